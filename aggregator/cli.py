@@ -14,7 +14,7 @@ import typer
 from aggregator.config import AggregatorConfig
 from shoal.errors import IntegrityError, ShoalError
 from shoal.util.config import load, shown
-from shoal.util.console import add_version, note, run_program, say, say_json, setup_logging
+from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
 from shoal.util.files import named
 
 if TYPE_CHECKING:
@@ -111,11 +111,13 @@ def status(directory: Directory, json: AsJson = False) -> None:
         say(f"{name} is no run of this fleet: {reason}")
     for r in runs:
         if r["damage"]:
-            say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['damage']}")
+            say(f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}, {r['damage']}")
             continue
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
-        say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
+        say(
+            f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}"
+        )
         limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
         if limited:
             say(f"run {r['run']} limits: {limited}")

@@ -13,7 +13,16 @@ from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.experiments import cli as simulate_cli
 from shoal.experiments.data import cli as data_cli
-from shoal.util.console import add_version, counted, forbid_inspection, note_error, run_program, say, say_json
+from shoal.util.console import (
+    add_version,
+    counted,
+    forbid_inspection,
+    mask_words,
+    note_error,
+    run_program,
+    say,
+    say_json,
+)
 
 if TYPE_CHECKING:
     from shoal.bench.numerics.kernel_result import KernelResult
@@ -97,6 +106,10 @@ def demo(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
     seed: Annotated[int, typer.Option(help="Seed of data split, groups, origins and batch order.", min=0)] = 0,
     broker: BrokerName = "auto",
+    mode: Annotated[
+        str,
+        typer.Option(help="rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none."),
+    ] = "rotation",
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -115,6 +128,7 @@ def demo(
             seed=seed,
             broker=_broker(broker),
             progress=progress,
+            mode=mode,
         )
     _deliver(result.data(), json, lambda: report(result), save)
 
@@ -140,7 +154,7 @@ def _show_round(data: dict[str, Any]) -> None:
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
         f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
-        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {data['mode']}"
+        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {mask_words(data['mode'])}"
     )
     say(
         f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "

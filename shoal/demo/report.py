@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.demo.runner import DemoResult
-from shoal.util.console import note, say
+from shoal.util.console import mask_words, note, say
 
 LINE_EVERY_S: Final = 5.0
 SHADES: Final = " .:-=+*#%@"
@@ -77,7 +77,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 def report(result: DemoResult) -> None:
     """Print the demo's results."""
-    modes = " and ".join(dict.fromkeys(r.mode for r in result.runs))
+    modes = " and ".join(dict.fromkeys(mask_words(r.mode) for r in result.runs))
     say(f"{result.devices} devices in {result.groups} hidden groups, broker {result.broker}, mask {modes}")
     say()
     say("           accuracy     ARI  clusters  rounds  s/round  kB up  kB down   (a device and round)")
@@ -103,7 +103,7 @@ def report(result: DemoResult) -> None:
     quality = (f"PSNR {seen.none.psnr_db:.0f} dB", f"PSNR {seen.masked.psnr_db:.1f} dB")
     say(f"  {'':{_width(result)}}  {quality[0]:{_width(result)}}  {quality[1]}")
     say()
-    say("one machine ran all parties here; a fleet keeps the owner's directory and the mask secret off the server")
+    say("one machine ran all parties here; a fleet keeps the owner's directory and the keys off the server")
 
 
 def _width(result: DemoResult) -> int:

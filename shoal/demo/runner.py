@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edge_client.run.package import epoch_key
 from shoal.demo.data import Hidden, hide_groups, load_images
 from shoal.demo.seen import Seen, look, stored_update
+from shoal.owner.runs.masks import round_mask
 from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
@@ -45,6 +45,11 @@ OPTIONS: Final = (
     ),
 )
 """Options of the three runs, with the same local training. min_contributors is 1 in the demo only: a fleet's default is 3."""
+
+
+DEFAULT_MODE: Final = OPTIONS[0].mode
+RoundUpdate = tuple[int, Float32Vector]
+"""A round and a masked update (d,) of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,9 @@ def run_demo(
     seed: int,
     broker: BrokerKind | None,
     progress: Progress,
+    mode: str = DEFAULT_MODE,
 ) -> DemoResult:
-    """Run the demo and end every process that it started.
+    """Run the demo in mask mode ``mode`` and end every process that it started.
 
     Raises:
         DataError: MNIST's files are not in ``data_dir``.
@@ -140,7 +146,8 @@ def run_demo(
                 stage.start_aggregator()
                 for name, source in zip(names, sources, strict=True):
                     stage.start_device(name, source)
-                runs = tuple(_one_run(stage, bundle, sizes, o, seed, hidden, progress) for o in OPTIONS)
+                options = (dataclasses.replace(o, mode=mode) for o in OPTIONS)
+                runs = tuple(_one_run(stage, bundle, sizes, o, seed, hidden, progress) for o in options)
                 return _result(stage, bundle, sizes, hidden, runs, running.kind, seed)
 
 
@@ -157,7 +164,7 @@ def _one_run(
     seed: int,
     hidden: Hidden,
     progress: Progress,
-) -> tuple[RunPlan, Float32Vector | None, RunResult]:
+) -> tuple[RunPlan, RoundUpdate | None, RunResult]:
     # The demo's origins follow from its seed, so that it can be repeated; a fleet's come from the system's random source.
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
     plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=plan_seed(seed)))
@@ -184,7 +191,7 @@ def _one_run(
     )
 
 
-def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], Float32Vector | None]:
+def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], RoundUpdate | None]:
     """Wait for the end of the run, reporting progress; return its rounds and a masked update from the aggregator's disk."""
     end = time.monotonic() + RUN_TIMEOUT_S
     view = None
@@ -225,15 +232,15 @@ def _result(
     bundle: TaskBundle,
     sizes: dict[str, int],
     hidden: Hidden,
-    runs: tuple[tuple[RunPlan, Float32Vector | None, RunResult], ...],
+    runs: tuple[tuple[RunPlan, RoundUpdate | None, RunResult], ...],
     broker: str,
     seed: int,
 ) -> DemoResult:
-    plan, view = next((p, v) for p, v, _ in runs if v is not None)
+    plan, (round_, view) = next((p, v) for p, v, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
     seen = look(
         view,
-        epoch_key(plan, stage.fleet.secret_at(plan.epoch), plan.epoch),
+        round_mask(stage.fleet, plan, round_),
         bundle,
         theta,
         hidden.x[0][0],

@@ -1,10 +1,13 @@
 """The aggregator's view: compare a stored masked update with the true one, and try to read an image from an update.
 
-The comparison needs the mask secret. It is possible in the demo, which runs all parties on one machine, but not in a fleet.
+The comparison needs the mask of the update's round. It is possible in the demo, which runs all parties on one machine, but not
+in a fleet.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.storage.store import DATABASE, UPDATES
+from aggregator.storage.vector_log import checksum
 from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask, unmask
 from edge_client.learning.data import Dataset
@@ -52,15 +57,21 @@ class Seen:
     truth: NDArray[np.float32]
 
 
-def stored_update(run_directory: Path, length: int) -> Float32Vector | None:
-    """Return a masked update, (length,) float32, from the aggregator's disk; None if there is none at the moment."""
-    for path in sorted((run_directory / "updates").glob("*/*.f32")):
-        try:
-            update = np.fromfile(path, "<f4", length)
-        except FileNotFoundError:
-            continue  # removed since it was listed
-        if len(update) == length and update.any():
-            return update
+def stored_update(run_directory: Path, length: int) -> tuple[int, Float32Vector] | None:
+    """Return a round and one of its masked updates, (length,) float32, from the aggregator's disk; None if there is none."""
+    with contextlib.closing(
+        sqlite3.connect(f"{(run_directory / DATABASE).absolute().as_uri()}?mode=ro", uri=True)
+    ) as db:
+        rows = db.execute("SELECT round, start, checksum FROM uploads ORDER BY round, device").fetchall()
+    for round_, start, kept in rows:
+        for path in (run_directory / UPDATES).glob(f"*/{round_:06d}.f32"):
+            try:
+                update = np.fromfile(path, "<f4", length, offset=start)
+            except FileNotFoundError:
+                continue  # removed since it was listed
+            # Files are used again for later rounds: the checksum tells whether the bytes are still those of this round.
+            if len(update) == length and update.any() and checksum(update.tobytes()) == kept:
+                return round_, update
     return None
 
 
@@ -107,7 +118,7 @@ def look(
 
     Args:
         view: shape (d,), float32, an update from the aggregator's disk.
-        key: the run's mask.
+        key: the mask of the update's round.
         bundle: the task.
         theta: shape (d,), float32, the model before the one step.
         image: shape (inputs,), float32 in [0, 1].

@@ -68,6 +68,14 @@ def note_error(error: ShoalError) -> None:
         note(f"hint: {error.hint}")
 
 
+def mask_words(mode: str) -> str:
+    """Return a mask mode as programs print it: its name and, for a rotation, what the secret is.
+
+    Example: ``mask_words("rotation")`` is "rotation (secret permutation, signs, Hadamard)".
+    """
+    return f"{mode} (secret permutation, signs, Hadamard)" if mode == "rotation" else mode
+
+
 def counted(number: int, thing: str) -> str:
     """Return "1 round", "2 rounds"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -20,6 +20,8 @@ from tests.cli.conftest import BROKER
 
 FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
 
+ROTATION = "rotation (secret permutation, signs, Hadamard)"
+
 
 def test_the_owner_makes_a_fleet(call):
     """Stdout has the fingerprint only; the next steps are on stderr."""
@@ -87,7 +89,7 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
     assert (first["norm_noise"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
     text = call("shoal-fleet", "show", "owner").out
-    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, weight cap 3, norm noise of 0.01\n" in text
+    assert f"run 1: fedavg, mask {ROTATION}, 7 rounds, weighting samples, weight cap 3, norm noise of 0.01\n" in text
     assert "run 2: fedavg, mask none, 1 round, weighting uniform\n" in text
 
 
@@ -98,7 +100,10 @@ def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
     path = write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
     shutil.copy(path, call.home / "server/runs")
     assert [r["mode"] for r in call("shoal-aggregator", "status", "server", "--json").data["runs"]] == ["rotation"]
-    assert "run 1: fedavg, mask rotation, " in call("shoal-aggregator", "status", "server").out
+    assert (
+        "run 1: fedavg, mask rotation (secret permutation, signs, Hadamard), "
+        in call("shoal-aggregator", "status", "server").out
+    )
 
 
 def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
@@ -114,9 +119,13 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
     assert "run-000001 can't be read" in broken["damage"]
     assert (broken["closed"], sound["damage"]) == (0, "")
     lines = call("shoal-aggregator", "status", "server").out.splitlines()
-    assert lines[1].startswith("run 1: fedavg, mask rotation, server/run-000001 can't be read")
+    assert lines[1].startswith(
+        "run 1: fedavg, mask rotation (secret permutation, signs, Hadamard), server/run-000001 can't be read"
+    )
     assert "restore it from a backup" in lines[1]
-    assert lines[2].startswith("run 2: fedavg, mask rotation, 0 of 7 rounds closed")
+    assert lines[2].startswith(
+        "run 2: fedavg, mask rotation (secret permutation, signs, Hadamard), 0 of 7 rounds closed"
+    )
 
 
 def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, task):

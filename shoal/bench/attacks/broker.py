@@ -17,9 +17,9 @@ import numpy as np
 
 from crypto.mask.masking import unmask
 from edge_client.learning.data import Dataset
-from edge_client.run.package import epoch_key
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import CLASSES, Lab
+from shoal.owner.runs.masks import round_mask
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.topics import TopicKind, parse
 from shoal.simulation.engine.metrics import adjusted_rand
@@ -88,11 +88,11 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ):
         masked = _run_and_keep(fleet, lab.length)
         records = fleet.records()
-        key = epoch_key(fleet.plan, fleet.stage.fleet.secret_at(fleet.plan.epoch), fleet.plan.epoch)
+        keys = {round_: round_mask(fleet.stage.fleet, fleet.plan, round_) for round_, _ in masked}
         clients = [fleet.client_id(name) for name in fleet.stage.devices]
-    clear = [unmask(MaskedVector(v, key.key_id), key) for v in masked]
+    clear = [unmask(MaskedVector(v, keys[round_].key_id), keys[round_]) for round_, v in masked]
     traffic = b"".join(p.payload for p in tap.heard)
-    seen = [found_in(vector, traffic) for vector in (*masked, *clear)]
+    seen = [found_in(vector, traffic) for vector in (*(v for _, v in masked), *clear)]
     by_topic = groups_seen(tap.heard)
     found = adjusted_rand([by_topic.get(c, c) for c in clients], truth)
     really = adjusted_rand([records[-1]["clusters"].get(n, -1) for n in sorted(data)], truth)
@@ -125,9 +125,9 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ]
 
 
-def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[Float32Vector]:
-    """Run the fleet to its end and return every update (d,) that ever lay on the aggregator's disk."""
-    kept: dict[bytes, Float32Vector] = {}
+def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[tuple[int, Float32Vector]]:
+    """Run the fleet to its end; return the round and the vector (d,) of every update that was on the aggregator's disk."""
+    kept: dict[bytes, tuple[int, Float32Vector]] = {}
     read: dict[Path, int] = {}
     updates = fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}" / "updates"
     while not fleet.finished:
@@ -139,7 +139,8 @@ def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[Float32Vector]:
                 rows = np.fromfile(path, "<f4")
                 for row in rows[: len(rows) // length * length].reshape(-1, length):
                     if row.any():
-                        kept[hashlib.sha256(row.tobytes()).digest()] = row.copy()
+                        # A file is used again for a later round: its old rows belong to the round that had them first.
+                        kept.setdefault(hashlib.sha256(row.tobytes()).digest(), (int(path.stem), row.copy()))
     fleet.settle()
     return list(kept.values())
 

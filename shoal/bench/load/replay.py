@@ -39,6 +39,7 @@ from shoal.bench.load.driver import (
 )
 from shoal.bench.load.statements import signed_statement
 from shoal.errors import IntegrityError
+from shoal.owner.runs.masks import round_mask
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
@@ -140,7 +141,6 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy
-    from crypto.mask.derivation import derive
     from edge_client.learning.update import masked_bytes
 
     plan = fleet.plan
@@ -151,9 +151,6 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     engine = Engine(plan, make_strategy(plan, backend), seed, lambda later: make_strategy(later, backend))
     roster = fleet.fleet.roster
     state, actions = engine.begin(roster.active(), roster.keys_since, roster, fleet.fleet.roster_bytes)
-    version = fleet.fleet.version_key
-    version.skip_to_run(plan.run)
-    chain = version.begin_run(plan.run_id)
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
@@ -161,9 +158,7 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
         opened = next((a for a in actions if isinstance(a, OpenRound)), None)
         if opened is None:
             raise IntegrityError(f"no round after {state.round}", hint="choose an algorithm that asks every device")
-        chain.skip_to(opened.plan.round)
-        keys = chain.take()
-        key = derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+        key = round_mask(fleet.fleet, plan, opened.plan.round)
         items, stored = [], []
         for place, identity in enumerate(fleet.identities):
             assignment = opened.plan.assignments.get(identity.name)

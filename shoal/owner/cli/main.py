@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperCommand
 
 from shoal import limits
-from shoal.errors import UsageError
+from shoal.errors import ConfigError, UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.enrolment.reminders import broker_users
-from shoal.util.console import add_version, counted, note, run_program, say, say_json
+from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
 from shoal.util.wanted import wanted
 
 MOST_ROUNDS = 2**32 - 2
@@ -99,7 +99,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
     for r in runs:
         blur = f", norm noise of {r['norm_noise']:g}" if r["norm_noise"] else ""
-        what = f"{r['algorithm']}, mask {r['mode']}, {counted(r['rounds'], 'round')}"
+        what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
         cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
         say(f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{blur}")
 
@@ -223,7 +223,11 @@ def run(
     rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = 50,
     mode: Annotated[
         str,
-        typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
+        typer.Option(
+            "--mode",
+            "--mask",
+            help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
+        ),
     ] = "rotation",
     norm_limit: Annotated[
         float,
@@ -270,18 +274,18 @@ def run(
             max=2**64 - 1,
         ),
     ] = None,
-    epoch_rounds: Annotated[
-        int,
-        typer.Option(
-            help="Rounds after which devices switch to a new mask; 0: one mask for the run.", min=0, max=MOST_ROUNDS
-        ),
-    ] = 0,
+    epoch_rounds: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Sign a run and print its file: the plan, which limits the aggregator, and the sealed task and origins."""
     if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
         raise UsageError(
             f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
             hint="0 turns it off; 3 is the default; below 1 even the median device would weigh less than its samples",
+        )
+    if epoch_rounds is not None:
+        raise ConfigError(
+            "there is no --epoch-rounds any more: each round has a mask of its own",
+            hint="leave it out; `shoal-fleet rotate` and `shoal-fleet revoke` replace the keys at the next round",
         )
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
@@ -312,7 +316,6 @@ def run(
         weight_cap=weight_cap,
         evaluate_every=evaluate_every,
         seed=seed,
-        epoch_rounds=epoch_rounds,
     )
     draft = draft_plan(fleet, bundle, options)
     devices = fleet.roster.active()

@@ -19,6 +19,7 @@ from shoal.errors import ConfigError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
+from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
@@ -120,7 +121,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
     if options.keys == "round" and options.epoch_rounds:
-        raise ConfigError("under round keys there are no mask epochs", hint="leave out --epoch-rounds")
+        raise ConfigError("there are no mask epochs: each round has a mask of its own", hint="leave out epoch_rounds")
     try:
         plan = _written(fleet, bundle, options)
     except WireError as error:
@@ -226,14 +227,7 @@ def _content(fleet: FleetDirectory, plan: RunPlan) -> GroupKey:
     """Return the key that seals a run's task and origins: the fleet's content key, or that of round 0 of the run."""
     if plan.keys == "run":
         return fleet.content
-    version = fleet.version_key
-    if plan.key_version != version.number:
-        raise ConfigError(
-            f"the plan is for key version {plan.key_version}, and the fleet's is {version.number}",
-            hint="sign the run again",
-        )
-    version.skip_to_run(plan.run)
-    return GroupKey(fleet.name, "content", version.begin_run(plan.run_id).take().content)
+    return GroupKey(fleet.name, "content", run_chain(fleet, plan).take().content)
 
 
 def _seal(fleet: FleetDirectory, group: GroupKey, purpose: str, plain: bytes) -> bytes:

@@ -17,7 +17,10 @@ def test_the_report_holds_the_figures(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "20 devices in 4 hidden groups, broker mosquitto, mask rotation"
+    assert (
+        lines[0]
+        == "20 devices in 4 hidden groups, broker mosquitto, mask rotation (secret permutation, signs, Hadamard)"
+    )
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("fedavg", "cfl", "ifca"))}
     assert rows == {
         "fedavg": ["31.2", "%", "0.00", "1", "30", "0.123", "19.9", "21.5"],

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+
 import numpy as np
 import pytest
 
+from aggregator.storage.store import DATABASE
+from aggregator.storage.vector_log import checksum
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
@@ -104,7 +109,20 @@ def test_a_reading_without_an_error_is_finite(attempt):
 
 
 def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
-    """The first file that holds one: not a report without a vector, a short tail or a block of zeros."""
+    """The first stored one with its round: no report without a vector, no short tail, nothing that another round overwrote."""
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute("CREATE TABLE uploads (round INTEGER, device TEXT, start INTEGER, checksum INTEGER)")
+        whole = np.arange(8, dtype="<f4")
+        of = {
+            1: (0, b""),
+            2: (0, bytes(12)),
+            3: (0, bytes(16)),
+            4: (0, b"another round's"),
+            5: (16, whole[4:].tobytes()),
+        }
+        rows = [(round_, "dev-1", start, checksum(data)) for round_, (start, data) in of.items()]
+        database.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?)", rows)
+        database.commit()
     assert stored_update(tmp_path, 4) is None
     updates = tmp_path / "updates" / "epoch-000001"
     updates.mkdir(parents=True)
@@ -112,5 +130,8 @@ def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
     np.ones(3, "<f4").tofile(updates / "000002.f32")
     np.zeros(8, "<f4").tofile(updates / "000003.f32")
     assert stored_update(tmp_path, 4) is None
-    np.arange(8, dtype="<f4").tofile(updates / "000004.f32")
-    assert stored_update(tmp_path, 4).tolist() == [0.0, 1.0, 2.0, 3.0]
+    whole.tofile(updates / "000004.f32")
+    assert stored_update(tmp_path, 4) is None
+    whole.tofile(updates / "000005.f32")
+    round_, update = stored_update(tmp_path, 4)
+    assert (round_, update.tolist()) == (5, [4.0, 5.0, 6.0, 7.0])

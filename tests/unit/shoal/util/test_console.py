@@ -18,6 +18,7 @@ from shoal.util.console import (
     add_version,
     colour_wanted,
     counted,
+    mask_words,
     note,
     run_program,
     say,
@@ -303,3 +304,8 @@ def test_every_program_tells_its_version(monkeypatch, capsys):
             importlib.import_module(program).main()
         assert not caught.value.code
         assert capsys.readouterr().out.startswith("shoal")
+
+
+def test_a_rotation_is_printed_with_what_the_secret_is():
+    assert mask_words("rotation") == "rotation (secret permutation, signs, Hadamard)"
+    assert mask_words("permutation") == "permutation"

@@ -71,7 +71,7 @@ def test_show_lists_members_and_runs(fleet, capsys):
     assert lines[4].endswith(" revoked")
     assert lines[5:] == [
         "run 1: fedavg, mask permutation, 1 round, weighting samples, no weight cap",
-        "run 2: fedavg, mask rotation, 20 rounds, weighting uniform, norm noise of 0.05",
+        "run 2: fedavg, mask rotation (secret permutation, signs, Hadamard), 20 rounds, weighting uniform, norm noise of 0.05",
     ]
 
 
@@ -289,6 +289,13 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     assert (plan.seed, plan.keys) == (5, "round")
     assert (plan.local.lr, plan.local.epochs) == (0.25, 1)
     assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"
+
+
+def test_the_option_for_mask_epochs_says_what_replaced_it(fleet, task):
+    with pytest.raises(ConfigError, match="no --epoch-rounds any more: each round has a mask of its own") as caught:
+        main.run(fleet.path, task, "fedavg", epoch_rounds=20)
+    assert "shoal-fleet rotate" in caught.value.hint
+    assert not list((fleet.path / "runs").iterdir())
 
 
 def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):

@@ -217,6 +217,7 @@ def test_with_one_key_the_aggregators_key_opens_neither_task_nor_origins(fleet):
 
 # -------------------------------------------------------------------------------------------------- under round keys
 
+
 def round_0(fleet, plan, number=None):
     """Return the content key of round 0 of a run, or of run ``number``, as a device derives it."""
     key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
@@ -245,7 +246,7 @@ def test_mask_epochs_are_refused_under_round_keys_before_anything_is_allocated(f
     before = FleetDirectory(fleet.path).secrets
     with pytest.raises(ConfigError, match="there are no mask epochs") as caught:
         make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, epoch_rounds=2))
-    assert caught.value.hint == "leave out --epoch-rounds"
+    assert caught.value.hint == "leave out epoch_rounds"
     assert FleetDirectory(fleet.path).secrets == before
 
 
