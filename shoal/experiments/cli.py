@@ -39,7 +39,8 @@ def simulate(
     mask: Annotated[
         str,
         typer.Option(
-            help="Mask mode of the updates that strategies receive (permutation, rotation, ...), or none for clear updates."
+            help="Mask mode of the updates that strategies receive (rotation, permutation, ...), or none for clear updates. "
+            "The default is that of the kept results; a fleet's is rotation."
         ),
     ] = "permutation",
     keys: Annotated[
