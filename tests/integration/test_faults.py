@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.mask.masking import unmask
-from edge_client.run.package import epoch_key
 from edge_client.storage.state import DeviceState
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
@@ -23,7 +21,6 @@ from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, find_mosquitto, start_broker
-from shoal.types import MaskedVector
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
@@ -103,11 +100,11 @@ class Fleet:
         return (records[-1]["round"] if records else 0) + 1
 
     def model(self, plan: RunPlan) -> np.ndarray:
-        """Return the run's final offset, unmasked: (d,) float32."""
-        vectors = self.stage.aggregator_dir / f"run-{plan.run:06d}" / "vectors"
-        (path,) = vectors.glob("*/*.f32")
-        key = epoch_key(plan, self.stage.fleet.secret_at(plan.epoch), plan.epoch)
-        return unmask(MaskedVector(np.fromfile(path, "<f4"), key.key_id), key)
+        """Return the run's final model (d,) float32, which all devices hold with the same bits."""
+        models = [DeviceState(self.stage.device_dir(name)).load_model() for name in self.stage.devices]
+        assert {model.run for model in models} == {plan.run}
+        assert len({model.theta.tobytes() for model in models}) == 1
+        return models[0].theta
 
     def check_rounds(self, plan: RunPlan) -> None:
         """Every round has exactly one contribution of every device."""

@@ -111,7 +111,9 @@ class Aftermath:
         start("watch", "shoal-fleet", "devices", "owner", "--watch")
         bundle, owner = logistic_bundle(INPUTS, CLASSES), self.owner()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-        self.plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=4, local=local, seed=1))
+        # One key a run, whose parts can be computed afterwards; test_key_life_cycle.py searches under round keys.
+        options = RunOptions("fedavg", keys="run", mode="permutation", rounds=4, local=local, seed=1)
+        self.plan = make_plan(owner, bundle, options)
         self.origins = np.random.default_rng(2).standard_normal((1, bundle.length)).astype(np.float32)
         path = write_run(owner, self.plan, bundle, self.origins)
         shutil.copy(path, self.home / "server" / "runs" / "new")
