@@ -48,6 +48,7 @@ class Crew:
             self.members[d] = enrolment.join(root / d, grant.read_bytes(), self.owner.fingerprint)
         self.server.adopt(self.owner.roster_bytes)
         fields = {"algorithm": "cfl", "rounds": 6, "epoch_rounds": 2, "local": FULL_BATCH, "min_contributors": 1}
+        fields |= {"keys": "run", "mode": "permutation"}
         options = {**fields, **options}
         plan = make_plan(self.owner, BUNDLE, RunOptions(**options))
         self.plan = dataclasses.replace(plan, origins=2)
