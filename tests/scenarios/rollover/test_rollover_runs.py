@@ -18,6 +18,7 @@ from shoal.simulation.loopback_fleet import draw_origins
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from tests.helpers.fleets import (
     FULL_BATCH,
+    ONE_KEY,
     Wiretap,
     grouped_data,
     make_one_key_fleet,
@@ -45,7 +46,7 @@ def test_weight_sharing_goes_through_a_rollover(tmp_path):
     for i, epoch_rounds in enumerate((0, 3)):
         settings = {"k": "2", "restarts": "1"}
         with sharing_fleet(
-            tmp_path / str(i), quorum=1.0, rounds=8, epoch_rounds=epoch_rounds, settings=settings
+            tmp_path / str(i), quorum=1.0, rounds=8, epoch_rounds=epoch_rounds, settings=settings, **ONE_KEY
         ) as fleet:
             found.append(ends(fleet))
     assert len(events_of(found[1][2])) == 2
@@ -166,7 +167,9 @@ def test_the_owners_next_run_is_followed(tmp_path, change):
             fleet.stage.fleet.rotate()
         publish(fleet)
         fleet.settle()
-        options = RunOptions("fedavg", rounds=3, epoch_rounds=1, min_contributors=1, seed=1, local=FULL_BATCH)
+        options = RunOptions(
+            "fedavg", rounds=3, epoch_rounds=1, min_contributors=1, seed=1, local=FULL_BATCH, **ONE_KEY
+        )
         plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 0), options)
         fleet.kill_aggregator()
         first, fleet.plan = fleet.plan, plan

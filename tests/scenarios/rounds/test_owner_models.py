@@ -9,7 +9,16 @@ from shoal.errors import ConfigError, NotReadyError, UntrustedError
 from shoal.owner.models.files import write_models
 from shoal.protocol.states import StateId
 from shoal.task.manifest import LocalTraining
-from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, names, same_partition, truth_of
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    grouped_data,
+    make_fleet,
+    make_one_key_fleet,
+    names,
+    same_partition,
+    truth_of,
+)
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
 
@@ -98,7 +107,7 @@ def test_a_run_under_way_has_no_models_yet(tmp_path):
 
 
 def test_the_models_of_a_run_with_one_key_stay_on_the_devices(tmp_path):
-    with make_fleet(tmp_path / "fleet") as fleet:
+    with make_one_key_fleet(tmp_path / "fleet") as fleet:
         fleet.run(20)
         with pytest.raises(ConfigError, match="run 1 is not under round keys"):
             reader_of(fleet).finished_run()

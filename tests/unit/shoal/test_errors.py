@@ -65,13 +65,16 @@ def test_a_cause_that_the_error_has_named_is_not_repeated():
         (errors.NotEnrolledError, 4),
         (errors.BrokerUnreachableError, 5),
         (errors.UntrustedError, 6),
+        (errors.ForkedHistoryError, 6),
         (errors.IntegrityError, 7),
         (errors.WireError, 7),
         (errors.DocumentError, 7),
+        (errors.MissingStateError, 7),
         (errors.KeyMismatchError, 7),
         (errors.TaskError, 8),
         (errors.DataError, 8),
         (errors.StorageError, 9),
+        (errors.NotReadyError, 11),
     ],
 )
 def test_each_error_has_its_exit_status(kind, code):
