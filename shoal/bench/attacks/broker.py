@@ -6,7 +6,6 @@ sent. Traffic analysis by metadata: Danezis and Clayton, "Introducing Traffic An
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,10 +14,12 @@ from typing import Final
 
 import numpy as np
 
+from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import unmask
 from edge_client.learning.data import Dataset
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import CLASSES, Lab
+from shoal.bench.attacks.past.recording import recorded_uploads
 from shoal.owner.runs.masks import round_mask
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.topics import TopicKind, parse
@@ -86,8 +87,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
         tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder,
         LoopbackFleet(Path(folder), lab.bundle, data, options, tap, origins=lab.origin[None].copy()) as fleet,
     ):
-        masked = _run_and_keep(fleet, lab.length)
+        while not fleet.finished:
+            fleet.step()
+        fleet.settle()
         records = fleet.records()
+        # With the aggregator's keys, to know what the broker should not find.
+        uploads = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir), fleet.plan)
+        masked = [(upload.round, upload.masked) for upload in uploads]
         keys = {round_: round_mask(fleet.stage.fleet, fleet.plan, round_) for round_, _ in masked}
         clients = [fleet.client_id(name) for name in fleet.stage.devices]
     clear = [unmask(MaskedVector(v, keys[round_].key_id), keys[round_]) for round_, v in masked]
@@ -123,26 +129,6 @@ def run(lab: Lab, mode: str) -> list[Result]:
             unit="share",
         ),
     ]
-
-
-def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[tuple[int, Float32Vector]]:
-    """Run the fleet to its end; return the round and the vector (d,) of every update that was on the aggregator's disk."""
-    kept: dict[bytes, tuple[int, Float32Vector]] = {}
-    read: dict[Path, int] = {}
-    updates = fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}" / "updates"
-    while not fleet.finished:
-        fleet.step()
-        for path in updates.glob("*/[0-9]*.f32"):
-            changed = path.stat().st_mtime_ns
-            if read.get(path) != changed:
-                read[path] = changed
-                rows = np.fromfile(path, "<f4")
-                for row in rows[: len(rows) // length * length].reshape(-1, length):
-                    if row.any():
-                        # A file is used again for a later round: its old rows belong to the round that had them first.
-                        kept.setdefault(hashlib.sha256(row.tobytes()).digest(), (int(path.stem), row.copy()))
-    fleet.settle()
-    return list(kept.values())
 
 
 def _population(lab: Lab) -> tuple[dict[str, Dataset], list[int]]:
