@@ -394,7 +394,6 @@ def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[i
         fleet=run.fleet,
         run_id=run.run_id,
         round=round_,
-        key_version=held.key_version,
         offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
         step=None if newest is None else newest.step,
         means=() if newest is None else tuple(mean.digest for mean in newest.means),

@@ -170,7 +170,6 @@ class HeldModels:
             fleet=plan.fleet,
             run_id=plan.run_id,
             round=round_,
-            key_version=held.key_version,
             offers=held.offers,
             step=None if newest is None else newest.step,
             means=() if newest is None else tuple(mean.digest for mean in newest.means),

@@ -300,13 +300,14 @@ class TranscriptEntry:
         previous: the transcript before this announcement; NO_TRANSCRIPT before the first.
         step: the newest retained step; None before the first round has closed.
         means: digests of its means, in its order.
+
+    The key version is left out: an aggregator that restarts may announce the same round again under newer keys.
     """
 
     previous: Fixed32
     fleet: str
     run_id: Fixed16
     round: U32
-    key_version: U32
     offers: tuple[Offer, ...]
     step: Step | None
     means: tuple[Fixed32, ...]

@@ -100,7 +100,6 @@ def samples():
             fleet=FLEET,
             run_id=RUN_ID,
             round=8,
-            key_version=1,
             offers=offers,
             step=trial,
             means=(bytes(32),),

@@ -76,7 +76,6 @@ class Scene:
             fleet=plan.fleet,
             run_id=plan.run_id,
             round=round_,
-            key_version=number,
             offers=offers,
             step=None if newest is None else newest.step,
             means=() if newest is None else tuple(mean.digest for mean in newest.means),
