@@ -8,11 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from crypto.seal.envelope import open_from_group, read_head
+from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, sign_document
+from edge_client.models.checkpoints import CONTENT_LABEL
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.runs.masks import run_chain
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan, Setting
@@ -117,7 +119,8 @@ def run_in(call, path):
     package = decode((call.home / path).read_bytes(), RunPackage)
     plan = open_document(package.plan, RunPlan, owner.owner.member.sign_key)
     head, at = read_head(package.origins)
-    raw = open_from_group(owner.content, package.origins, head, at, owner.owner.member.sign_key)
+    group = GroupKey(owner.name, CONTENT_LABEL, run_chain(owner, plan).take().content)
+    raw = open_from_group(group, package.origins, head, at, owner.owner.member.sign_key)
     return plan, np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
 
 
@@ -209,7 +212,7 @@ def test_a_number_out_of_range_is_named(call, fleet, task, option, value, told):
     assert told in made.err
 
 
-@pytest.mark.parametrize("option", ["--rounds", "--evaluate-every", "--epoch-rounds"])
+@pytest.mark.parametrize("option", ["--rounds", "--evaluate-every"])
 def test_more_rounds_than_a_plan_can_hold_are_a_mistake_of_usage(call, fleet, task, option):
     arguments = ("--task", task, "--algorithm", "fedavg", option, "4294967296")
     assert option in call("shoal-fleet", "run", "owner", *arguments, status=2).err

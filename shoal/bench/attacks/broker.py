@@ -19,7 +19,7 @@ from crypto.mask.masking import unmask
 from edge_client.learning.data import Dataset
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import CLASSES, Lab
-from shoal.bench.attacks.past.recording import recorded_uploads
+from shoal.bench.attacks.past.recording import Tap, recorded_uploads
 from shoal.owner.runs.masks import round_mask
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.topics import TopicKind, parse
@@ -39,18 +39,6 @@ WINDOW: Final = 24
 LOCAL: Final = LocalTraining(epochs=3, batch_size=10, lr=0.1)
 SPLIT_ONCE: Final = {"validate": "false", "eps1": "0.8", "warm_up": "3", "cool_down": "50"}
 """CFL without trials, and with one split in a short run."""
-
-
-class Tap:
-    """Records every message and forwards it unchanged."""
-
-    def __init__(self) -> None:
-        self.heard: list[Passage] = []
-
-    def __call__(self, passage: Passage) -> Sequence[float]:
-        """Record ``passage`` and deliver it once, at once."""
-        self.heard.append(passage)
-        return (0.0,)
 
 
 def found_in(vector: Float32Vector, traffic: bytes) -> bool:

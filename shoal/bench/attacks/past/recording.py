@@ -29,6 +29,18 @@ from shoal.types import Float32Vector
 LOGGER: Final = "shoal"
 
 
+class Tap:
+    """Records every message and forwards it unchanged."""
+
+    def __init__(self) -> None:
+        self.heard: list[Passage] = []
+
+    def __call__(self, passage: Passage) -> Sequence[float]:
+        """Record ``passage`` and deliver it once, at once."""
+        self.heard.append(passage)
+        return (0.0,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenUpload:
     """An upload with a masked update, as the aggregator opens it.

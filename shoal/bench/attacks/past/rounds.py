@@ -17,12 +17,12 @@ from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import MaskKey
 from edge_client.learning.data import Dataset
 from shoal.bench.attacks.base import Attack, Result, cosine
-from shoal.bench.attacks.broker import Tap
 from shoal.bench.attacks.lab import ONE_EPOCH, Lab
 from shoal.bench.attacks.past.keyring import Keyring, opened
 from shoal.bench.attacks.past.recording import (
     Masking,
     SeenUpload,
+    Tap,
     quiet_fleet,
     recorded_grants,
     recorded_uploads,

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from shoal.bench.attacks.broker import Tap, _population, found_in, groups_seen, senders_seen
+from shoal.bench.attacks.broker import _population, found_in, groups_seen, senders_seen
 from shoal.bench.attacks.lab import CLASSES
+from shoal.bench.attacks.past.recording import Tap
 from shoal.transport.faults import Hop, Passage
 
 RNG_SEED = 5

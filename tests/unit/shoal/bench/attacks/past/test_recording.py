@@ -7,8 +7,8 @@ import numpy as np
 from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import mask
 from edge_client.learning import update
-from shoal.bench.attacks.broker import Tap
 from shoal.bench.attacks.past.recording import (
+    Tap,
     quiet_fleet,
     recorded_grants,
     recorded_uploads,

@@ -6,9 +6,8 @@ import pytest
 
 from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
-from shoal.bench.attacks.broker import Tap
 from shoal.bench.attacks.past.keyring import Keyring
-from shoal.bench.attacks.past.recording import quiet_fleet, recorded_uploads
+from shoal.bench.attacks.past.recording import Tap, quiet_fleet, recorded_uploads
 from shoal.bench.attacks.past.rounds import (
     ABSENT,
     LEFT,
