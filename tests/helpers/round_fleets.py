@@ -118,7 +118,6 @@ def continued(announcement, before):
         fleet=a.fleet,
         run_id=a.run_id,
         round=a.round,
-        key_version=held.key_version,
         offers=held.offers,
         step=None if newest is None else newest.step,
         means=() if newest is None else tuple(mean.digest for mean in newest.means),
