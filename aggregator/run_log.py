@@ -50,6 +50,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.UPLOAD: "upload refused",
     DeclineReason.DISK: "disk is full or fails",
     DeclineReason.STATE: "waits for a checkpoint",
+    DeclineReason.KEYS: "waits for a round under the newer keys",
 }
 
 

@@ -41,6 +41,7 @@ from shoal.errors import (
     IntegrityError,
     MissingStateError,
     NotEnrolledError,
+    ReplacedKeysError,
     ShoalError,
     StorageError,
     UntrustedError,
@@ -377,7 +378,9 @@ class DeviceRuntime:
             return
         version = run.generation if announcement.held is None else announcement.held.key_version
         if not announcement.step and not announcement.finished and self._membership.keys_since > version:
-            LOG.info("round ignored: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
+            LOG.info("round declined: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
+            if announcement.held is not None:
+                self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {version}"))
             return
         try:
             self._step(agent.Announced(announcement))

@@ -45,11 +45,15 @@ def may_close(state: EngineState) -> bool:
     """Return whether the open round closes now.
 
     It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases only
-    with the quorum. Without the quorum it closes if it is abandoned.
+    with the quorum. Without the quorum it closes if it is abandoned, or if the owner has replaced its keys: devices that have
+    the newer ones decline the round, and the others may finish it.
     """
     assert state.plan is not None
-    if state.held is None and state.newest > state.generation and not state.plan.final:
+    replaced = state.newest > state.generation and not state.plan.final
+    if replaced and state.held is None:
         return True  # a revoked device can still read this round, so the run changes to the newer keys at once
+    if replaced and (not state.awaited or state.deadline_passed):
+        return True
     if len(state.received) < uploads_needed(state):
         return is_abandoned(state)
     return not state.awaited or state.deadline_passed

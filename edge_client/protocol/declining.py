@@ -13,6 +13,7 @@ from shoal.errors import (
     DataError,
     IntegrityError,
     MissingStateError,
+    ReplacedKeysError,
     ShoalError,
     StorageError,
     TaskError,
@@ -46,6 +47,8 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.TASK
         case MissingStateError():
             return DeclineReason.STATE
+        case ReplacedKeysError():
+            return DeclineReason.KEYS
         case UntrustedError() | IntegrityError():
             return DeclineReason.REFUSED
         case _:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from edge_client.membership import DeviceMembership
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.topics import Topics
+from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, open_upload, publish, uploads_of
 
 OPTIONS = {"quorum": 0.5, "deadline_s": 30.0}
@@ -133,3 +136,33 @@ def test_an_owner_that_dies_between_drawing_and_publishing(tmp_path, published):
         records = one_model(fleet, names(3))
         assert not trained_after(records, at + 1, "dev-03")
         assert all(v == again.roster.keys_since for r, v in versions(fleet, tap).items() if r > at + 1)
+
+
+@pytest.mark.parametrize(
+    "delay_s", [0.5, 5.0, 100.0], ids=["within a round", "before the deadline", "after the deadline"]
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_devices_that_have_newer_keys_before_the_aggregator(tmp_path, delay_s, restarts):
+    """They decline the open round. Once the aggregator has the newer keys it closes that round and opens one under them."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", count=5, rounds=10, faults=tap, **OPTIONS) as fleet:
+        closed(fleet, 2)
+        server = fleet.client_id("aggregator")
+        late = (Topics(fleet.plan.fleet).keys("aggregator"), Topics(fleet.plan.fleet).owner_roster)
+
+        def rule(passage):
+            slow = passage.hop is Hop.DOWN and passage.client == server and passage.topic.startswith(late)
+            return (delay_s,) if slow else None
+
+        tap.rules.append(rule)
+        fleet.stage.fleet.rotate()
+        publish(fleet)
+        drawn = fleet.stage.fleet.roster.keys_since
+        directories = [fleet.stage.device_dir(name) for name in names(5)]
+        fleet.run_until(lambda: all(DeviceMembership(d).newest_generation == drawn for d in directories), 60)
+        if restarts:
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+        records = one_model(fleet, names(5))
+        assert len(records) == 11
+        assert {r for r, v in versions(fleet, tap).items() if v == drawn} >= set(range(6, 11))

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from aggregator.persistent import PersistentMap, PersistentSet
+from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open, uploads_needed
+from aggregator.rounds.relay import States
 from aggregator.rounds.state import EngineState, on_declined, on_online
 from aggregator.rounds.state import opened as with_plan
 from aggregator.strategies.base import RoundPlan
@@ -74,6 +76,21 @@ def test_a_newer_key_version_closes_a_round_but_not_the_final_one():
     newer = {"generation": 3, "newest": 4}
     assert may_close(dataclasses.replace(open_round(), **newer))
     assert not may_close(dataclasses.replace(open_round(final=True), **newer))
+
+
+def test_under_round_keys_a_newer_key_version_lets_devices_finish_the_round_that_they_have_begun():
+    state = dataclasses.replace(
+        declined(open_round(2), *DEVICES[2:9], reason=DeclineReason.KEYS),
+        held=HeldModels(3, States.of_origins(1)),
+        generation=3,
+        newest=4,
+    )
+    assert not may_close(state), "one may still train under the earlier version"
+    assert may_close(dataclasses.replace(state, deadline_passed=True))
+    last = declined(state, DEVICES[9], reason=DeclineReason.KEYS)
+    assert may_close(last)
+    assert not may_close(dataclasses.replace(last, newest=3)), "the aggregator does not have the newer keys yet"
+    assert not may_close(dataclasses.replace(last, plan=dataclasses.replace(last.plan, final=True)))
 
 
 def test_a_round_is_abandoned_once_its_devices_are_gone_and_others_wait():
