@@ -16,7 +16,6 @@ from shoal.protocol.messages import Decline, DeclineReason, Sealed
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
-    ONE_KEY,
     Wiretap,
     aggregator_identity,
     announcements,
@@ -205,14 +204,6 @@ def test_models_differ_where_one_device_is_left_out(tmp_path):
     with fleet_of(tmp_path, unfit) as fleet:
         fleet.run(DEADLINE_S)
         assert not np.allclose(model_of(fleet, "dev-00"), with_it, atol=1e-5)
-
-
-def test_a_mask_epoch_ends_without_it(tmp_path):
-    with fleet_of(tmp_path, unfit, rounds=2, epoch_rounds=1, **ONE_KEY) as fleet:
-        records = fleet.run(DEADLINE_S)
-        assert fleet.now_s < DEADLINE_S / 2
-        assert [e["kind"] for r in records for e in r["events"]] == ["mask-epoch"]
-        assert [r["declined"] for r in records] == [{ODD: "data"}] * 3
 
 
 def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tmp_path):

@@ -14,7 +14,6 @@ from tests.helpers.fleets import (
     INPUTS,
     grouped_data,
     make_fleet,
-    make_one_key_fleet,
     names,
     same_partition,
     truth_of,
@@ -104,13 +103,6 @@ def test_a_run_under_way_has_no_models_yet(tmp_path):
         assert reader_of(fleet, 1).finished_run().models
         with pytest.raises(NotReadyError, match="the broker holds run 1, not run 2"):
             reader_of(fleet, 2).finished_run()
-
-
-def test_the_models_of_a_run_with_one_key_stay_on_the_devices(tmp_path):
-    with make_one_key_fleet(tmp_path / "fleet") as fleet:
-        fleet.run(20)
-        with pytest.raises(ConfigError, match="run 1 is not under round keys"):
-            reader_of(fleet).finished_run()
 
 
 def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):

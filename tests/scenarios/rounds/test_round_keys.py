@@ -27,15 +27,6 @@ def test_all_devices_end_with_the_same_bits(tmp_path, mode):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_the_models_are_those_of_a_run_with_one_key(tmp_path):
-    found = []
-    for keys in ("run", "round"):
-        with make_fleet(tmp_path / keys, count=3, rounds=3, mode="none", keys=keys) as fleet:
-            fleet.run(10)
-            found.append(fleet.model("dev-00").theta)
-    assert abs(found[0] - found[1]).max() < 1e-6
-
-
 @pytest.mark.parametrize("away", [1, 2, 5])
 def test_a_device_that_was_away_takes_part_again_within_one_round(tmp_path, away):
     with make_fleet(tmp_path / "fleet", count=4, rounds=14, quorum=0.5, deadline_s=30, **ROUND_KEYS) as fleet:

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import ConfigError, NotReadyError
 from shoal.owner.cli import models as cli
 from shoal.owner.keys.versions import VERSIONS_FILE
-from tests.helpers.fleets import grouped_data, make_fleet, make_one_key_fleet
+from tests.helpers.fleets import grouped_data, make_fleet
 from tests.helpers.owner_models import reader_of
 
 IFCA = {"algorithm": "ifca", "rounds": 4, "settings": {"k": "2"}, "keys": "round", "mode": "rotation"}
@@ -49,13 +49,6 @@ def test_list_follows_the_run(tmp_path, connect, capsys):
         cli.list_(owner, json=True)
         (run,) = json.loads(capsys.readouterr().out)["data"]["runs"]
         assert (run["state"], run["round"], run["models"]) == ("absent", None, [])
-
-
-def test_list_says_that_a_run_with_one_key_has_no_models_for_the_owner(tmp_path, connect, capsys):
-    with make_one_key_fleet(tmp_path / "fleet") as fleet:
-        fleet.run(20)
-        cli.list_(connect(fleet))
-        assert lines(capsys) == ["run 1: fedavg, 3 rounds; not under round keys: the models are on the devices only"]
 
 
 def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, capsys):

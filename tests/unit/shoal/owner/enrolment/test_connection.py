@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -30,7 +29,6 @@ from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.locks import exclusive
-from tests.helpers.fleets import make_fleet
 from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.trees import ONE_THREAD, ROOT
 
@@ -92,29 +90,6 @@ def lying(broker, base):
     until(lambda: any(found))
     transport.close()
     return bytes(found[-1].payload)
-
-
-def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_certified(tmp_path, broker, capsys):
-    """`approve` reads the retained mask epoch before it seals the grant, in whichever order messages arrive.
-
-    It also prints how to add the new device to the broker's users.
-    """
-    run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2, keys="run", mode="permutation")
-    run.run(1e5)
-    owner = FleetDirectory(run.stage.fleet.path)
-    topics, newcomer = Topics(owner.name), Identity.generate("newcomer")
-    with owner.changing():
-        owner._store_secrets(dataclasses.replace(owner.secrets, broker=broker.url))
-        owner.users.make()
-    before = owner.secrets.mask_epoch
-    token = TokenStore(owner).issue(600, int(time.time()))
-    leave(broker, request(newcomer, token))
-    leave(broker, {t: m for t, m in run.broker.retained.items() if t.startswith(topics.checkpoint)})
-    admission_cli.approve(owner.path, [fingerprint(newcomer.member)])
-    assert "send mosquitto a SIGHUP: only then the broker accepts newcomer" in capsys.readouterr().err
-    data = lying(broker, topics.grant(token_id(token.secret)))
-    grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint, RECEIVING)
-    assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
 
 
 def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, broker, capsys):
