@@ -377,7 +377,8 @@ class DeviceRuntime:
                 self._lookout.look(*(b for b, t in self._package_topics if t in larger and b in self._missing()))
             return
         version = run.generation if announcement.held is None else announcement.held.key_version
-        if not announcement.step and not announcement.finished and self._membership.keys_since > version:
+        begun = announcement.nonce == self._state.mark.nonce  # before the newer keys came: it is finished under its own
+        if not (begun or announcement.step or announcement.finished) and self._membership.keys_since > version:
             LOG.info("round declined: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
             if announcement.held is not None:
                 self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {version}"))

@@ -128,7 +128,7 @@ def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_p
     ("hidden", "waiting"),
     [
         (["o/roster"], "the roster that belongs to them has not arrived yet"),
-        (["o/roster", "s/keys/aggregator"], "waiting for dev-00, dev-01, dev-02"),
+        (["o/roster", "s/keys/aggregator"], "waits for a round under the newer keys: dev-00, dev-01, dev-02"),
     ],
     ids=["the roster", "roster and keys"],
 )

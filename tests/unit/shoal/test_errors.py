@@ -70,6 +70,7 @@ def test_a_cause_that_the_error_has_named_is_not_repeated():
         (errors.WireError, 7),
         (errors.DocumentError, 7),
         (errors.MissingStateError, 7),
+        (errors.ReplacedKeysError, 6),
         (errors.KeyMismatchError, 7),
         (errors.TaskError, 8),
         (errors.DataError, 8),
