@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundContext:
-    """What a job needs besides the models, in a run with round keys.
+    """What a job needs besides the models.
 
     Attributes:
         keys: the round's keys.

@@ -1,4 +1,4 @@
-"""The models that a device holds in a run with round keys: brought up to each round, stored, and handed to its jobs.
+"""The models that a device holds in a run: brought up to each round, stored, and handed to its jobs.
 
 Rules:
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class HeldModels:
-    """The models of one run with round keys.
+    """The models of one run.
 
     Args:
         run: the run that the device follows.
@@ -515,7 +515,7 @@ def certified_states(
 
 def _held(announcement: Announcement) -> RoundModels:
     if announcement.held is None:
-        raise IntegrityError("an announcement without the models of a run with round keys")
+        raise IntegrityError("an announcement without the models that devices hold")
     return announcement.held
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask
 from edge_client.models.checkpoints import seal_checkpoint
-from edge_client.run.round_runs import keep_round_run, open_round_run
+from edge_client.run.beginning import keep_run, open_run
 from edge_client.storage.state import DeviceState
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import encode
@@ -61,8 +61,8 @@ class Scene:
     def device(self, name):
         """Return the models of a device that begins the run."""
         member = self.parties.members[name]
-        begun = open_round_run(self.package, member)
-        return keep_round_run(begun, self.package, member, DeviceState(member.directory))
+        begun = open_run(self.package, member)
+        return keep_run(begun, self.package, member, DeviceState(member.directory))
 
     def announcement(self, round_, *, states=None, assignment=TRAIN, key_version=None, **held):
         """Return the announcement of a round; ``states`` is model -> (model, round), by default each at round_ - 1."""
