@@ -27,7 +27,7 @@ class RoundContext:
         key_id: names the mask.
         statement: the device's signed statement about the states that it holds.
         to_seal: states of which the upload carries checkpoints, by offered model.
-        task: the encoded task bundle, which each checkpoint contains.
+        task: the encoded task bundle, which each checkpoint contains; empty if there is nothing to seal.
     """
 
     keys: RoundKeys

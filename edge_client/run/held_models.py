@@ -75,6 +75,7 @@ class HeldModels:
         self._membership = membership
         self._store = store
         self._states = states
+        self._task_bytes = len(run.bundle.to_bytes())
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
         self._certified: dict[StateId, bytes] = {}
@@ -284,7 +285,7 @@ class HeldModels:
             roster=self._membership.roster,
             length=length_of(plan, self._held, ref.state),
             min_contributors=plan.min_contributors,
-            most_task_bytes=len(self._run.bundle.to_bytes()),
+            most_task_bytes=self._task_bytes,
         )
         return state
 
@@ -377,7 +378,7 @@ class HeldModels:
             key_id=self._mask_id(keys),
             statement=statement,
             to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
-            task=self._run.bundle.to_bytes(),
+            task=self._run.bundle.to_bytes() if assignment.seal else b"",
         )
 
     def _theta(self, held: RoundModels, model: int) -> Float32Vector:
