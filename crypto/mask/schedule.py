@@ -43,6 +43,7 @@ from shoal.errors import IntegrityError, UsageError
 from shoal.types import check_name
 
 if TYPE_CHECKING:
+    from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector, Segment
 
 MAX_SKIPPED_ROUNDS: Final = 100_000
@@ -231,6 +232,15 @@ class VersionKey:
         self._step()
         first = expand(run, SECRET_BYTES, b"first-round", _number(first_round))
         return RunChain(self.fleet, run_id, self.number, first_round, first)
+
+    def begin_run_of(self, plan: RunPlan) -> RunChain:
+        """Return the chain of a plan's run from round 0 on, and step past that run.
+
+        Raises:
+            IntegrityError: as `skip_to_run`.
+        """
+        self.skip_to_run(plan.run)
+        return self.begin_run(plan.run_id)
 
     def skip_to_run(self, run: int) -> None:
         """Step on to run number ``run`` without beginning the runs in between.

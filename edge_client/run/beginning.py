@@ -207,9 +207,7 @@ class LateStart:
 def _chain_of(plan: RunPlan, key_version: int, membership: DeviceMembership) -> tuple[VersionKey, RunChain]:
     """Return a version's secret, stepped past the plan's run, and the run's chain at round 0."""
     version = membership.version_key(key_version)
-    version.skip_to_run(plan.run)
-    chain = version.begin_run(plan.run_id, 0)
-    return version, chain
+    return version, version.begin_run_of(plan)
 
 
 def _open(sealed: bytes, purpose: str, keys: RoundKeys, membership: DeviceMembership) -> memoryview:

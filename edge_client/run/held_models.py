@@ -212,9 +212,8 @@ class HeldModels:
         if key_version < self._store.key_version:
             raise UntrustedError(f"a round under keys of roster {key_version}, after {self._store.key_version}")
         if key_version > self._store.key_version:
-            plan, version = self._run.plan, self._membership.version_key(key_version)
-            version.skip_to_run(plan.run)
-            chain = version.begin_run(plan.run_id, 0)
+            version = self._membership.version_key(key_version)
+            chain = version.begin_run_of(self._run.plan)
             sealed = [ref.round for ref in held.checkpoints if ref.key_version == key_version]
             chain.skip_to(max(0, min([round_ - RETAINED_STEPS, *sealed])))
             self._store.renew(chain, round_)

@@ -32,8 +32,7 @@ from tests.helpers.fleets import group_key, tell
 def round_keys(fleet, round_):
     """Return the keys of a round under the newest key version, which the owner can always derive."""
     version = fleet.stage.fleet.version_key
-    version.skip_to_run(fleet.plan.run)
-    chain = version.begin_run(fleet.plan.run_id, 0)
+    chain = version.begin_run_of(fleet.plan)
     chain.skip_to(round_)
     return chain.take()
 

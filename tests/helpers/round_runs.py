@@ -103,8 +103,7 @@ class Scene:
         """Return the run's chain, as the owner derives it."""
         version = self.parties.owner.version_key
         assert key_version in (None, version.number)
-        version.skip_to_run(self.plan.run)
-        return version.begin_run(self.plan.run_id, 0)
+        return version.begin_run_of(self.plan)
 
     def keys(self, round_):
         """Return the keys of a round."""

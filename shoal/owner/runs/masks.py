@@ -25,8 +25,7 @@ def run_chain(fleet: FleetDirectory, plan: RunPlan) -> RunChain:
             f"the plan is for key version {plan.key_version}, and the fleet's is {version.number}",
             hint="sign the run again",
         )
-    version.skip_to_run(plan.run)
-    return version.begin_run(plan.run_id)
+    return version.begin_run_of(plan)
 
 
 def round_mask(fleet: FleetDirectory, plan: RunPlan, round_: int) -> MaskKey:
