@@ -87,6 +87,10 @@ class RoundKeys:
             round=self.round,
         )
 
+    def context_of(self, plan: RunPlan) -> MaskContext:
+        """Return the context of the round's mask in a plan's run."""
+        return self.context(plan.task_digest, plan.mode, plan.mask_segments)
+
     @property
     def digest_key(self) -> bytes:
         """The 32 bytes that key the digests of this round's states; neither mask nor content key follows from them."""

@@ -315,8 +315,7 @@ class HeldModels:
         return keys
 
     def _mask_id(self, keys: RoundKeys) -> bytes:
-        plan = self._run.plan
-        return key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+        return key_id(keys.mask, keys.context_of(self._run.plan))
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
@@ -405,9 +404,7 @@ class HeldModels:
         at = (keys.key_version, keys.round)
         found = self._masks.get(at)
         if found is None:
-            plan = self._run.plan
-            context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
-            found = self._masks[at] = segment_keys(derive(keys.mask, context))
+            found = self._masks[at] = segment_keys(derive(keys.mask, keys.context_of(self._run.plan)))
         return found
 
 

@@ -40,7 +40,7 @@ def round_keys(fleet, round_):
 def round_masks(fleet, round_):
     """Return segment -> mask key of a round under the newest key version; "" is the whole vector."""
     keys, plan = round_keys(fleet, round_), fleet.plan
-    return segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+    return segment_keys(derive(keys.mask, keys.context_of(plan)))
 
 
 def relayed_steps(fleet):

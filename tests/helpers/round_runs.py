@@ -121,7 +121,7 @@ class Scene:
             key_id: in place of the id of the round's mask.
         """
         plan, keys = self.plan, self.keys(round_)
-        masks = segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+        masks = segment_keys(derive(keys.mask, keys.context_of(plan)))
         recipes, refs = [], []
         for model, delta in sorted(deltas.items()):
             given = (terms or {}).get(model, ((1.0, model, round_ - 1),))

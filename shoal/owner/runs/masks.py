@@ -37,4 +37,4 @@ def round_mask(fleet: FleetDirectory, plan: RunPlan, round_: int) -> MaskKey:
     chain = run_chain(fleet, plan)
     chain.skip_to(round_)
     keys = chain.take()
-    return derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+    return derive(keys.mask, keys.context_of(plan))

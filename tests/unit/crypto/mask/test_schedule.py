@@ -257,3 +257,10 @@ def test_the_run_of_a_plan_is_found_by_its_number() -> None:
     assert key.next_run == 5
     with pytest.raises(IntegrityError, match="the keys of run 4"):
         key.begin_run_of(plan)
+
+
+def test_the_context_of_a_plan_names_its_task_mode_and_layout_and_the_round_of_the_keys() -> None:
+    keys, plan = chain(first_round=4).take(), run_plan(mode="rotation")
+    context = keys.context_of(plan)
+    assert (context.fleet, context.run_id, context.key_version, context.round) == ("reef", RUN, 3, 4)
+    assert (context.task_digest, context.mode, context.segments) == (plan.task_digest, "rotation", plan.mask_segments)

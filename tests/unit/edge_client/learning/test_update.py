@@ -47,7 +47,7 @@ def shop(logistic):
         key_version=3,
     )
     keys = VersionKey(plan.fleet, plan.key_version, bytes(range(32))).begin_run(plan.run_id, first_round=2).take()
-    key = derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+    key = derive(keys.mask, keys.context_of(plan))
     round_ = RoundContext(
         keys=keys, derive_mask=lambda: key, key_id=key.key_id, statement=b"signed", to_seal={}, task=b"a task"
     )
