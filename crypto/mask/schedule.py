@@ -167,6 +167,20 @@ class RunChain:
         self._step()
         return keys
 
+    def copy(self) -> RunChain:
+        """Return a chain at the same round, to step on without losing this one."""
+        return RunChain(self.fleet, self.run_id, self.key_version, self.next_round, self.reveal())
+
+    def peek(self, round_: int) -> RoundKeys:
+        """Return the keys of ``round_`` without a step of this chain; nothing masked with them may leave the device yet.
+
+        Raises:
+            IntegrityError: as `skip_to`.
+        """
+        ahead = self.copy()
+        ahead.skip_to(round_)
+        return ahead.take()
+
     def skip_to(self, round_: int) -> None:
         """Step on to ``round_`` without using the rounds in between.
 

@@ -186,14 +186,12 @@ class LateStart:
             return None
         version, chain = _chain_of(plan, ref.key_version, membership)
         chain.skip_to(ref.round)
-        # From a copy: the chain that is stored must still give the keys of this round, whose mean may be needed.
-        _, opening = _chain_of(plan, ref.key_version, membership)
-        opening.skip_to(ref.round)
         state, task = open_checkpoint(
             sealed,
             StateCertificate(announcement.held.statements),
             wanted=ref.state,
-            keys=opening.take(),
+            # The chain that is stored must still give the keys of this round, whose mean may be needed.
+            keys=chain.peek(ref.round),
             roster=membership.roster,
             length=length_of(plan, announcement.held, ref.state),
             min_contributors=plan.min_contributors,

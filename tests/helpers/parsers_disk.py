@@ -222,7 +222,7 @@ def _devices(disk):
         return store.load() if store else None
 
     with_states = StateStore.begin(disk.places["device"], chain())
-    with_states.commit(origins(vector(1, 2), keys=with_states.take(1)), applied=0)
+    with_states.commit(origins(vector(1, 2), keys=with_states.peek(1)), applied=0)
     state = str(next((disk.places["device"] / MODELS).glob(STATE_FILES)).relative_to(disk.places["device"]))
     head = disk.places["device"] / "model.bin"
     folder = disk.places["device"] / FOLDER

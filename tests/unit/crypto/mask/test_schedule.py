@@ -264,3 +264,13 @@ def test_the_context_of_a_plan_names_its_task_mode_and_layout_and_the_round_of_t
     context = keys.context_of(plan)
     assert (context.fleet, context.run_id, context.key_version, context.round) == ("reef", RUN, 3, 4)
     assert (context.task_digest, context.mode, context.segments) == (plan.task_digest, "rotation", plan.mask_segments)
+
+
+def test_keys_that_are_peeked_at_are_those_that_are_taken_and_the_chain_stays() -> None:
+    steps = chain(first_round=2)
+    later = chain(first_round=2)
+    later.skip_to(4)
+    assert secrets_of(steps.peek(4)) == secrets_of(later.peek(4)) == secrets_of(later.take())
+    assert (steps.next_round, later.next_round) == (2, 5)
+    with pytest.raises(IntegrityError, match="can't be derived"):
+        later.peek(4)
