@@ -13,7 +13,7 @@ from edge_client import export as exporting
 from edge_client.learning.data import load_inputs
 from edge_client.learning.model import OrtModel
 from edge_client.membership import DeviceMembership
-from edge_client.run.round_runs import stored_run
+from edge_client.run.beginning import stored_run
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import DeviceState, OwnModel
@@ -89,7 +89,7 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
     package = files.load_run()
     if package is None:
         raise IntegrityError(f"{directory} holds no run", hint="let the device take part in one")
-    run = stored_run(package, files.load_epoch(), membership)
+    run = stored_run(package, membership)
     if run.plan.run_id != model.run_id:
         raise IntegrityError(
             f"the model is of run {model.run}, the task of run {run.plan.run}",

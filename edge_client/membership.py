@@ -1,4 +1,4 @@
-"""A device's place in a fleet: its own keys, the mask secret, the content key and the secret of each key version."""
+"""A device's place in a fleet: its own keys and the secret of each key version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import GroupKey, open_from_member, read_head
+from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.signed import open_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
@@ -20,8 +20,6 @@ from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
-    from crypto.mask.secret import MaskSecret
-
 
 REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
 
@@ -79,11 +77,6 @@ class DeviceMembership(Membership[DeviceGrant]):
         self._earlier = _load_earlier(directory)
 
     @property
-    def content(self) -> GroupKey:
-        """The content key, which devices and the owner share."""
-        return GroupKey(self.grant.fleet, "content", self.grant.content_key)
-
-    @property
     def name(self) -> str:
         """The device's name."""
         return self.identity.name
@@ -109,7 +102,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         """Open a message from the aggregator to the fleet; return its purpose and plaintext.
 
         A run package that the owner made with newer secrets puts those in force. Any message under a newer broadcast key
-        makes that the key for our own messages, since a rollover to the newer secrets is about to start.
+        makes that the key for our own messages: the next round is under the newer secrets.
 
         Args:
             payload: a group envelope.
@@ -223,31 +216,6 @@ class DeviceMembership(Membership[DeviceGrant]):
         if earlier != self._earlier:
             write_private(self.directory / EARLIER_FILE, encode(EarlierVersions(earlier)))
             self._earlier = earlier
-
-    def content_of(self, generation: int) -> GroupKey:
-        """Return the content key of key version ``generation``."""
-        return GroupKey(self.fleet, "content", self.grant_of(generation).content_key)
-
-    def secret_at(self, generation: int, epoch: int) -> MaskSecret:
-        """Return the mask secret of an epoch, from which the masks of that epoch are derived.
-
-        Raises:
-            NotEnrolledError: the secrets of that key version have not arrived.
-            IntegrityError: the epoch is over, and its secret was erased.
-        """
-        from crypto.mask.secret import MaskSecret
-
-        grant = self.grant_of(generation)
-        return MaskSecret.from_bytes(grant.mask_secret).at(epoch, grant.mask_epoch)
-
-    def enter(self, generation: int, epoch: int) -> None:
-        """Put the secrets of a mask epoch in force and erase earlier ones, durably; do nothing for an earlier epoch."""
-        grant = self.newer(generation)
-        if grant is not None and grant.keys_since == generation:
-            self.promote(grant)
-        if self.grant.keys_since == generation and self.grant.mask_epoch < epoch:
-            secret = self.secret_at(generation, epoch)
-            self._replace(dataclasses.replace(self.grant, mask_secret=secret.reveal(), mask_epoch=epoch))
 
 
 def init(directory: Path, name: str) -> Path:

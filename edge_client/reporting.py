@@ -59,15 +59,13 @@ class Results:
         self._base = (0, 0)
         self._untold = b""
 
-    def begin(self, run: Run, *, again: bool) -> None:
-        """Start the figures of a run; with ``again`` continue them in another mask epoch of the same run."""
+    def begin(self, run: Run) -> None:
+        """Start the figures of a run."""
         plan = run.plan
         self._run = run
-        if not again:
-            self._base = (self._transport.bytes_sent, self._transport.bytes_received)
-            ended = self._ended.get(str(plan.run), {})
-            self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
-        self._figures["mask_epoch"] = plan.epoch
+        self._base = (self._transport.bytes_sent, self._transport.bytes_received)
+        ended = self._ended.get(str(plan.run), {})
+        self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
 
     def note(
         self,

@@ -34,7 +34,6 @@ from edge_client.reporting import Results
 from edge_client.run.following import RunFollower
 from edge_client.run.held_models import HeldModels
 from edge_client.run.jobs import JobFactory
-from edge_client.run.models import ModelStore
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     ConfigError,
@@ -123,7 +122,6 @@ class DeviceRuntime:
         self._following = RunFollower(membership, self._files)
         self._rosters = RosterSync(membership, transport, self._topics)
         self._held: Announcement | None = None
-        self._models: ModelStore | HeldModels | None = None
         self._feed = ModelFeed(transport, self._topics)
         self._inbound = Inbound(membership, self._feed, self._rosters)
         self._lookout = Resync(transport, self._topics.round)
@@ -141,6 +139,11 @@ class DeviceRuntime:
         return self._rosters.revoked
 
     @property
+    def _models(self) -> HeldModels | None:
+        """The models of the run that the device follows."""
+        return self._following.held
+
+    @property
     def following(self) -> int | None:
         """The number of the run that the device follows, if any."""
         return None if self._run is None else self._run.plan.run
@@ -151,7 +154,7 @@ class DeviceRuntime:
         topics = self._topics
         self._rosters.start()
         self._transport.subscribe(topics.filter(TopicKind.KEYS, self._membership.name))
-        for kind in (TopicKind.PLAN, TopicKind.CHECKPOINT, TopicKind.ROUND):
+        for kind in (TopicKind.PLAN, TopicKind.ROUND):
             self._transport.subscribe(topics.filter(kind))
         self._transport.subscribe(topics.ctl(self._membership.name))
         if not self._mind_expiry():
@@ -176,7 +179,7 @@ class DeviceRuntime:
         if self._run is None:
             self._resume()
         self._step(agent.Reconnected())
-        self._lookout.look(self._topics.plan, self._topics.checkpoint, self._topics.round)
+        self._lookout.look(self._topics.plan, self._topics.round)
         return False
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
@@ -267,7 +270,7 @@ class DeviceRuntime:
             if allowed:
                 transfer = self._chunks.add(self._inbound.source(parsed), payload, self._now_s, allowed)
         except TooLargeError as error:
-            if parsed.kind not in (TopicKind.PLAN, TopicKind.CHECKPOINT):
+            if parsed.kind is not TopicKind.PLAN:
                 raise
             LOG.debug("too large until an announcement gives its size", extra={"kv": {"reason": error}})
         self._lookout.heard(self._now_s)
@@ -281,10 +284,8 @@ class DeviceRuntime:
                 self._rosters.on_change(decode(plain, RosterChange), self._now_s)
             case channels.RUN:
                 self._on_run(bytes(plain))
-            case channels.EPOCH:
-                self._on_epoch(bytes(plain))
-            case channels.MODEL | channels.PROPOSAL | channels.MEAN | channels.CHECKPOINT:
-                self._on_model(channel, label, transfer, plain)
+            case channels.MEAN | channels.CHECKPOINT:
+                self._on_model(label, transfer, plain)
             case channels.ANNOUNCEMENT:
                 self._on_announcement(decode(plain, Announcement))
             case channels.CONTROL:
@@ -295,8 +296,6 @@ class DeviceRuntime:
         if not self._attendance.stale or self._rosters.lapsed:
             return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
-        if isinstance(self._models, ModelStore):
-            self._models.regroup(self._membership.group)
         self._attendance.announce()
         self._lookout.look(self._topics.round)
 
@@ -305,9 +304,8 @@ class DeviceRuntime:
         if self._membership.take_grant(grant):
             self._attendance.offer_keys()
             LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
-            topics = self._topics
             self._rosters.look_again()
-            self._lookout.look(topics.plan, topics.checkpoint, topics.round)
+            self._lookout.look(self._topics.plan, self._topics.round)
 
     def _on_run(self, package: bytes) -> None:
         with self._declining.unless_followed(self._following, self._announce_held):
@@ -315,45 +313,27 @@ class DeviceRuntime:
             if run is not None:
                 self._take_run(run)
         if run is not None:
-            self._keep_run(run, package)
+            self._keep_run(package)
         elif self._following.late is not None:
             self._inbound.begin_late(self._following.late.plan)
             self._announce_held()
-        elif self._following.early:
-            self._lookout.look(self._topics.checkpoint)
 
-    def _keep_run(self, run: Run, package: bytes) -> None:
+    def _keep_run(self, package: bytes) -> None:
         """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
-        self._following.keep(run, package)
-        self._models = self._following.held or self._models
+        self._following.keep(package)
         self._announce_held()
 
-    def _on_epoch(self, data: bytes) -> None:
-        """Change to a later mask epoch of the run."""
-        run = self._following.renewed(data, self._run, self._state.mark.roster)
-        if run is not None:
-            with self._declining.unless_followed(self._following, self._announce_held):
-                self._take_run(run)
-            self._following.caught_up()
-            self._announce_held()
-
     def _take_run(self, run: Run) -> None:
-        """Put a run in force, or the next mask epoch of the current one."""
-        again = self._run is not None and self._run.plan.run_id == run.plan.run_id
-        samples = self._workplace.follow(run, again=again)
+        """Put a run in force."""
+        samples = self._workplace.follow(run)
         self._run = run
         self._inbound.begin(run)
         self._declining.followed()
-        if run.plan.keys == "round":
-            self._models = self._following.held  # of this run after a restart; else `_keep_run` makes it
-        else:
-            self._models = ModelStore(run, self._membership.group)
-        self._results.begin(run, again=again)
-        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
-        what = "mask epoch" if again else "following run"
-        LOG.info(what, extra={"kv": {**facts, "samples": samples}})
+        self._results.begin(run)
+        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode}
+        LOG.info("following run", extra={"kv": {**facts, "samples": samples}})
         lost = self._state.sent is not None and self._results.lacks_final_model(self._state.mark, run.plan)
-        self._step(agent.Planned(run.plan, run.since, run.generation, lost))
+        self._step(agent.Planned(run.plan, lost))
 
     def _announce_held(self) -> None:
         held, self._held = self._held, None
@@ -368,20 +348,21 @@ class DeviceRuntime:
         if run is not None and announcement.run < run.plan.run:
             return
         larger = self._inbound.announced(announcement)
-        if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
-            # The announcement overtook its run package or mask epoch: handle it when that has arrived.
+        if run is None or announcement.run_id != run.plan.run_id:
+            # The announcement overtook its run package: handle it when that has arrived.
             self._held = announcement
             self._fetch_late(announcement)
             if not self._lookout.found(announcement.nonce, self._missing()):
                 self._declining.unfollowed(announcement)
-                self._lookout.look(*(b for b, t in self._package_topics if t in larger and b in self._missing()))
+                if larger and self._topics.plan in self._missing():
+                    self._lookout.look(self._topics.plan)
             return
-        version = run.generation if announcement.held is None else announcement.held.key_version
+        held = announcement.held
         begun = announcement.nonce == self._state.mark.nonce  # before the newer keys came: it is finished under its own
-        if not (begun or announcement.step or announcement.finished) and self._membership.keys_since > version:
+        due = not (begun or announcement.finished)
+        if due and held is not None and self._membership.keys_since > held.key_version:
             LOG.info("round declined: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
-            if announcement.held is not None:
-                self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {version}"))
+            self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {held.key_version}"))
             return
         try:
             self._step(agent.Announced(announcement))
@@ -401,39 +382,28 @@ class DeviceRuntime:
             if not transfers:
                 self._declining.decline(announcement, MissingStateError("no checkpoint is sealed under our keys yet"))
 
-    @property
-    def _package_topics(self) -> tuple[tuple[str, TopicKind], ...]:
-        return (self._topics.plan, TopicKind.PLAN), (self._topics.checkpoint, TopicKind.CHECKPOINT)
-
     def _missing(self) -> tuple[str, ...]:
         """Return the base topics of the messages that the device waits for."""
         if self._held is None:
             return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
+        return (self._topics.plan,) if self._following.late is None else self._feed.bases
+
+    def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
+        """Handle a mean or a checkpoint."""
+        if label not in self._feed.labels:
+            return
         if self._following.late is not None:
-            return self._feed.bases
-        return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
-
-    def _on_model(self, channel: Channel, label: str, transfer: bytes, plain: memoryview) -> None:
-        if label in self._feed.labels and self._following.late is not None:
             self._begin_late(label, transfer, plain)
-            return
-        if self._models is None or label not in self._feed.labels:
-            return
-        if channel is channels.PROPOSAL:
-            self._workplace.proposal = (transfer, bytes(plain))
-        elif not self._took(label, transfer, plain):
-            return
-        self._step(agent.ModelArrived(label, transfer))
+        elif self._models is not None and self._took(self._models, label, transfer, plain):
+            self._step(agent.ModelArrived(label, transfer))
 
-    def _took(self, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Return whether a received model, mean or checkpoint is one that the device waits for."""
-        assert self._models is not None
+    def _took(self, models: HeldModels, label: str, transfer: bytes, plain: memoryview) -> bool:
+        """Return whether a received mean or checkpoint is one that the device waits for."""
         try:
-            return self._models.take(label, transfer, plain)
+            return models.take(label, transfer, plain)
         except (IntegrityError, UntrustedError) as error:
             announcement = self._state.announcement
-            waits = self._state.stage is agent.Stage.FETCHING
-            if isinstance(self._models, HeldModels) and announcement is not None and waits:
+            if announcement is not None and self._state.stage is agent.Stage.FETCHING:
                 self._skip(announcement, error)
             raise
 
@@ -446,7 +416,7 @@ class DeviceRuntime:
             if run is not None:
                 self._take_run(run)
         if run is not None:
-            self._keep_run(run, late.package)
+            self._keep_run(late.package)
 
     def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
@@ -477,18 +447,15 @@ class DeviceRuntime:
             self._skip(announcement, result)
             return
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
-        if not announcement.step:
-            # Before the upload: once a final round's upload is answered, the models are not sent again.
-            self._results.note(announcement, assignment, result, models, self._now_s)
+        # Before the upload: once a final round's upload is answered, the models are not sent again.
+        self._results.note(announcement, assignment, result, models, self._now_s)
         self._outbox.keep(self._state.mark, transfer, sealed)
-        if result.objection:
-            LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
         self._derive_ahead(announcement)
 
     def _derive_ahead(self, announcement: Announcement) -> None:
         """Derive the mask of the next round while the device waits for the others."""
-        derive = self._models.next_mask(announcement) if isinstance(self._models, HeldModels) else None
+        derive = None if self._models is None else self._models.next_mask(announcement)
         if derive is None:
             return
 
@@ -560,7 +527,7 @@ class DeviceRuntime:
                 self._outbox.forget(self._state.mark, self._state.transfer)
 
     def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
-        assert isinstance(self._models, HeldModels)
+        assert self._models is not None
         try:
             transfers = self._models.locate(announcement, assignment)
             arrived = self._models.arrived()
@@ -581,15 +548,14 @@ class DeviceRuntime:
         self._worker.submit(
             job, lambda result: self._hand_back(lambda: self.on_result(announcement, assignment, result, thetas))
         )
-        if isinstance(self._models, HeldModels):
-            # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
-            try:
-                self._models.store(announcement)
-            except StorageError:
-                raise  # `_declining_on_disk_errors` cancels the job
-            except ConfigError as error:
-                self._worker.cancel()
-                self._skip(announcement, error)
+        # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
+        try:
+            self._models.store(announcement)
+        except StorageError:
+            raise  # `_declining_on_disk_errors` cancels the job
+        except ConfigError as error:
+            self._worker.cancel()
+            self._skip(announcement, error)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""

@@ -43,6 +43,7 @@ from shoal.errors import IntegrityError, UsageError
 from shoal.types import check_name
 
 if TYPE_CHECKING:
+    from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector, Segment
 
 MAX_SKIPPED_ROUNDS: Final = 100_000
@@ -85,6 +86,10 @@ class RoundKeys:
             key_version=self.key_version,
             round=self.round,
         )
+
+    def context_of(self, plan: RunPlan) -> MaskContext:
+        """Return the context of the round's mask in a plan's run."""
+        return self.context(plan.task_digest, plan.mode, plan.mask_segments)
 
     @property
     def digest_key(self) -> bytes:
@@ -162,6 +167,20 @@ class RunChain:
         self._step()
         return keys
 
+    def copy(self) -> RunChain:
+        """Return a chain at the same round, to step on without losing this one."""
+        return RunChain(self.fleet, self.run_id, self.key_version, self.next_round, self.reveal())
+
+    def peek(self, round_: int) -> RoundKeys:
+        """Return the keys of ``round_`` without a step of this chain; nothing masked with them may leave the device yet.
+
+        Raises:
+            IntegrityError: as `skip_to`.
+        """
+        ahead = self.copy()
+        ahead.skip_to(round_)
+        return ahead.take()
+
     def skip_to(self, round_: int) -> None:
         """Step on to ``round_`` without using the rounds in between.
 
@@ -231,6 +250,15 @@ class VersionKey:
         self._step()
         first = expand(run, SECRET_BYTES, b"first-round", _number(first_round))
         return RunChain(self.fleet, run_id, self.number, first_round, first)
+
+    def begin_run_of(self, plan: RunPlan) -> RunChain:
+        """Return the chain of a plan's run from round 0 on, and step past that run.
+
+        Raises:
+            IntegrityError: as `skip_to_run`.
+        """
+        self.skip_to_run(plan.run)
+        return self.begin_run(plan.run_id)
 
     def skip_to_run(self, run: int) -> None:
         """Step on to run number ``run`` without beginning the runs in between.

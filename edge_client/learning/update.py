@@ -1,7 +1,6 @@
 """Carry out one assignment: score, choose, train, mask, seal.
 
-The clear update does not leave the device. In a run of several mask epochs whose plan has the capability ``keep_updates``,
-`update_cache` may also store it, in clear, in the device's private directory until the device follows another run.
+The clear update does not leave the device.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from edge_client.learning.nearest import nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
-from edge_client.storage.update_cache import UpdateCache, wanted
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
@@ -44,12 +42,11 @@ PERCENT: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
-    """Keys, data and backend of a device during a run.
+    """Keys, data and backend of a device in one round.
 
     Attributes:
-        run: the run, in its current mask epoch.
-        own: caches the device's updates for later epochs.
-        round: under round keys, the keys and statements of the assignment's round; None otherwise.
+        run: the run.
+        round: the keys and statements of the assignment's round.
     """
 
     run: Run
@@ -57,26 +54,12 @@ class TrainingContext:
     aggregator: Member
     backend: Backend
     shares: DataSplits
-    own: UpdateCache
-    round: RoundContext | None = None
+    round: RoundContext
 
     @property
     def plan(self) -> RunPlan:
-        """The owner's plan, for this epoch."""
+        """The owner's plan."""
         return self.run.plan
-
-    @property
-    def key(self) -> MaskKey:
-        """The mask key of the round or, without round keys, of the epoch."""
-        if self.round is not None:
-            return self.round.derive_mask()
-        assert self.run.key is not None
-        return self.run.key
-
-    @property
-    def key_id(self) -> bytes:
-        """The id of the mask key, which needs no derived mask."""
-        return self.key.key_id if self.round is None else self.round.key_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +69,6 @@ class Finished:
     Attributes:
         parcel: the sealed upload.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
-        objection: the reason why a checkpoint was not signed, or empty.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
     """
@@ -96,7 +78,6 @@ class Finished:
     loss: float
     correct: int
     tested: int
-    objection: str = ""
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
 
 
@@ -120,8 +101,6 @@ def carry_out(
         Cancelled: the result is no longer needed.
         TaskError: the model or the data can't be used.
     """
-    if assignment.keep:
-        shop.own.keep(assignment.keep)
     share = share_of(shop.shares, assignment.share)
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
@@ -160,10 +139,7 @@ def carry_out(
         if assignment.compare:
             # With its noise: this is the update that the mean of the nearest model's devices includes.
             nearest = nearest_model(chosen, delta, assignment.compare, models)
-        if wanted(shop.plan):
-            # With its noise: under the next mask the device must send the same vector again.
-            shop.own.note(announcement.round, delta)
-        body = masked_bytes(delta, shop.key)
+        body = masked_bytes(delta, shop.round.derive_mask())
     parcel = sealed_upload(
         shop,
         announcement,
@@ -192,7 +168,6 @@ def sealed_upload(
     model: int,
     body: bytes = b"",
     *,
-    attached: bytes = b"",
     loss: float = 0.0,
     margins: tuple[float, ...] = (),
     correct: int = 0,
@@ -208,7 +183,6 @@ def sealed_upload(
         assignment: this device's part in it.
         model: the chosen candidate.
         body: the masked update, float32 little-endian.
-        attached: bytes that follow it in the steps of a rollover; under round keys the checkpoints that were asked for do.
         loss: see Upload.
         margins: see Upload.
         correct: see Upload.
@@ -216,10 +190,7 @@ def sealed_upload(
         model_norm: see Upload.
         nearest: see Upload.
     """
-    key_version, statement = 0, b""
-    if shop.round is not None:
-        key_version, statement = shop.round.keys.key_version, shop.round.statement
-        attached = shop.round.attachment(shop.identity)
+    attached = shop.round.attachment(shop.identity)
     samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
@@ -233,7 +204,7 @@ def sealed_upload(
         recipient=shop.aggregator.seal_key,
         task_digest=shop.plan.task_digest,
         mode=shop.plan.mode,
-        key_id=shop.key_id,
+        key_id=shop.round.key_id,
         model=model,
         samples=samples,
         loss=loss,
@@ -243,8 +214,8 @@ def sealed_upload(
         length=len(body) // 4,
         model_norm=model_norm,
         attached=len(attached),
-        key_version=key_version,
-        statement=statement,
+        key_version=shop.round.keys.key_version,
+        statement=shop.round.statement,
         nearest=nearest,
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)

@@ -1,4 +1,4 @@
-"""The models that a device holds under round keys: states, the recipes that make them, their files and checkpoints.
+"""The models that a device holds: states, the recipes that make them, their files and checkpoints.
 
 - A state is (model, round): the model after the close of that round. It is immutable, and its digest names its bits.
 - All devices evaluate a recipe to the same bits. A device whose digest differs is *out of step* and takes a checkpoint.

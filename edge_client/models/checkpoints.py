@@ -25,7 +25,7 @@ from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.statements import check_certificate
 from shoal.protocol.codec import decode_prefix, encode
 from shoal.protocol.messages import Sealed
-from shoal.protocol.states import SealedState, StateId
+from shoal.protocol.states import SealedState, StateId, checkpoint_purpose
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import Roster
@@ -36,8 +36,7 @@ CONTENT_LABEL: Final = "content"
 
 def checkpoint_head(keys: RoundKeys, state: StateId, sender: str) -> Sealed:
     """Return the head of a checkpoint's envelope: sealed in the round of ``keys``, to the fleet, by ``sender``."""
-    purpose = f"checkpoint/{keys.run_id.hex()}/{keys.round}/{state.model}/{state.round}"
-    return Sealed(keys.fleet, purpose, sender, "*")
+    return Sealed(keys.fleet, checkpoint_purpose(keys.run_id, keys.round, state), sender, "*")
 
 
 def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState, task: bytes = b"") -> SealedMessage:

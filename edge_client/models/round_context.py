@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundContext:
-    """What a job needs besides the models, in a run with round keys.
+    """What a job needs besides the models.
 
     Attributes:
         keys: the round's keys.
@@ -27,7 +27,7 @@ class RoundContext:
         key_id: names the mask.
         statement: the device's signed statement about the states that it holds.
         to_seal: states of which the upload carries checkpoints, by offered model.
-        task: the encoded task bundle, which each checkpoint contains.
+        task: the encoded task bundle, which each checkpoint contains; empty if there is nothing to seal.
     """
 
     keys: RoundKeys

@@ -7,8 +7,8 @@ digests of the states held. Each state is a file named after its digest. Only th
 2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied.
 3. Files that the index does not name are removed, here and at the next start.
 
-A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. `StateStore.take` replaces the
-index before it returns keys, so that the chain's step is durable before anything masked with them leaves the device.
+A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. The same write takes the keys of
+the open round, so that the chain's step is durable before anything masked with them leaves the device.
 
 A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
 
@@ -44,8 +44,6 @@ FOLDER: Final = "models"
 INDEX_FILE: Final = "index.bin"
 STATE_FILES: Final = "state-*.bin"
 INDEX_VERSION: Final = 1
-MAX_PENDING_ROUNDS: Final = 8
-"""Rounds whose keys are stored at most; the keys of older rounds are erased, since their means are no longer retained."""
 STATE_HINT: Final = "the device takes a checkpoint"
 INDEX_HINT: Final = "have the owner run `shoal-fleet rotate`, or join again: the keys of this run are lost"
 
@@ -197,28 +195,6 @@ class StateStore:
             return keys is not None or derived
         return (keys is not None and keys.key_version == key_version) or (derived and key_version == self.key_version)
 
-    def take(self, round_: int) -> RoundKeys:
-        """Return the keys of a round, which is pending from now on; the step of the chain is durable.
-
-        Taken again, after a restart for example, a pending round gives the same keys.
-
-        Raises:
-            IntegrityError: the keys of the round are erased, or it is too far ahead.
-            ConfigError: the index can't be written; the chain stays as it was.
-        """
-        if round_ in self.pending:
-            return self.pending[round_]
-        chain = self._copy_of_chain()
-        if round_ < chain.next_round:
-            raise IntegrityError(f"the keys of round {round_} are erased", hint=STATE_HINT)
-        chain.skip_to(round_)
-        keys = chain.take()
-        pending = {**self.pending, round_: keys}
-        pending = {r: pending[r] for r in sorted(pending)[-MAX_PENDING_ROUNDS:]}
-        self._write_index(chain, pending, self._held)
-        self._chain, self.pending = chain, pending
-        return keys
-
     def peek(self, round_: int) -> RoundKeys:
         """Return the keys of a round without a step of the stored chain: nothing masked with them may leave the device yet.
 
@@ -229,11 +205,9 @@ class StateStore:
         """
         if round_ in self.pending:
             return self.pending[round_]
-        chain = self._copy_of_chain()
-        if round_ < chain.next_round:
+        if round_ < self._chain.next_round:
             raise IntegrityError(f"the keys of round {round_} are erased", hint=STATE_HINT)
-        chain.skip_to(round_)
-        return chain.take()
+        return self._chain.peek(round_)
 
     def keys_under(self, round_: int, key_version: int) -> RoundKeys:
         """Return the keys of a round under a key version, as `peek` does.
@@ -244,11 +218,9 @@ class StateStore:
         keys = self.pending.get(round_)
         if keys is not None and keys.key_version == key_version:
             return keys
-        chain = self._copy_of_chain()
-        if key_version != chain.key_version:
+        if key_version != self.key_version:
             raise IntegrityError(f"the keys of round {round_} under version {key_version} are erased", hint=STATE_HINT)
-        chain.skip_to(round_)
-        return chain.take()
+        return self._chain.peek(round_)
 
     def prefer(self, keys: RoundKeys) -> None:
         """Use these keys for their round from now on; the next `commit` makes that durable."""
@@ -274,7 +246,7 @@ class StateStore:
         Raises:
             IntegrityError: the chain is of another run, or of no newer version.
         """
-        old, first = self._copy_of_chain(), chain.next_round if first is None else first
+        old, first = self._chain.copy(), chain.next_round if first is None else first
         if (chain.fleet, chain.run_id) != (old.fleet, old.run_id) or chain.key_version <= old.key_version:
             raise IntegrityError(
                 f"key version {chain.key_version} does not continue version {old.key_version} of this run"
@@ -317,7 +289,7 @@ class StateStore:
             states: all states to hold.
             applied: the newest round whose step is applied, or made up for by checkpoints; 0 if there is none yet.
             waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
-            taking: a later round whose keys are taken in the same write, as by `take`.
+            taking: a later round, whose keys become pending in the same write.
             transcript: the run's transcript from now on; None leaves it as it is.
 
         Raises:
@@ -331,7 +303,7 @@ class StateStore:
         if new:
             sync_directory(self._folder)
         pending = {r: keys for r, keys in self.pending.items() if r > applied or r in waiting}
-        chain = self._copy_of_chain()
+        chain = self._chain.copy()
         _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round and r not in pending], pending)
         chain.skip_to(max(chain.next_round, applied + 1))
         if taking is not None and taking >= chain.next_round:
@@ -343,11 +315,6 @@ class StateStore:
         self.transcript = transcript
         self._held, self._chain, self.pending = held, chain, pending
         self._remove_others()
-
-    def _copy_of_chain(self) -> RunChain:
-        """Return a chain to step on without losing the stored one if a write fails."""
-        chain = self._chain
-        return RunChain(chain.fleet, chain.run_id, chain.key_version, chain.next_round, chain.reveal())
 
     def _write_index(
         self,

@@ -29,12 +29,11 @@ class Inbound:
     """Checks each chunk's topic before the chunk takes any memory.
 
     A device that does not know the run yet does not know the size of the run package either. It accepts one of up to
-    `limits.FIRST_PACKAGE_BYTES`, and a larger one, or a larger mask epoch, once the aggregator's signed announcement has
-    given its size.
+    `limits.FIRST_PACKAGE_BYTES`, and a larger one once the aggregator's signed announcement has given its size.
 
     Args:
         membership: keys and fleet.
-        models: the model subscriptions.
+        models: the subscriptions to means and checkpoints.
         rosters: the roster that the device has requested, if any.
     """
 
@@ -44,8 +43,7 @@ class Inbound:
         self._rosters = rosters
         self._run: Run | None = None
         self._late: RunPlan | None = None
-        self._task_bytes = self._models = 0
-        self._package_bytes = self._epoch_bytes = 0
+        self._task_bytes = self._models = self._package_bytes = 0
 
     def begin(self, run: Run) -> None:
         """Use the limits of ``run`` from now on."""
@@ -61,14 +59,12 @@ class Inbound:
         """The largest task that a checkpoint may contain, in bytes."""
         return self._package_most
 
-    def announced(self, announcement: Announcement) -> tuple[TopicKind, ...]:
-        """Take the sizes in an authentic announcement; return the topics where a larger transfer than before is accepted now."""
-        before = self._package_most, self._epoch_most
-        self._package_bytes, self._epoch_bytes = announcement.package_bytes, announcement.epoch_bytes
-        self._models = len(announcement.models if announcement.held is None else announcement.held.offers)
-        after = self._package_most, self._epoch_most
-        topics = (TopicKind.PLAN, TopicKind.CHECKPOINT)
-        return tuple(t for t, old, new in zip(topics, before, after, strict=True) if new > old)
+    def announced(self, announcement: Announcement) -> bool:
+        """Take the sizes in an authentic announcement; return whether a larger run package than before is accepted now."""
+        before = self._package_most
+        self._package_bytes = announcement.package_bytes
+        self._models = 0 if announcement.held is None else len(announcement.held.offers)
+        return self._package_most > before
 
     def source(self, topic: ParsedTopic) -> str:
         """Return the name under which a topic's chunks are collected."""
@@ -94,8 +90,6 @@ class Inbound:
                 return channels.ANNOUNCEMENT.limit(sizes.announcement_bytes(self._devices, self._most_models))
             case TopicKind.PLAN:
                 return channels.RUN.limit(self._package_most)
-            case TopicKind.CHECKPOINT:
-                return channels.EPOCH.limit(self._epoch_most)
             case TopicKind.ROSTER_CHANGE:
                 return channels.ROSTER_CHANGE.limit()
             case TopicKind.ROSTER:
@@ -115,11 +109,8 @@ class Inbound:
             return channels.CHECKPOINT.limit(sizes.checkpoint_bytes(self._late, self._package_most))
         if self._run is None:
             return UNSUBSCRIBED
-        if self._run.plan.keys == "round":
-            checkpoint = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(self._run.plan, self._task_bytes))
-            return {**channels.MEAN.limit(sizes.model_bytes(self._run.plan)), **checkpoint}
-        model = channels.MODEL.limit(sizes.model_bytes(self._run.plan))
-        return {**model, **channels.PROPOSAL.limit(self._own_epoch_bytes)}
+        checkpoint = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(self._run.plan, self._task_bytes))
+        return {**channels.MEAN.limit(sizes.model_bytes(self._run.plan)), **checkpoint}
 
     @property
     def _devices(self) -> int:
@@ -130,20 +121,5 @@ class Inbound:
         return limits.MAX_MODELS if self._run is None else max(self._run.plan.max_models, self._models)
 
     @property
-    def _own_epoch_bytes(self) -> int:
-        """The largest mask epoch of the current run, in bytes.
-
-        It is computed from the number of announced models, all of which are folded. The plan's ``max_models`` may be a
-        thousand, too many for the memory of a device.
-        """
-        assert self._run is not None
-        return sizes.epoch_bytes(self._run.plan, self._models, self._task_bytes, self._devices)
-
-    @property
     def _package_most(self) -> int:
         return max(limits.FIRST_PACKAGE_BYTES, self._package_bytes)
-
-    @property
-    def _epoch_most(self) -> int:
-        own = 0 if self._run is None else self._own_epoch_bytes
-        return max(limits.FIRST_PACKAGE_BYTES, self._epoch_bytes, own)

@@ -1,4 +1,4 @@
-"""Subscriptions to the models of a round: exactly those that the device's assignment needs."""
+"""Subscriptions to the means and checkpoints of a round: exactly those that the device's assignment needs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
     from edge_client.run.held_models import HeldModels
-    from edge_client.run.models import ModelStore
     from shoal.protocol.topics import Topics
     from shoal.transport.base import Transport
 
 
 class ModelFeed:
-    """The model subscriptions of one device.
+    """The subscriptions of one device to means and checkpoints.
 
     Attributes:
-        labels: topic labels of the subscribed models.
+        labels: the topic labels that it has subscribed to.
     """
 
     def __init__(self, transport: Transport, topics: Topics) -> None:
@@ -27,11 +26,11 @@ class ModelFeed:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The base topics of the subscribed models."""
+        """The base topics of the labels."""
         return tuple(map(self._topics.model, self.labels))
 
-    def follow(self, labels: tuple[str, ...], models: ModelStore | HeldModels | None) -> None:
-        """Subscribe to ``labels`` and unsubscribe from all others, whose models are dropped from ``models``."""
+    def follow(self, labels: tuple[str, ...], models: HeldModels | None) -> None:
+        """Subscribe to ``labels`` and unsubscribe from all others, whose transfers are dropped from ``models``."""
         for label in set(self.labels) - set(labels):
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
             if models is not None:

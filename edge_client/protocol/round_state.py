@@ -17,7 +17,7 @@ from crypto.seal.replay import ReplayWatermark
 from edge_client.run.policy import check_announcement, check_assignment
 from shoal import limits
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import NO_TRANSFER, Action, Announcement, Assignment, Control, ModelRef, Phase
+from shoal.protocol.messages import Action, Announcement, Assignment, Control
 
 
 class Stage(Enum):
@@ -36,8 +36,7 @@ class AgentState:
     Attributes:
         index: the device's index in the roster.
         mark: the replay watermark.
-        plan: the plan of the run that the device follows, for this mask epoch; since: the round after which the epoch began.
-        generation: key version of the epoch.
+        plan: the plan of the run that the device follows.
         announcement, assignment: the current round, and the device's part in it.
         models: topic label -> transfer id of the models received.
         needed: the same for those that the assignment needs; None until they are located.
@@ -51,8 +50,6 @@ class AgentState:
     mark: ReplayWatermark = field(default_factory=ReplayWatermark)
     stage: Stage = Stage.IDLE
     plan: RunPlan | None = None
-    since: int = 0
-    generation: int = 0
     announcement: Announcement | None = None
     assignment: Assignment | None = None
     models: Mapping[str, bytes] = field(default_factory=dict)
@@ -67,14 +64,12 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run plan was accepted, or its next mask epoch; ``since`` and ``generation`` are as in `followed_run.Run`.
+    """A run plan was accepted.
 
     ``lost``: an upload of the final round was stored before a restart, but the final model is not on disk.
     """
 
     plan: RunPlan
-    since: int = 0
-    generation: int = 0
     lost: bool = False
 
 
@@ -87,7 +82,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class ModelArrived:
-    """A model was decrypted and checked."""
+    """A mean or a checkpoint was decrypted and checked."""
 
     label: str
     transfer: bytes
@@ -145,14 +140,14 @@ Event = Planned | Announced | ModelArrived | Located | WorkDone | WorkFailed | A
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Subscribe to the models with these topic labels, and to no others."""
+    """Subscribe to the means and checkpoints with these topic labels, and to no others."""
 
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Find out which transfers the assignment needs, in a run whose models devices hold, and answer with `Located`."""
+    """Find out which transfers the assignment needs, and answer with `Located`."""
 
     announcement: Announcement
     assignment: Assignment
@@ -214,20 +209,14 @@ _DROPPED: Final[Mapping[type[Event], str]] = {Announced: "next round without an 
 TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = MappingProxyType(
     {
         (Stage.IDLE, Stage.FETCHING): {Announced: "round with an assignment"},
-        (Stage.IDLE, Stage.WORKING): {Announced: "round with an assignment, no model missing"},
         (Stage.IDLE, Stage.SENDING): {Announced: "round of the stored or refused upload"},
-        (Stage.FETCHING, Stage.WORKING): {
-            ModelArrived: "last model arrives",
-            Located: "no model missing",
-            Announced: "next round, no model missing",
-        },
+        (Stage.FETCHING, Stage.WORKING): {ModelArrived: "last model arrives", Located: "no model missing"},
         (Stage.FETCHING, Stage.IDLE): {WorkFailed: "a state is out of reach", **_DROPPED},
         (Stage.WORKING, Stage.SENDING): {WorkDone: "upload stored"},
         (Stage.WORKING, Stage.FETCHING): {Announced: "next round"},
         (Stage.WORKING, Stage.IDLE): {WorkFailed: "work failed", **_DROPPED},
         (Stage.SENDING, Stage.IDLE): {Answered: "upload answered", **_DROPPED},
         (Stage.SENDING, Stage.FETCHING): {Announced: "next round"},
-        (Stage.SENDING, Stage.WORKING): {Announced: "next round, no model missing"},
     }
 )
 """The changes of stage, and the events that cause each of them. Events that change no stage are not listed."""
@@ -276,8 +265,6 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
     state = dataclasses.replace(
         state,
         plan=plan,
-        since=planned.since,
-        generation=planned.generation,
         announcement=None,
         assignment=None,
         stage=Stage.IDLE,
@@ -291,11 +278,11 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
 
 def _announced(state: AgentState, announcement: Announcement) -> Transition:
     assert state.plan is not None
-    check_announcement(announcement, state.plan, state.since, state.generation)
+    check_announcement(announcement, state.plan)
     mark = state.mark.accept(announcement)
     assignment = announcement.order_for(state.index)
     if assignment is not None:
-        check_assignment(assignment, announcement, state.plan, state.generation)
+        check_assignment(assignment, announcement, state.plan)
     again = mark.place == state.mark.place
     if again and (state.stage is Stage.SENDING or state.refused):
         # The aggregator restarted or resumed the run, and may have lost our upload.
@@ -327,31 +314,13 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         state = dataclasses.replace(state, stage=Stage.SENDING)
         return state, (*stop, _remind(state), _timer(state))
     state = dataclasses.replace(state, stage=Stage.FETCHING, needed=None)
-    if announcement.held is not None:
-        return state, (*stop, Locate(announcement, assignment))
-    state, do = _fetch(state, {ref.label: ref.transfer for ref in needed_models(announcement, assignment)})
-    return state, (*stop, *do)
+    return state, (*stop, Locate(announcement, assignment))
 
 
-def _fetch(state: AgentState, needed: Mapping[str, bytes], ahead: tuple[str, ...] = ()) -> Transition:
+def _fetch(state: AgentState, needed: Mapping[str, bytes], ahead: tuple[str, ...]) -> Transition:
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, models=kept, needed=needed))
     return state, (Follow(tuple(sorted({*needed, *ahead}))), *do)
-
-
-def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[ModelRef, ...]:
-    """Return the models to fetch: the candidates' offsets and, with weight sharing, the shared segment.
-
-    In a rollover, the device that folds also needs the carried vectors, and those that sign need the proposed fold.
-    """
-    candidates = [m for m in announcement.models if m.model in assignment.candidates]
-    if announcement.shared is not None:
-        candidates.append(announcement.shared)
-    if assignment.phase == Phase.CHECKPOINT:
-        candidates.extend(announcement.carried)
-    if announcement.proposal is not None:
-        candidates.append(announcement.proposal)
-    return tuple(m for m in candidates if m.transfer != NO_TRANSFER)
 
 
 def _maybe_work(state: AgentState) -> Transition:

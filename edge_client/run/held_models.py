@@ -1,4 +1,4 @@
-"""The models that a device holds in a run with round keys: brought up to each round, stored, and handed to its jobs.
+"""The models that a device holds in a run: brought up to each round, stored, and handed to its jobs.
 
 Rules:
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class HeldModels:
-    """The models of one run with round keys.
+    """The models of one run.
 
     Args:
         run: the run that the device follows.
@@ -75,6 +75,7 @@ class HeldModels:
         self._membership = membership
         self._store = store
         self._states = states
+        self._task_bytes = len(run.bundle.to_bytes())
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
         self._certified: dict[StateId, bytes] = {}
@@ -211,9 +212,8 @@ class HeldModels:
         if key_version < self._store.key_version:
             raise UntrustedError(f"a round under keys of roster {key_version}, after {self._store.key_version}")
         if key_version > self._store.key_version:
-            plan, version = self._run.plan, self._membership.version_key(key_version)
-            version.skip_to_run(plan.run)
-            chain = version.begin_run(plan.run_id, 0)
+            version = self._membership.version_key(key_version)
+            chain = version.begin_run_of(self._run.plan)
             sealed = [ref.round for ref in held.checkpoints if ref.key_version == key_version]
             chain.skip_to(max(0, min([round_ - RETAINED_STEPS, *sealed])))
             self._store.renew(chain, round_)
@@ -284,7 +284,7 @@ class HeldModels:
             roster=self._membership.roster,
             length=length_of(plan, self._held, ref.state),
             min_contributors=plan.min_contributors,
-            most_task_bytes=len(self._run.bundle.to_bytes()),
+            most_task_bytes=self._task_bytes,
         )
         return state
 
@@ -315,8 +315,7 @@ class HeldModels:
         return keys
 
     def _mask_id(self, keys: RoundKeys) -> bytes:
-        plan = self._run.plan
-        return key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+        return key_id(keys.mask, keys.context_of(self._run.plan))
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
@@ -377,7 +376,7 @@ class HeldModels:
             key_id=self._mask_id(keys),
             statement=statement,
             to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
-            task=self._run.bundle.to_bytes(),
+            task=self._run.bundle.to_bytes() if assignment.seal else b"",
         )
 
     def _theta(self, held: RoundModels, model: int) -> Float32Vector:
@@ -405,9 +404,7 @@ class HeldModels:
         at = (keys.key_version, keys.round)
         found = self._masks.get(at)
         if found is None:
-            plan = self._run.plan
-            context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
-            found = self._masks[at] = segment_keys(derive(keys.mask, context))
+            found = self._masks[at] = segment_keys(derive(keys.mask, keys.context_of(self._run.plan)))
         return found
 
 
@@ -515,7 +512,7 @@ def certified_states(
 
 def _held(announcement: Announcement) -> RoundModels:
     if announcement.held is None:
-        raise IntegrityError("an announcement without the models of a run with round keys")
+        raise IntegrityError("an announcement without the models that devices hold")
     return announcement.held
 
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import Dataset, DataSplits, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.update import Finished, TrainingContext, carry_out
-from edge_client.run.held_models import HeldModels
-from edge_client.run.models import ModelStore
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
-from edge_client.storage.update_cache import UpdateCache
 from shoal.errors import IntegrityError, ShoalError
 from shoal.membership.roster import aggregator_of
-from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
+    from edge_client.run.held_models import HeldModels
     from shoal.protocol.messages import Announcement, Assignment
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
@@ -32,11 +30,7 @@ LOG = logging.getLogger("shoal.edge")
 
 
 class JobFactory:
-    """Makes the jobs of one device; holds its samples and the training context of the current run.
-
-    Attributes:
-        proposal: (transfer id, payload) of the newest checkpoint that another device proposed; both empty if there is none.
-    """
+    """Makes the jobs of one device; holds its samples and the graphs of the current run."""
 
     def __init__(
         self,
@@ -58,12 +52,11 @@ class JobFactory:
         self._membership = membership
         self._load_data = load_data
         self._threads = threads
-        self._workshop: TrainingContext | None = None
+        self._workshop: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
-        self.proposal = (b"", b"")
 
-    def follow(self, run: Run, *, again: bool) -> int:
-        """Set up for a run, or ``again`` for its next mask epoch; return the number of samples to train on.
+    def follow(self, run: Run) -> int:
+        """Set up for a run; return the number of samples to train on.
 
         Raises:
             DataError: the samples do not fit the task.
@@ -73,17 +66,15 @@ class JobFactory:
         if self._shares is None or self._shares[0] != digest:
             seed = f"{self._membership.fleet}/{self._membership.name}".encode()
             self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
-        shares = self._shares[1]
-        if again and self._workshop is not None:
-            self._workshop = dataclasses.replace(self._workshop, run=run)
-        else:
-            member, backend = self._membership, self._make_backend(run.bundle, self._threads)
-            # A new run gets its own ONNX sessions and update cache; a new epoch of the same run reuses both.
-            aggregator, own = aggregator_of(member.roster), UpdateCache(member.directory, run.plan)
-            self._workshop = TrainingContext(
-                run=run, identity=member.identity, aggregator=aggregator, backend=backend, shares=shares, own=own
-            )
-        self.proposal = (b"", b"")
+        shares, member = self._shares[1], self._membership
+        self._workshop = partial(
+            TrainingContext,
+            run=run,
+            identity=member.identity,
+            aggregator=aggregator_of(member.roster),
+            backend=self._make_backend(run.bundle, self._threads),
+            shares=shares,
+        )
         return len(shares.train)
 
     def job(
@@ -91,26 +82,13 @@ class JobFactory:
         announcement: Announcement,
         assignment: Assignment,
         thetas: Mapping[int, Float32Vector],
-        models: ModelStore | HeldModels,
+        models: HeldModels,
     ) -> Job:
-        """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``.
-
-        Raises:
-            UntrustedError: the checkpoint received, or a vector to carry, is not the one that was announced.
-        """
+        """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
         assert self._workshop is not None
-        shop = self._workshop
-        if isinstance(models, HeldModels):
-            shop = dataclasses.replace(shop, round=models.context(announcement, assignment))
-        if announcement.finished:
-            return lambda cancelled: self._finish(shop, announcement, assignment, thetas, cancelled)
-        if not announcement.step:
-            return lambda cancelled: carry_out(shop, announcement, assignment, thetas, cancelled)
-        from edge_client.run import rollover  # imported late: rollovers are rare, and a device has little memory
-
-        assert isinstance(models, ModelStore)
-        carried = models.carried(announcement) if assignment.phase == Phase.CHECKPOINT else {}
-        return rollover.job(shop, announcement, assignment, thetas, carried, self.proposal, self._membership)
+        shop = self._workshop(round=models.context(announcement, assignment))
+        carry = self._finish if announcement.finished else carry_out
+        return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
 
     def _finish(
         self,

@@ -24,7 +24,7 @@ LOG = logging.getLogger("shoal.edge")
 PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
 
 
-@message(64)
+@message(77)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """The head of a pending slot; its SHA-256 and the sealed upload follow.
@@ -38,7 +38,6 @@ class Mark:
     nonce: Fixed16
     transfer: Fixed16
     length: U32
-    step: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class PendingUploadFiles:
                 nonce=nonce,
                 transfer=name,
                 length=len(sealed),
-                step=mark.step,
             )
         )
         path = self._slots[self._next_slot]
@@ -111,7 +109,7 @@ class PendingUploadFiles:
         """Return the newest pending slot; it is empty for a device that has not taken part in a round yet.
 
         Raises:
-            IntegrityError: both slots are damaged.
+            IntegrityError: both slots are damaged, or an earlier version of Shoal wrote them.
         """
         if not any((self._directory / name).exists() for name in PENDING_FILES):
             # Create both slots now: later saves overwrite them and need no sync of the directory.
@@ -121,8 +119,9 @@ class PendingUploadFiles:
         whole = [(i, p) for i, p in enumerate(found) if p is not None]
         if not whole:
             raise IntegrityError(
-                f"{self._directory}: both of {' and '.join(PENDING_FILES)} are damaged",
-                hint="remove them only if the fleet is trusted: they guard against replayed announcements",
+                f"{self._directory}: {' and '.join(PENDING_FILES)} are damaged, or of an earlier version of Shoal",
+                hint="init or enrol a new directory under another name; or remove the two files, if the fleet is trusted: they "
+                "guard against replayed announcements",
             )
         # Two slots of one round hold the same upload with and without its bytes: the answered one was written later.
         slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
@@ -145,5 +144,5 @@ class PendingUploadFiles:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return PendingUpload(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(sealed)
         )

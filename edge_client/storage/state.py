@@ -1,8 +1,7 @@
 """A device's state on disk, in its private directory, across restarts and power cuts.
 
 - ``pending.0.bin`` and ``pending.1.bin``: the replay watermark and the sealed upload of its round, see `pending_upload`.
-- ``run.package``: the run that the device follows. ``run.epoch``: the start of its mask epoch, unless that is the first.
-- ``own-*.bin``: the device's own updates, cached for later epochs.
+- ``run.package``: the run that the device follows.
 - ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
 - ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
 - ``run.told``: the id of the last run that was reported as finished.
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 RUN_FILE: Final = "run.package"
-EPOCH_FILE: Final = "run.epoch"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
 TOLD_FILE: Final = "run.told"
@@ -119,18 +117,8 @@ class DeviceState:
         self.pending = PendingUploadFiles(directory)
 
     def save_run(self, package: bytes) -> None:
-        """Store the run package and remove the mask epoch of an earlier run."""
+        """Store the run package."""
         write_atomic(self.directory / RUN_FILE, package)
-        # A power cut here leaves the epoch of another run, which `reopen` ignores.
-        (self.directory / EPOCH_FILE).unlink(missing_ok=True)
-
-    def save_epoch(self, epoch: bytes) -> None:
-        """Store the start of the run's mask epoch, an encoded `shoal.protocol.epochs.Epoch`."""
-        write_atomic(self.directory / EPOCH_FILE, epoch)
-
-    def load_epoch(self) -> bytes | None:
-        """Return the stored start of the run's mask epoch, or None for the first epoch."""
-        return _read_if_there(self.directory / EPOCH_FILE)
 
     def load_run(self) -> bytes | None:
         """Return the run package, or None if the device has never followed a run."""

@@ -1,6 +1,7 @@
 """Announcements made by hand."""
 
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share
+from shoal.protocol.states import Offer, RoundModels, StateId
 
 TRAINING = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
 
@@ -11,7 +12,7 @@ def announcement(**changes):
         "fleet": "reef",
         "run": 1,
         "run_id": b"r" * 16,
-        "epoch": 1,
+        "epoch": 0,
         "key_id": bytes(16),
         "roster_sequence": 3,
         "round": 1,
@@ -22,5 +23,6 @@ def announcement(**changes):
         "assignments": (TRAINING,),
         "assignment_of": (0,),
         "mode": "permutation",
+        "held": RoundModels(3, (Offer(0, StateId(0, 0)),)),
     }
     return Announcement(**(fields | changes))

@@ -49,6 +49,13 @@ def chain(version=1, run_id=RUN_ID, first_round=1):
     return VersionKey(FLEET, version, bytes([version]) * 32).begin_run(run_id, first_round)
 
 
+def take(store, round_):
+    """Let a store take the keys of a round, as at its opening, and return them."""
+    states, _ = store.load()
+    store.commit(states, applied=0, taking=round_)
+    return store.peek(round_)
+
+
 def vector(*values):
     """Return a float32 vector."""
     return np.array(values, np.float32)

@@ -14,11 +14,11 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
+from aggregator.rounds.snapshot import load as load_snapshot
 from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles
 from aggregator.storage.store import Store
-from aggregator.strategies.base import load_state
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
@@ -28,7 +28,7 @@ from edge_client.learning.data import load, load_inputs
 from edge_client.membership import DeviceMembership
 from edge_client.models.store import FOLDER as MODELS
 from edge_client.models.store import INDEX_FILE, STATE_FILES, StateStore
-from edge_client.run.package import open_run
+from edge_client.run.beginning import stored_run
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import (
     FOLDER,
@@ -63,13 +63,18 @@ CHEAP_WORK = 1 << 14
 
 
 class Disk:
-    """Directories of every party of a scene, copied, so that files in them can be replaced by anything."""
+    """Directories of every party of a scene, copied, so that files in them can be replaced by anything.
+
+    Two devices have ended the run, and the aggregator waits for the third, so that it has uploads of an open round.
+    """
 
     def __init__(self, scene, root):
         self.scene = scene
         self.root = root
-        scene.fleet.run(60)
         stage = scene.fleet.stage
+        scene.lose_final_upload("dev-02")
+        ended = [DeviceState(stage.device_dir(name)).pending for name in ("dev-00", "dev-01")]
+        scene.fleet.run_until(lambda: all(files.load().answered for files in ended), 60)
         scene.fleet.close()
         self.places = {"owner": stage.fleet.path, "device": stage.device_dir("dev-00"), "server": stage.aggregator_dir}
         self.plan = scene.fleet.plan
@@ -201,14 +206,13 @@ def _devices(disk):
         BrokerAddress.parse(member.broker)
         return (
             member.index,
-            member.content,
-            member.secret_at(member.grant.keys_since, member.grant.mask_epoch),
+            member.version_key(member.grant.keys_since),
             member.group.aead(),
         )
 
     def followed(directory):
         package = DeviceState(directory).load_run()
-        return open_run(package, DeviceMembership(directory))
+        return stored_run(package, DeviceMembership(directory))
 
     def status(directory):
         return {**(DeviceState(directory).load_status() or {})}
@@ -218,7 +222,7 @@ def _devices(disk):
         return store.load() if store else None
 
     with_states = StateStore.begin(disk.places["device"], chain())
-    with_states.commit(origins(vector(1, 2), keys=with_states.take(1)), applied=0)
+    with_states.commit(origins(vector(1, 2), keys=with_states.peek(1)), applied=0)
     state = str(next((disk.places["device"] / MODELS).glob(STATE_FILES)).relative_to(disk.places["device"]))
     head = disk.places["device"] / "model.bin"
     folder = disk.places["device"] / FOLDER
@@ -315,7 +319,8 @@ def _all_of(store, directory, plan):
     snapshot = store.restore()
     if snapshot is not None:
         with readable(directory):
-            load_state(make_strategy(plan).state_type, snapshot.document, snapshot.vectors, store.fetch)
+            kind = make_strategy(plan).state_type
+            load_snapshot(kind, snapshot.document, snapshot.vectors, store.fetch, has_models=True)
         store.uploads(snapshot.round)
     return store.records(), read_records(directory)
 

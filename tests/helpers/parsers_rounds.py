@@ -1,4 +1,4 @@
-"""Parsers of a device under round keys: announcements, means and checkpoints, and the run package."""
+"""Parsers of a device: announcements, means and checkpoints, and the run package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from crypto.seal.envelope import GroupKey, open_from_group, read_head, seal_to_g
 from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head
 from edge_client.models.store import StateStore
 from edge_client.protocol import round_state as agent
+from edge_client.run.beginning import LateStart, open_run, resume_run
 from edge_client.run.held_models import HeldModels
-from edge_client.run.round_runs import LateStart, open_round_run, resume_round_run
 from edge_client.storage.state import DeviceState
 from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import decode, encode
@@ -112,11 +112,11 @@ def parsers(root):
     stored = DeviceState(rounds.member.directory).load_run()
     mean, inside = bytes(rounds.transfer(rounds.mean)), rounds.inside()
     return [
-        Parser("announcement, under round keys", (announced,), announcement),
+        Parser("announcement with its models, by the aggregator", (announced,), announcement),
         Parser("mean, by the aggregator", (mean,), taken(rounds.mean)),
         Parser("mean, before its announcement", (mean,), early),
         Parser("checkpoint, by a device", (inside,), taken(rounds.ref, rounds.resealed)),
         Parser("checkpoint, to a newcomer", (inside,), late),
-        Parser("run package, under round keys", (rounds.scene.package,), lambda d: open_round_run(d, newcomer)),
-        Parser("stored run, under round keys", (stored,), lambda d: resume_round_run(d, rounds.member)),
+        Parser("run package", (rounds.scene.package,), lambda d: open_run(d, newcomer)),
+        Parser("stored run", (stored,), lambda d: resume_run(d, rounds.member)),
     ]

@@ -20,7 +20,8 @@ from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets
 from shoal.owner.keys.versions import StoredVersions, VersionSecrets
 from shoal.protocol import codec
-from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.chunking import parse
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import (
     AggregatorGrant,
     Card,
@@ -41,6 +42,7 @@ from shoal.protocol.messages import (
     Decline,
     DeclineReason,
     ModelHeader,
+    ModelRef,
     Presence,
     Reminder,
     Sealed,
@@ -83,7 +85,6 @@ class Scene:
     def __init__(self, root):
         self.tap = fleets.Wiretap()
         options = {"algorithm": "ifca", "rounds": 3, "settings": {"k": "2"}, "seed": 2, "evaluate_every": 1}
-        options |= fleets.ONE_KEY  # parsers_rounds.py has the messages under round keys
         self.fleet = fleets.make_fleet(root / "scene", fleets.grouped_data(3, 2), faults=self.tap, **options)
         self.fleet.run_until(lambda: len(self.fleet.records()) == 2, 20)
         self.owner = self.fleet.stage.fleet
@@ -96,6 +97,16 @@ class Scene:
         self.token = TokenStore(self.owner).issue(3600, 1000)
         self.newcomer = Identity.generate("dev-77")
         self.package = (self.owner.path / "runs" / "000001.run").read_bytes()
+
+    def lose_final_upload(self, name):
+        """Lose a device's upload of the final round."""
+        client, final = self.fleet.client_id(name), self.fleet.plan.rounds + 1
+
+        def rule(passage):
+            mine = fleets.concerns(passage, client, "/up", None)
+            return fleets.LOST if mine and parse(passage.payload)[0].round == final else None
+
+        self.tap.rules.append(rule)
 
     def new_grant(self):
         """Return a grant that the device can open, since its card brings its newest receiving keys."""
@@ -138,12 +149,10 @@ class Scene:
             fleets.open_upload(self.fleet, DEVICE, u)[0] for u in fleets.uploads_of(self.fleet, self.tap, DEVICE)
         ]
         grants = [(self.owner.path / "grants" / f"{n}.grant").read_bytes() for n in (DEVICE, "aggregator")]
-        models = self.plains(starting="/s/model/")
         secrets = decode((self.owner.path / "secrets.bin").read_bytes(), FleetSecrets)
         found = {
             **model_states.samples(),
             Announcement: self.plains(ending="/s/round"),
-            ModelHeader: [encode(decode_prefix(m, ModelHeader)[0]) for m in models],
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
             Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(DeclineReason.DATA)))],
@@ -186,11 +195,19 @@ class Scene:
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
-        return _with_parts(found | _finished() | _rollover(self.owner.roster_bytes))
+        return _with_parts(found | _finished() | _offset() | _rollover(self.owner.roster_bytes))
 
     def close(self):
         """End the fleet."""
         self.fleet.close()
+
+
+def _offset():
+    """Return the messages about a masked offset."""
+    ids = {"fleet": "demo", "run_id": bytes(16), "key_id": bytes(16)}
+    header = ModelHeader(**ids, epoch=1, model=0, origin=0, round=2, length=28)
+    ref = ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=3, norm=1.0)
+    return {ModelHeader: [encode(header)], ModelRef: [encode(ref)]}
 
 
 def _finished():

@@ -18,8 +18,6 @@ from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, re
 from crypto.seal.identity import Identity
 from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head, open_checkpoint, seal_checkpoint
 from edge_client.protocol import round_state as agent
-from edge_client.run.models import ModelStore
-from edge_client.run.package import open_run
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
@@ -251,27 +249,15 @@ def _owners(scene):
 def _devices(scene):
     """Return a device's parsers, for input from outsiders and from a malicious aggregator."""
     plan = scene.fleet.plan
-    run = open_run(scene.package, scene.membership)
     state, _ = agent.step(agent.AgentState(0), agent.Planned(plan))
     announcements = scene.plains(ending="/s/round")
     sending = dataclasses.replace(state, stage=agent.Stage.SENDING, transfer=b"\1" * 16)
-    model_topics = {t: None for t, _ in scene.passages(Hop.UP, "aggregator") if "/s/model/" in t}
-    labelled = []
-    for topic in model_topics:
-        labelled += [parcelled(topic.split("/")[5].encode(), p) for p in scene.plains(ending=topic)]
     runtime = scene.fleet.devices[DEVICE].runtime
     heard = scene.passages(Hop.DOWN, DEVICE)
 
     def announced(data):
-        after, do = agent.step(state, agent.Announced(decode(data, Announcement)))
-        for action in do:
-            if isinstance(action, agent.Work):
-                ModelStore(run, scene.group).thetas(action.announcement, action.assignment)
+        after, _ = agent.step(state, agent.Announced(decode(data, Announcement)))
         return after
-
-    def model(data):
-        label, plain, *_ = [*parts_of(data), b"", b""]
-        return ModelStore(run, scene.group).take(text(label), bytes(16), memoryview(plain))
 
     def broadcast(data):
         return scene.membership.open_broadcast(memoryview(data), Fingerprint.of(memoryview(data)).signed)
@@ -283,14 +269,12 @@ def _devices(scene):
     grant = (scene.owner.path / "grants" / f"{DEVICE}.grant").read_bytes()
     return [
         Parser("announcement, by the aggregator", tuple(announcements), announced),
-        Parser("model, by the aggregator", tuple(labelled), model),
         Parser(
             "control, by the aggregator",
             tuple(scene.plains(ending=f"/{DEVICE}/ctl")),
             lambda d: agent.step(sending, agent.Answered(decode(d, Control))),
         ),
         Parser("broadcast", tuple(scene.payloads(ending="/s/round")), broadcast),
-        Parser("run package", (scene.package,), lambda d: open_run(d, scene.membership)),
         Parser("keys for a device", (grant,), scene.membership.take_grant),
         Parser("roster for a device", (scene.owner.roster_bytes,), scene.membership.adopt),
         _changes(scene),

@@ -247,7 +247,7 @@ class RoundDevice:
 
     def mask_of(self, round_):
         keys, plan = self.keys_of(round_), self.fleet.plan
-        return derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+        return derive(keys.mask, keys.context_of(plan))
 
     def certified(self, held):
         """Return state -> digest for the states that enough statements of the announcement name."""

@@ -32,8 +32,7 @@ from tests.helpers.fleets import group_key, tell
 def round_keys(fleet, round_):
     """Return the keys of a round under the newest key version, which the owner can always derive."""
     version = fleet.stage.fleet.version_key
-    version.skip_to_run(fleet.plan.run)
-    chain = version.begin_run(fleet.plan.run_id, 0)
+    chain = version.begin_run_of(fleet.plan)
     chain.skip_to(round_)
     return chain.take()
 
@@ -41,7 +40,7 @@ def round_keys(fleet, round_):
 def round_masks(fleet, round_):
     """Return segment -> mask key of a round under the newest key version; "" is the whole vector."""
     keys, plan = round_keys(fleet, round_), fleet.plan
-    return segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+    return segment_keys(derive(keys.mask, keys.context_of(plan)))
 
 
 def relayed_steps(fleet):

@@ -8,7 +8,7 @@ import numpy as np
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask
 from edge_client.models.checkpoints import seal_checkpoint
-from edge_client.run.round_runs import keep_round_run, open_round_run
+from edge_client.run.beginning import keep_run, open_run
 from edge_client.storage.state import DeviceState
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import encode
@@ -61,8 +61,8 @@ class Scene:
     def device(self, name):
         """Return the models of a device that begins the run."""
         member = self.parties.members[name]
-        begun = open_round_run(self.package, member)
-        return keep_round_run(begun, self.package, member, DeviceState(member.directory))
+        begun = open_run(self.package, member)
+        return keep_run(begun, self.package, member, DeviceState(member.directory))
 
     def announcement(self, round_, *, states=None, assignment=TRAIN, key_version=None, **held):
         """Return the announcement of a round; ``states`` is model -> (model, round), by default each at round_ - 1."""
@@ -103,8 +103,7 @@ class Scene:
         """Return the run's chain, as the owner derives it."""
         version = self.parties.owner.version_key
         assert key_version in (None, version.number)
-        version.skip_to_run(self.plan.run)
-        return version.begin_run(self.plan.run_id, 0)
+        return version.begin_run_of(self.plan)
 
     def keys(self, round_):
         """Return the keys of a round."""
@@ -122,7 +121,7 @@ class Scene:
             key_id: in place of the id of the round's mask.
         """
         plan, keys = self.plan, self.keys(round_)
-        masks = segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+        masks = segment_keys(derive(keys.mask, keys.context_of(plan)))
         recipes, refs = [], []
         for model, delta in sorted(deltas.items()):
             given = (terms or {}).get(model, ((1.0, model, round_ - 1),))

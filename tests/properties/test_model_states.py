@@ -29,7 +29,7 @@ from shoal.protocol.states import RETAINED_STEPS, Recipe, StateCertificate, Stat
 from shoal.types import MaskedVector, Segment
 from shoal.util.files import private_directory
 from tests.conftest import MEMORY
-from tests.helpers.model_states import FLEET, RUN_ID, chain, roster
+from tests.helpers.model_states import FLEET, RUN_ID, chain, roster, take
 
 LENGTH = 11
 DEVICES = 8
@@ -62,7 +62,7 @@ class Device:
         self.store = StateStore.begin(self.directory, first_chain)
         self.states = ModelStates(FLEET, RUN_ID, {})
         if origins:
-            self.states = ModelStates.of_origins(origins, self.store.take(1))
+            self.states = ModelStates.of_origins(origins, self.store.peek(1))
             self.store.commit(self.states, applied=0)
         self.missing = self.out_of_step = ()
 
@@ -84,7 +84,7 @@ class Device:
             certified=server.certified(),
         )
         for step in plan.steps:
-            keys = self.store.take(step.round)
+            keys = self.store.peek(step.round)
             means = next(means for whole, means in server.retained if whole.round == step.round)
             wanted = {r.model for r in step.recipes if r.mean is not None}
             clear = {m: unmask(MaskedVector(means[m], mask_for(keys).key_id), mask_for(keys)) for m in wanted}
@@ -221,7 +221,7 @@ class Fleet:
             if device.store.key_version < self.version:
                 device.store.renew(chain(2, first_round=self.first_round))
             device.compare(self.server)
-            device.store.take(r)
+            take(device.store, r)
             self.server.hear(device, r)
         for _ in range(CATCH_UP_PASSES):
             for device in here:
@@ -231,7 +231,7 @@ class Fleet:
         uploads = []
         for device in here:
             if device.in_step:
-                row = mask(self.update(), mask_for(device.store.take(r))).values
+                row = mask(self.update(), mask_for(device.store.peek(r))).values
                 uploads.append((device.number, self.server.trains(device.number, self.rng), row))
         self.server.close(uploads, event)
 
@@ -242,8 +242,8 @@ class Fleet:
             givers = [d for d in here if id_ in d.states.held and d.states.held[id_].digest == digest]
             if digest is None or not givers:
                 continue
-            keys = device.store.take(self.server.round)
-            sealed = seal_checkpoint(givers[0].identity, givers[0].store.take(keys.round), givers[0].states.held[id_])
+            keys = device.store.peek(self.server.round)
+            sealed = seal_checkpoint(givers[0].identity, givers[0].store.peek(keys.round), givers[0].states.held[id_])
             state = self.opened(sealed.payload, id_, keys)
             self.checkpoints.append((keys.round, id_))
             device.states = device.states.with_states([state])
@@ -365,8 +365,8 @@ def test_a_lying_sealer_and_a_damaged_checkpoint_are_refused(seed, place, bit, l
             device.compare(all_.server)
             all_.server.hear(device, 4)
         state = sealer.states.newest(0)
-        keys = receiver.store.take(4)
-        honest = seal_checkpoint(sealer.identity, sealer.store.take(4), state).payload
+        keys = receiver.store.peek(4)
+        honest = seal_checkpoint(sealer.identity, sealer.store.peek(4), state).payload
         assert all_.opened(honest, state.id, keys).held == state.held
         if liar:
             theta = state.theta.copy()
@@ -414,7 +414,7 @@ def test_a_stolen_device_opens_nothing_that_was_sealed_before_its_round(kind):
                 assert secrets_in(all_.devices[0].directory, every) == set()
             thief = StateStore.open(all_.devices[0].directory)
             with pytest.raises(IntegrityError, match="are erased"):
-                thief.take(r - 2 if event == "merge" else r - 1)
+                thief.peek(r - 2 if event == "merge" else r - 1)
 
 
 def test_a_stolen_device_that_was_away_opens_nothing_before_the_round_of_its_return():

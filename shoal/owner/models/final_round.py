@@ -272,9 +272,7 @@ class FinalRound:
         found = self._versions.get(ref.key_version)
         if found is None:
             raise ConfigError(f"the owner does not hold the keys of version {ref.key_version}", hint=KEYS_HINT)
-        version = VersionKey(self.plan.fleet, found.number, found.version_secret)
-        version.skip_to_run(self.plan.run)
-        chain = version.begin_run(self.plan.run_id)
+        chain = VersionKey(self.plan.fleet, found.number, found.version_secret).begin_run_of(self.plan)
         chain.skip_to(ref.round)
         return chain.take()
 

@@ -25,8 +25,7 @@ def run_chain(fleet: FleetDirectory, plan: RunPlan) -> RunChain:
             f"the plan is for key version {plan.key_version}, and the fleet's is {version.number}",
             hint="sign the run again",
         )
-    version.skip_to_run(plan.run)
-    return version.begin_run(plan.run_id)
+    return version.begin_run_of(plan)
 
 
 def round_mask(fleet: FleetDirectory, plan: RunPlan, round_: int) -> MaskKey:
@@ -38,4 +37,4 @@ def round_mask(fleet: FleetDirectory, plan: RunPlan, round_: int) -> MaskKey:
     chain = run_chain(fleet, plan)
     chain.skip_to(round_)
     keys = chain.take()
-    return derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+    return derive(keys.mask, keys.context_of(plan))

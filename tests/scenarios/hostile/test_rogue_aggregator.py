@@ -108,9 +108,9 @@ SCORING = {"phase": int(Phase.SCORE), "train": False}
 OVERSTEPS = {
     "another fleet": (changed(fleet="other"), "an announcement of another run"),
     "another run number": (changed(run=7), "an announcement of another run"),
-    "no word about states": (changed(held=None), "an announcement with other keys than the plan's"),
+    "no word about states": (changed(held=None), "without the models that devices hold"),
     "another mask mode": (changed(mode="none"), "under another mask mode"),
-    "models that the aggregator holds": (changed(models=(MODEL,)), "with the parts of a rollover"),
+    "models that the aggregator holds": (changed(models=(MODEL,)), "with parts that no round has"),
     "round 0": (changed(round=0), "round 0 of a run of 2"),
     "a round too many": (changed(round=3), "round 3 of a run of 2"),
     "an end before its time": (changed(finished=True), "round 2 of a run of 2"),
@@ -130,7 +130,7 @@ OVERSTEPS = {
     "pre-training": (with_order(phase=int(Phase.PRETRAIN)), "to pre-train, which the plan does not allow"),
     "margins": (with_order(**SCORING, margins=True), "to report margins, which the plan does not allow"),
     "the norm of the trained model": (with_order(norm=True), "to report a model's norm, which the plan does not allow"),
-    "keeping an update in clear": (with_order(keep=1), "to keep updates, which the plan does not allow"),
+    "keeping an update in clear": (with_order(keep=1), "an order that no round has"),
     "keeping a path of models": (
         with_order(**{**SCORING, "phase": int(Phase.KEEP)}),
         "to keep a path of models, which the plan does not allow",
@@ -141,7 +141,7 @@ OVERSTEPS = {
     "an order to compare": (with_order(compare=(0,)), "to compare models, which the plan does not allow"),
     "training that reports margins": (with_order(margins=True), "train and report margins"),
     "training in a scoring phase": (with_order(phase=int(Phase.SCORE)), "nothing to train for"),
-    "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "a rollover in a round"),
+    "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "an order that no round has"),
     "training in the final round": (changed(round=3, finished=True), "nothing to train for"),
     "an order that is not there": (changed(assignment_of=(5, 5)), "an order that it does not hold"),
 }

@@ -117,7 +117,7 @@ def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_p
         chain = thief.begin_run(fleet.plan.run_id)
         found = [chain.take() for _ in range(8)]
         plan = fleet.plan
-        ids = {key_id(k.mask, k.context(plan.task_digest, plan.mode, plan.mask_segments)) for k in found}
+        ids = {key_id(k.mask, k.context_of(plan)) for k in found}
         assert not ids & {mean.key_id for kept in steps for mean in kept.means}
         assert {round_masks(fleet, kept.step.round)[""].key_id for kept in steps} == {
             mean.key_id for kept in steps for mean in kept.means

@@ -116,8 +116,8 @@ def live(directory, bundle, monkeypatch):
     files.save_model(model(4, 2, 2, 2, run=8), durable=False)
     plan = run_plan(run=8, run_id=RUN_ID)
 
-    def stored_run(package, epoch, membership):
-        assert (package, epoch, membership.name) == (b"package", None, "dev-1")
+    def stored_run(package, membership):
+        assert (package, membership.name) == (b"package", "dev-1")
         return type("Run", (), {"plan": plan, "bundle": bundle})
 
     monkeypatch.setattr(inference, "stored_run", stored_run)

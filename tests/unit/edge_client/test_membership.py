@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
@@ -91,54 +90,10 @@ def test_the_keys_of_each_version_that_has_arrived_are_at_hand(parties, member):
     old = member.grant
     new = rotate(parties, "dev-2")
     assert member.grant_of(old.keys_since) == old
-    assert member.grant_of(new).content_key == parties.owner.secrets.content_key
-    assert member.content_of(new) == parties.owner.content
-    assert member.content == member.content_of(old.keys_since) != member.content_of(new)
+    assert member.grant_of(new).version_secret == parties.owner.version_key.reveal() != old.version_secret
     with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$") as caught:
         member.grant_of(99)
     assert "shoal-fleet publish" in caught.value.hint
-
-
-def test_a_later_mask_epoch_erases_the_secrets_of_earlier_ones_on_the_disk_too(member):
-    generation = member.grant.keys_since
-    first = MaskSecret.from_bytes(member.grant.mask_secret)
-    start = member.grant.mask_epoch
-    third = first.at(3, start).reveal()
-    member.enter(generation, 3)
-    for each in (member, reopened(member)):
-        assert (each.grant.mask_secret, each.grant.mask_epoch) == (third, 3)
-        assert each.secret_at(generation, 4).reveal() == first.at(4, start).reveal()
-        with pytest.raises(IntegrityError):
-            each.secret_at(generation, 2)
-    assert first.reveal() not in b"".join(p.read_bytes() for p in member.directory.iterdir() if p.is_file())
-
-
-def test_an_earlier_epoch_changes_nothing(member):
-    generation = member.grant.keys_since
-    member.enter(generation, 3)
-    before = member.grant
-    member.enter(generation, 3)
-    member.enter(generation, 2)
-    assert member.grant is before
-
-
-def test_an_epoch_under_newer_keys_puts_them_in_force(parties, member):
-    old = member.grant
-    new = rotate(parties, "dev-2")
-    epoch = member.later[0].mask_epoch + 2
-    member.enter(new, epoch)
-    assert (member.grant.keys_since, member.grant.mask_epoch) == (new, epoch)
-    assert reopened(member).grant == member.grant
-    with pytest.raises(NotEnrolledError):
-        member.grant_of(old.keys_since)
-
-
-def test_an_epoch_under_keys_that_have_not_arrived_changes_nothing(parties, member):
-    before = member.grant
-    newest = rotate(parties, "dev-2")
-    member.enter(newest + 5, 9)
-    assert member.grant is before
-    assert member.next is not None
 
 
 # ------------------------------------------------------------------------------------- secrets of the key versions
@@ -308,7 +263,7 @@ def test_a_message_under_a_newer_broadcast_key_changes_the_key_we_answer_under(p
     newer, grant = parties.server.next.broadcast_key, member.grant
     member.open_broadcast(*sealed(parties, key=newer))
     assert member.group.secret == newer
-    assert member.grant is grant, "only a run or a mask epoch puts the other keys in force"
+    assert member.grant is grant, "only a run puts the other keys in force"
     member.open_broadcast(*sealed(parties))
     assert member.group.secret == grant.broadcast_key, "the fleet may go back to the keys in force"
 
@@ -328,7 +283,7 @@ def test_a_run_that_the_owner_signed_under_newer_keys_puts_them_in_force(parties
 
 
 def test_a_run_of_before_that_travels_under_newer_keys_does_not(parties, member):
-    """The aggregator publishes the package again when it starts to roll over: the run's own keys are still needed."""
+    """The aggregator publishes the package again under the newer keys: the run's own are still needed."""
     before = member.grant
     rotate(parties, "dev-2", "aggregator")
     key = parties.server.next.broadcast_key

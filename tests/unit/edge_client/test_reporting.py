@@ -40,9 +40,9 @@ class Place:
     def restart(self):
         self.results = Results(self.member, self.files, self.transport, lambda: 1_800_000_000.0)
 
-    def begin(self, run=1, *, again=False, **changes):
+    def begin(self, run=1, **changes):
         plan = run_plan(run=run, run_id=bytes([run]) * 16 if run > 1 else RUN_ID, rounds=8, **changes)
-        self.results.begin(SimpleNamespace(plan=plan, bundle=self.bundle), again=again)
+        self.results.begin(SimpleNamespace(plan=plan, bundle=self.bundle))
         return plan
 
     def note(self, assignment=TRAINING, model=3, now_s=0.0, result=None, **changes):
@@ -97,15 +97,6 @@ def test_bytes_are_those_of_this_run(place):
     place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
     found = place.status()
     assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
-
-
-def test_another_mask_epoch_of_the_run_continues_its_figures(place):
-    place.begin()
-    place.note()
-    place.transport.bytes_sent = 9
-    place.begin(epoch=2, again=True)
-    found = place.status()
-    assert (found["rounds"], found["mask_epoch"], found["bytes_up"]) == (1, 2, 9)
 
 
 def test_another_run_starts_at_zero(place):

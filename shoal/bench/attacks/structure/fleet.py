@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.run.policy import check_model
+from edge_client.run.policy import check_mean
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.protocol import ROUNDS, signed_plan
 from shoal.bench.attacks.structure.keys import FleetKeys, Lifetime
 from shoal.bench.attacks.structure.network import Network, Rows
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import ModelHeader
+from shoal.protocol.states import MeanHeader
 
 OWN_IMAGES: Final = 80
 
@@ -85,17 +85,16 @@ class MaskedFleet:
             segments=(SegmentSpec("cluster", self.network.length),),
             key_id=key.key_id,
         )
-        header = ModelHeader(
+        rounds = 1 if self.keys.lifetime == "round" else min(self.round + 1, ROUNDS)
+        header = MeanHeader(
             fleet=plan.fleet,
             run_id=plan.run_id,
-            epoch=plan.epoch,
+            round=self.round,
             key_id=key.key_id,
             model=0,
-            origin=0,
-            round=1 if self.keys.lifetime == "round" else min(self.round + 1, ROUNDS),
             length=self.network.length,
         )
-        check_model(header, plan, 4 * mean.size, norm)
+        check_mean(header, plan, "", 4 * mean.size, norm / rounds)
         step = self.keys.unmasked(mean[None], self.round)[0]
         self.held = step + (self.held if self.keys.lifetime == "round" else self.origin)
         self.round += 1

@@ -17,6 +17,7 @@ from crypto.mask.derivation import derive
 from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey, state_digest
 from shoal.errors import ConfigError, IntegrityError, UsageError
 from shoal.types import Segment
+from tests.helpers.plans import run_plan
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "mask.json").read_text(encoding="ascii"))
 SECRET = bytes(range(32))
@@ -247,3 +248,29 @@ def test_a_digest_is_keyed_for_its_round_run_and_model() -> None:
     assert len(digests) == 6
     assert first.state_digest(1, theta) == state_digest(first.digest_key, RUN, 1, 1, theta)
     assert first.digest_key not in secrets_of(first)
+
+
+def test_the_run_of_a_plan_is_found_by_its_number() -> None:
+    key = version()
+    plan = run_plan(run=4, run_id=RUN)
+    assert secrets_of(key.begin_run_of(plan).take()) == secrets_of(chain(first_round=0, run=4).take())
+    assert key.next_run == 5
+    with pytest.raises(IntegrityError, match="the keys of run 4"):
+        key.begin_run_of(plan)
+
+
+def test_the_context_of_a_plan_names_its_task_mode_and_layout_and_the_round_of_the_keys() -> None:
+    keys, plan = chain(first_round=4).take(), run_plan(mode="rotation")
+    context = keys.context_of(plan)
+    assert (context.fleet, context.run_id, context.key_version, context.round) == ("reef", RUN, 3, 4)
+    assert (context.task_digest, context.mode, context.segments) == (plan.task_digest, "rotation", plan.mask_segments)
+
+
+def test_keys_that_are_peeked_at_are_those_that_are_taken_and_the_chain_stays() -> None:
+    steps = chain(first_round=2)
+    later = chain(first_round=2)
+    later.skip_to(4)
+    assert secrets_of(steps.peek(4)) == secrets_of(later.peek(4)) == secrets_of(later.take())
+    assert (steps.next_round, later.next_round) == (2, 5)
+    with pytest.raises(IntegrityError, match="can't be derived"):
+        later.peek(4)

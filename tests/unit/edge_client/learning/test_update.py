@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto.mask.derivation import MaskContext, derive
+from crypto.mask.derivation import derive
 from crypto.mask.masking import unmask
-from crypto.mask.secret import MaskSecret
+from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
@@ -16,11 +16,12 @@ from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
 from edge_client.learning.training import Cancelled, train
 from edge_client.learning.update import BatchOrder, TrainingContext, carry_out, local_training, share_of
-from edge_client.run.package import segment_keys
-from edge_client.storage.update_cache import UpdateCache
-from shoal.protocol.codec import decode
+from edge_client.models.round_context import RoundContext
+from edge_client.models.states import ModelState
+from shoal.protocol.codec import decode, decode_prefix
 from shoal.protocol.documents import LocalSettings, SegmentSpec
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
+from shoal.protocol.states import SealedCheckpoints, StateId
 from shoal.types import MaskedVector
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, samples
@@ -33,27 +34,30 @@ MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
 
 @pytest.fixture(scope="module")
-def shop(logistic, tmp_path_factory):
+def shop(logistic):
     bundle = logistic(INPUTS, CLASSES)
     plan = run_plan(
-        task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),), local=MINI, origins=1, max_models=9, rounds=9
+        task_digest=bundle.digest,
+        segments=(SegmentSpec("cluster", D),),
+        local=MINI,
+        origins=1,
+        max_models=9,
+        rounds=9,
+        keys="round",
+        key_version=3,
     )
-    secret = MaskSecret.from_bytes(bytes(range(32)))
-    context = MaskContext(
-        fleet=plan.fleet,
-        run_id=plan.run_id,
-        epoch=plan.epoch,
-        task_digest=plan.task_digest,
-        mode=plan.mode,
-        segments=plan.mask_segments,
+    keys = VersionKey(plan.fleet, plan.key_version, bytes(range(32))).begin_run(plan.run_id, first_round=2).take()
+    key = derive(keys.mask, keys.context_of(plan))
+    round_ = RoundContext(
+        keys=keys, derive_mask=lambda: key, key_id=key.key_id, statement=b"signed", to_seal={}, task=b"a task"
     )
-    key = derive(secret, context)
-    shares = split(Dataset(*samples(40)), b"seed")
-    origins = np.zeros((1, D), np.float32)
-    run = Run(plan=plan, bundle=bundle, origins=origins, key=key, segment_keys=segment_keys(key), since=0, generation=0)
-    own = UpdateCache(tmp_path_factory.mktemp("own"), plan)
     return TrainingContext(
-        run=run, identity=DEVICE, aggregator=AGGREGATOR.member, backend=OrtModel(bundle), shares=shares, own=own
+        run=Run(plan=plan, bundle=bundle),
+        identity=DEVICE,
+        aggregator=AGGREGATOR.member,
+        backend=OrtModel(bundle),
+        shares=split(Dataset(*samples(40)), b"seed"),
+        round=round_,
     )
 
 
@@ -90,7 +94,7 @@ def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
     upload = decode(message, Upload)
     vector = None
     if upload.length:
-        vector = unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), upload.key_id), shop.key)
+        vector = unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), upload.key_id), shop.round.derive_mask())
     return finished, upload, vector
 
 
@@ -121,7 +125,7 @@ def test_the_upload_is_masked(shop):
     masked = np.frombuffer(body, "<f4")
     assert not np.array_equal(masked, vector)
     assert np.array_equal(np.sort(masked), np.sort(vector))
-    assert upload.key_id == shop.key.key_id
+    assert upload.key_id == shop.round.key_id
 
 
 def test_a_single_candidate_is_not_scored_first(shop):
@@ -176,7 +180,23 @@ def test_everything_that_binds_an_upload_is_in_it(shop):
     assert (upload.fleet, upload.run, upload.run_id, upload.epoch) == (plan.fleet, plan.run, plan.run_id, plan.epoch)
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
     assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
-    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.key.key_id)
+    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.round.key_id)
+    assert (upload.key_version, upload.statement) == (3, b"signed")
+
+
+def test_the_checkpoints_that_were_asked_for_follow_the_update(shop):
+    state = ModelState.of(StateId(0, 1), MODELS[3], run_id=shop.plan.run_id, digest_key=bytes(32))
+    sealing = dataclasses.replace(shop, round=dataclasses.replace(shop.round, to_seal={0: state}))
+    for train_ in (True, False):
+        finished = carry_out(sealing, announcement(), assignment(3, train=train_), MODELS, lambda: False)
+        head, at = read_head(finished.parcel.payload)
+        message, body = open_from_member(AGGREGATOR, finished.parcel.payload, head, at, DEVICE.member.sign_key)
+        upload = decode(message, Upload)
+        assert upload.length == (D if train_ else 0)
+        attached = body[4 * upload.length :]
+        assert len(attached) == upload.attached
+        found, rest = decode_prefix(attached, SealedCheckpoints)
+        assert (found.models, sum(found.sizes)) == ((0,), len(rest))
 
 
 def vary(shop, **changes):

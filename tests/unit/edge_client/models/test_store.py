@@ -14,7 +14,6 @@ from edge_client.models.store import (
     FOLDER,
     FORKED_ROUND,
     INDEX_FILE,
-    MAX_PENDING_ROUNDS,
     StateIndex,
     StateStore,
     Transcript,
@@ -23,7 +22,7 @@ from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from shoal.util.files import private_directory, write_atomic
-from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, vector
+from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, take, vector
 from tests.helpers.power_cuts import CutAt, cut_at
 
 MEAN = vector(0.5, -0.25, 4)
@@ -37,7 +36,7 @@ def directory(tmp_path):
 def started(directory):
     """Return a store of a run whose origins are held: two models."""
     store = StateStore.begin(directory, chain())
-    states = origins(vector(1, 2, 3), vector(7, 8, 9), keys=store.take(1))
+    states = origins(vector(1, 2, 3), vector(7, 8, 9), keys=take(store, 1))
     store.commit(states, applied=0)
     return store
 
@@ -47,7 +46,7 @@ def close(store, round_):
     states, errors = store.load()
     assert not errors
     before = states.newest(0).id.round
-    made = states.apply(step(round_, recipe(0, round_, (0, before), mean=1.0)), {0: MEAN}, store.take(round_))
+    made = states.apply(step(round_, recipe(0, round_, (0, before), mean=1.0)), {0: MEAN}, take(store, round_))
     after = made.keep({StateId(0, round_), StateId(1, 0)})
     store.commit(after, applied=round_)
     return after
@@ -83,15 +82,15 @@ def test_a_device_that_followed_no_run_has_no_store(directory):
 def test_states_and_keys_come_back_after_a_restart(directory):
     store = started(directory)
     after = close(store, 1)
-    keys = store.take(2)
+    keys = take(store, 2)
     again = StateStore.open(directory)
     states, errors = again.load()
     assert same(states, after)
     assert errors == ()
     assert (again.run_id, again.key_version) == (RUN_ID, 1)
-    assert again.take(2).content == keys.content == expected_keys(2).content
-    assert again.take(2).mask == keys.mask
-    assert (again.take(2).round, again.take(2).fleet, again.take(2).key_version) == (2, FLEET, 1)
+    assert take(again, 2).content == keys.content == expected_keys(2).content
+    assert take(again, 2).mask == keys.mask
+    assert (take(again, 2).round, take(again, 2).fleet, take(again, 2).key_version) == (2, FLEET, 1)
 
 
 def test_files_are_private_and_only_the_states_held_have_one(directory):
@@ -130,7 +129,7 @@ def test_the_transcript_comes_back_after_a_restart_and_a_refused_run_stays_refus
     store.commit(states, applied=0, transcript=Transcript(3, b"h" * 32))
     store.commit(states, applied=0)
     assert StateStore.open(directory).transcript == Transcript(3, b"h" * 32)
-    store.take(4)
+    take(store, 4)
     store.refuse_run()
     again = StateStore.open(directory)
     assert again.transcript.round == FORKED_ROUND
@@ -145,7 +144,7 @@ def test_the_step_of_the_chain_is_durable_before_keys_are_returned(directory):
     store = started(directory)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
-        store.take(5)
+        take(store, 5)
     kinds = [name for name, *_ in log]
     assert kinds == ["write", "write", "fdatasync", "replace", "fsync"]
     again = StateStore.open(directory)
@@ -159,7 +158,7 @@ def test_keys_that_are_peeked_at_are_those_that_are_taken_and_change_nothing_on_
     peeked = store.peek(4)
     assert contents(directory) == before
     assert store.peek(3).content != peeked.content
-    assert StateStore.open(directory).take(4).content == peeked.content
+    assert take(StateStore.open(directory), 4).content == peeked.content
     with pytest.raises(IntegrityError, match="erased"):
         StateStore.open(directory).peek(3)
 
@@ -179,36 +178,36 @@ def test_a_commit_takes_the_keys_of_the_open_round_in_the_same_write(directory):
 
 def test_skipped_rounds_can_not_be_taken(directory):
     store = started(directory)
-    store.take(5)
+    take(store, 5)
     for round_ in (2, 3, 4):
         assert not store.has_keys(round_)
         with pytest.raises(IntegrityError, match=f"the keys of round {round_} are erased"):
-            store.take(round_)
-    assert store.take(6).content == expected_keys(6).content
+            take(store, round_)
+    assert take(store, 6).content == expected_keys(6).content
 
 
 def test_keys_are_erased_with_the_step_of_their_round(directory):
     store = started(directory)
     secrets = []
     for round_ in (1, 2, 3):
-        keys = store.take(round_)
+        keys = take(store, round_)
         secrets += [keys.mask.reveal(), keys.content]
         assert all(secret in contents(directory) for secret in secrets[-2:]), "the search finds what is there"
         close(store, round_)
         assert not any(secret in contents(directory) for secret in secrets)
         assert not store.has_keys(round_)
     with pytest.raises(IntegrityError):
-        store.take(2)
+        take(store, 2)
 
 
 def test_keys_of_rounds_that_wait_for_a_checkpoint_stay(directory):
     store = started(directory)
     for round_ in (1, 2, 3):
-        store.take(round_)
+        take(store, round_)
     states, _ = store.load()
     store.commit(states, applied=3, waiting={2})
     assert [store.has_keys(r) for r in (1, 2, 3, 4)] == [False, True, False, True]
-    assert StateStore.open(directory).take(2).content == expected_keys(2).content
+    assert take(StateStore.open(directory), 2).content == expected_keys(2).content
     store.commit(states, applied=3)
     assert not StateStore.open(directory).has_keys(2)
 
@@ -216,45 +215,37 @@ def test_keys_of_rounds_that_wait_for_a_checkpoint_stay(directory):
 def test_keys_of_rounds_that_the_device_missed_are_erased_as_well(directory):
     """It was away from round 2 on; only round 4 waits for a checkpoint."""
     store = started(directory)
-    store.take(1)
+    take(store, 1)
     states, _ = store.load()
     store.commit(states, applied=5, waiting={4})
     for opened in (store, StateStore.open(directory)):
         assert [r for r in range(1, 8) if opened.has_keys(r)] == [4, 6, 7]
-        assert opened.take(4).content == expected_keys(4).content
-        assert opened.take(6).content == expected_keys(6).content
-
-
-def test_no_more_than_a_few_rounds_are_pending(directory):
-    store = started(directory)
-    for round_ in range(1, MAX_PENDING_ROUNDS + 3):
-        store.take(round_)
-    assert sorted(store.pending) == list(range(3, MAX_PENDING_ROUNDS + 3))
-    assert sorted(StateStore.open(directory).pending) == sorted(store.pending)
+        assert take(opened, 4).content == expected_keys(4).content
+        assert take(opened, 6).content == expected_keys(6).content
 
 
 def test_a_newer_key_version_replaces_the_chain_and_keeps_pending_rounds(directory):
     store = started(directory)
-    store.take(4)
+    take(store, 4)
     store.renew(chain(2, first_round=5))
     again = StateStore.open(directory)
     assert again.key_version == 2
-    assert again.take(4).content == expected_keys(4).content
-    assert again.take(6).key_version == 2
+    assert take(again, 4).content == expected_keys(4).content
+    assert take(again, 6).key_version == 2
     newcomer = chain(2, first_round=5)
     newcomer.skip_to(6)
-    assert again.take(6).content == newcomer.take().content
+    assert take(again, 6).content == newcomer.take().content
 
 
 def test_keys_that_were_taken_ahead_of_time_give_way_to_a_newer_version(directory):
     store = started(directory)
     for round_ in (3, 4, 5):
-        store.take(round_)
+        take(store, round_)
     store.renew(chain(2, first_round=4))
     again = StateStore.open(directory)
-    assert again.take(3).content == expected_keys(3).content
+    assert take(again, 3).content == expected_keys(3).content
     newer = chain(2, first_round=4)
-    assert [again.take(r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
+    assert [take(again, r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
 
 
 def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_retained_steps(directory):
@@ -263,14 +254,14 @@ def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_
     store.renew(chain(2, first_round=5))
     again = StateStore.open(directory)
     assert [again.has_keys(round_) for round_ in range(2, 6)] == [False, True, True, True]
-    assert again.take(4).content == expected_keys(4).content
+    assert take(again, 4).content == expected_keys(4).content
     newcomer = chain(2, first_round=5)
-    assert again.take(5).content == newcomer.take().content
+    assert take(again, 5).content == newcomer.take().content
 
 
 def test_a_chain_that_does_not_continue_the_run_is_refused(directory):
     store = started(directory)
-    store.take(4)
+    take(store, 4)
     for wrong in (chain(1, first_round=5), chain(2, run_id=b"x" * 16, first_round=5)):
         with pytest.raises(IntegrityError, match="does not continue version 1"):
             store.renew(wrong)
@@ -367,7 +358,7 @@ def test_an_index_that_others_can_read_is_refused(directory):
 
 def test_secrets_are_not_printed(directory):
     store = started(directory)
-    keys = store.take(2)
+    keys = take(store, 2)
     index = decode((directory / FOLDER / INDEX_FILE).read_bytes()[:-32], StateIndex)
     for secret in (index.chain, keys.content, keys.mask.reveal()):
         assert repr(secret) not in repr(index)
@@ -384,7 +375,7 @@ def test_a_cut_at_any_write_of_a_step_leaves_the_old_step_or_the_new_one(tmp_pat
         directory = private_directory(tmp_path / str(cuts))
         store = started(directory)
         before = close(store, 1)
-        keys = store.take(2)
+        keys = take(store, 2)
         ended = cut_at(cuts, close, store, 2)
         again = StateStore.open(directory)
         states, errors = again.load()
@@ -398,10 +389,10 @@ def test_a_cut_at_any_write_of_a_step_leaves_the_old_step_or_the_new_one(tmp_pat
             assert keys.content not in contents(directory)
         else:
             assert same(states, before)
-            assert again.take(2).content == keys.content
+            assert take(again, 2).content == keys.content
             close(again, 2)
         assert again.load()[0].newest(0).theta.tolist() == (vector(1, 2, 3) + MEAN + MEAN).tolist()
-        assert again.take(3).content == expected_keys(3).content
+        assert take(again, 3).content == expected_keys(3).content
         cuts += 1
     assert outcomes == {False, True}
     assert cuts > 10
@@ -412,10 +403,10 @@ def test_a_cut_while_keys_are_taken_never_gives_a_round_two_keys_or_loses_it(tmp
     while not ended:
         directory = private_directory(tmp_path / str(cuts))
         store = started(directory)
-        ended = cut_at(cuts, store.take, 4)
+        ended = cut_at(cuts, take, store, 4)
         again = StateStore.open(directory)
-        assert again.take(4).content == expected_keys(4).content
-        assert again.take(5).content == expected_keys(5).content
+        assert take(again, 4).content == expected_keys(4).content
+        assert take(again, 5).content == expected_keys(5).content
         assert not again.has_keys(3)
         cuts += 1
     assert cuts > 4
@@ -445,10 +436,10 @@ def test_a_cut_in_the_first_start_or_a_renewal_leaves_all_or_nothing(tmp_path):
         ended = cut_at(cuts, StateStore.begin, first, chain())
         ended = cut_at(cuts, store.renew, chain(2, first_round=2)) and ended
         found = StateStore.open(first)
-        assert found is None or found.take(1).content == expected_keys(1).content
+        assert found is None or take(found, 1).content == expected_keys(1).content
         again = StateStore.open(renewed)
-        assert again.take(1).content == expected_keys(1).content
-        assert again.take(2).key_version == again.key_version
+        assert take(again, 1).content == expected_keys(1).content
+        assert take(again, 2).key_version == again.key_version
         cuts += 1
     assert again.key_version == 2
 
@@ -456,7 +447,7 @@ def test_a_cut_in_the_first_start_or_a_renewal_leaves_all_or_nothing(tmp_path):
 def test_new_states_are_on_the_disk_before_the_index_names_them_and_old_ones_go_afterwards(directory):
     store = started(directory)
     close(store, 1)
-    store.take(2)
+    take(store, 2)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
         close(store, 2)
@@ -480,18 +471,18 @@ def test_a_full_disk_leaves_keys_and_states_as_they_were(directory, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(ConfigError, match="No space left"):
-            store.take(2)
+            take(store, 2)
         assert not store.pending
         with pytest.raises(ConfigError, match="No space left"):
             store.commit(ModelStates(FLEET, RUN_ID, {}), applied=1)
     assert same(store.load()[0], before)
-    assert store.take(2).content == expected_keys(2).content
+    assert take(store, 2).content == expected_keys(2).content
 
 
 def test_a_vector_of_any_layout_is_stored_as_it_is(directory):
     store = StateStore.begin(directory, chain())
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
-    store.commit(origins(matrix[0], matrix[1], keys=store.take(1)), applied=0)
+    store.commit(origins(matrix[0], matrix[1], keys=take(store, 1)), applied=0)
     states, _ = StateStore.open(directory).load()
     assert [states.newest(m).theta.tolist() for m in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
     assert not states.newest(0).theta.flags.writeable
@@ -499,7 +490,7 @@ def test_a_vector_of_any_layout_is_stored_as_it_is(directory):
 
 def test_the_chain_on_disk_is_the_chain_in_memory(directory):
     store = started(directory)
-    store.take(3)
+    take(store, 3)
     index = decode((directory / FOLDER / INDEX_FILE).read_bytes()[:-32], StateIndex)
     restored = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
     assert restored.next_round == 4

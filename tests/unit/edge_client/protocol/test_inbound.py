@@ -1,7 +1,5 @@
 """The device's size limits: a chunk takes memory only on a subscribed topic, and within the limits of the run plan."""
 
-import dataclasses
-
 import pytest
 
 from edge_client.protocol import round_state as agent
@@ -9,7 +7,6 @@ from shoal import limits
 from shoal.membership.roster_delta import roster_change
 from shoal.protocol import sizes
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
-from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.reassembly import cost_bytes
 from shoal.protocol.topics import Topics, chunk_topic
 from shoal.transport.base import Message
@@ -20,19 +17,13 @@ TOPICS = Topics("demo")
 NAME = "dev-01"
 D = 28
 DEVICES = 3
-ONE_KEY = {"keys": "run", "mode": "permutation"}
 
 
 @pytest.fixture
-def options():
-    return {}
-
-
-@pytest.fixture
-def fleet(tmp_path, options):
+def fleet(tmp_path):
     """A fleet in round 1 that waits for one upload, and devices that have followed the run."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=1.0, **options) as made:
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=1.0) as made:
         rule = tap.lose(client=made.client_id("dev-02"), ending="/up")
         made.run_until(lambda: tap.sent(client=made.client_id("dev-02"), ending="/up"), 5)
         made.settle()
@@ -59,6 +50,7 @@ def flood(fleet, topic, chunks):
         TOPICS.grant("abc"),
         TOPICS.owner_roster,
         TOPICS.roster,
+        TOPICS.checkpoint,
         chunk_topic(TOPICS.model("0123456789abcdef"), 3),
     ],
 )
@@ -67,7 +59,7 @@ def test_a_topic_that_the_device_has_not_subscribed_to_takes_nothing(fleet, topi
 
 
 def test_labels_that_the_device_does_not_follow_take_nothing_however_many(fleet):
-    small = claim(ChunkKind.MODEL, 2000, 1)
+    small = claim(ChunkKind.MEAN, 2000, 1)
     for number in range(300):
         assert flood(fleet, TOPICS.model(f"{number:016x}"), [small]) == 0
 
@@ -96,38 +88,20 @@ def test_a_control_message_has_a_limit_of_its_own(fleet):
 def test_all_topics_together_take_less_than_32_mib(fleet):
     """The sum of the largest sizes, in the shortest chunks, and room to join the largest of them."""
     inbound = fleet.devices[NAME].runtime._inbound
-    bases = (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME), TOPICS.keys(NAME))
+    bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME), TOPICS.keys(NAME))
     bases += tuple(TOPICS.model(label) for label in fleet.devices[NAME].runtime._feed.labels)
     most = [max(inbound.allowed(TOPICS.parse(base)).values()) for base in bases]
     assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
 
 
-@pytest.mark.parametrize("options", [ONE_KEY])
-def test_a_plan_that_allows_many_models_allows_no_larger_epoch(fleet):
-    """A cfl plan allows 1024 models. Only as many can be folded as the aggregator's signed announcement names."""
-    inbound = fleet.devices[NAME].runtime._inbound
-    plan = dataclasses.replace(inbound._run.plan, max_models=1024, segments=(SegmentSpec("cluster", 159_010),))
-    inbound._run = dataclasses.replace(inbound._run, plan=plan)
-    assert inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH] < 8 * MIB
-    announced = fleet.devices[NAME].runtime._latest
-    models = announced.models * 40
-    inbound.announced(dataclasses.replace(announced, models=models))
-    most = inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH]
-    assert 4 * plan.length * len(models) < most < 4 * plan.length * len(models) + 8 * MIB
-
-
 def test_the_run_goes_on_through_a_flood_of_everything(fleet):
-    for base in (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME)):
+    for base in (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME)):
         assert flood(fleet, base, claims()) < MIB
     fleet.release()
     assert [r["contributed"] for r in fleet.run(60)] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [({}, ChunkKind.MEAN), ({}, ChunkKind.CHECKPOINT), (ONE_KEY, ChunkKind.MODEL)],
-    ids=["mean", "checkpoint", "model of a run with one key"],
-)
+@pytest.mark.parametrize("kind", [ChunkKind.MEAN, ChunkKind.CHECKPOINT], ids=["mean", "checkpoint"])
 def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet, kind):
     runtime = fleet.devices[NAME].runtime
     for label in ("feed0", "feed1"):

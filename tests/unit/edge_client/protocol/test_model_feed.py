@@ -1,4 +1,4 @@
-"""Subscriptions to models: exactly those of the current assignment."""
+"""Subscriptions to means and checkpoints: exactly those of the current assignment."""
 
 from edge_client.protocol.model_feed import ModelFeed
 from tests.helpers.parties import TOPICS, Line

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crypto.seal.envelope import SealError, open_from_group, read_head
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.protocol.presence import PRESENCE_AGAIN_S, Attendance, presence
 from shoal.errors import WireError
 from shoal.membership.grants import open_notice
@@ -71,7 +71,7 @@ def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online):
 
 def test_only_the_fleet_can_read_it(member):
     with pytest.raises(SealError):
-        opened(member, presence(member, BIRTH, online=True)[1], member.content)
+        opened(member, presence(member, BIRTH, online=True)[1], GroupKey("reef", "broadcast", bytes(32)))
 
 
 @pytest.mark.parametrize(("uniform", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])

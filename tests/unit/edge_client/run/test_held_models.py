@@ -8,8 +8,8 @@ import pytest
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.run import held_models
+from edge_client.run.beginning import resume_run
 from edge_client.run.held_models import certified_states, check_segments, length_of, needed_states, segment_of
-from edge_client.run.round_runs import resume_round_run
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     ForkedHistoryError,
@@ -98,7 +98,7 @@ def test_states_are_stored_and_the_keys_of_the_rounds_applied_are_erased(scene, 
     steps = to_round(scene, models, 2)
     scene.serve(models["dev-1"], scene.announcement(3, steps=steps))
     member = scene.parties.members["dev-1"]
-    _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
     assert resumed.states.digests() == models["dev-1"].states.digests()
     assert not resumed._store.has_keys(2)
     assert resumed._store.pending.keys() == {3}, "they are needed for this round's update and mean"
@@ -111,7 +111,7 @@ def test_a_restart_before_the_states_are_stored_makes_them_again(scene, models):
         device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
     theta = device.thetas(announced, TRAIN)[0]
     member = scene.parties.members["dev-1"]
-    _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
     assert resumed.states.held.keys() == {StateId(0, 1)}
     assert scene.serve(resumed, announced)[0].tobytes() == theta.tobytes()
     assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
@@ -354,7 +354,7 @@ def test_an_announcement_that_does_not_continue_the_history_ends_the_run_for_the
         with pytest.raises(ForkedHistoryError):
             device.locate(honest, TRAIN)
         member = scene.parties.members[NAMES[n]]
-        _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+        _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
         with pytest.raises(ForkedHistoryError):
             resumed.locate(scene.announcement(4, steps=steps), TRAIN)
 

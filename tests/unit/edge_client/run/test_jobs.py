@@ -27,6 +27,14 @@ AGGREGATOR, DEVICE = Identity.generate("aggregator").member, Identity.generate("
 FINAL_ID = b"r" * 16
 
 
+class Models:
+    """Models that make the context of a job."""
+
+    def context(self, announced, assignment):
+        """Return a context that names its job."""
+        return announced.nonce, assignment
+
+
 class Backend:
     """Scores a model: its first coordinate is the loss, and half of the samples are right."""
 
@@ -58,7 +66,7 @@ class Place:
         digest = changes.pop("task_digest", self.bundle.digest)
         segments = (SegmentSpec("cluster", self.bundle.length),)
         plan = run_plan(task_digest=digest, segments=segments, **changes)
-        return Run(plan=plan, bundle=self.bundle, origins=None, key=None, segment_keys={})
+        return Run(plan=plan, bundle=self.bundle)
 
 
 @pytest.fixture
@@ -67,47 +75,32 @@ def place(tmp_path, logistic):
 
 
 def test_samples_are_read_once_a_task_and_the_number_to_train_on_is_returned(place):
-    assert place.factory.follow(place.run(), again=False) == 24
+    assert place.factory.follow(place.run()) == 24
     place.data = Dataset(*samples(10))
-    assert place.factory.follow(place.run(run=2), again=False) == 24
+    assert place.factory.follow(place.run(run=2)) == 24
     assert place.loads == 1
-    assert place.factory.follow(place.run(task_digest=b"o" * 32), again=False) == 6
+    assert place.factory.follow(place.run(task_digest=b"o" * 32)) == 6
     assert place.loads == 2
 
 
 def test_the_split_depends_on_fleet_and_device_alone(place):
     """A restart must not move test samples into the training share."""
-    place.factory.follow(place.run(), again=False)
+    place.factory.follow(place.run())
     expected = split(place.data, b"reef/dev-1")
-    np.testing.assert_array_equal(place.factory._workshop.shares.test.x, expected.test.x)
+    np.testing.assert_array_equal(place.factory._workshop.keywords["shares"].test.x, expected.test.x)
 
 
-def test_a_new_run_gets_sessions_of_its_own_and_a_new_epoch_none(place):
-    place.factory.follow(place.run(), again=False)
+def test_a_new_run_gets_sessions_of_its_own(place):
+    place.factory.follow(place.run())
     first = place.factory._workshop
-    later = place.run(epoch=2)
-    place.factory.follow(later, again=True)
-    second = place.factory._workshop
-    assert (second.backend, second.own, second.run) == (first.backend, first.own, later)
     assert place.backends == [(place.bundle, 3)]
-    place.factory.follow(place.run(run=2), again=False)
+    place.factory.follow(place.run(run=2))
     assert len(place.backends) == 2
-    assert place.factory._workshop.own is not first.own
-
-
-def test_a_restart_in_a_later_epoch_makes_its_sessions(place):
-    assert place.factory.follow(place.run(epoch=2), again=True) == 24
-    assert len(place.backends) == 1
-
-
-def test_a_proposal_of_the_epoch_before_is_dropped(place):
-    place.factory.proposal = (b"t", b"payload")
-    place.factory.follow(place.run(), again=False)
-    assert place.factory.proposal == (b"", b"")
+    assert place.factory._workshop.keywords["backend"] is not first.keywords["backend"]
 
 
 def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
-    place.factory.follow(place.run(), again=False)
+    place.factory.follow(place.run())
     before = place.factory._workshop
 
     def fail(manifest):
@@ -115,7 +108,7 @@ def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
 
     place.factory._load_data = fail
     with pytest.raises(DataError):
-        place.factory.follow(place.run(run=2, task_digest=b"o" * 32), again=False)
+        place.factory.follow(place.run(run=2, task_digest=b"o" * 32))
     assert place.factory._workshop is before
 
 
@@ -146,9 +139,9 @@ def finish(place, monkeypatch):
     monkeypatch.setattr(jobs, "carry_out", carry_out)
 
     def run(**changes):
-        place.factory.follow(place.run(**changes), again=False)
+        place.factory.follow(place.run(**changes))
         job = place.factory.job(
-            announcement(finished=True), TRAINING, {3: theta(place, 0.5), 4: theta(place, 7.0)}, None
+            announcement(finished=True), TRAINING, {3: theta(place, 0.5), 4: theta(place, 7.0)}, Models()
         )
         return job(lambda: False)
 
@@ -191,20 +184,21 @@ def test_a_model_of_the_same_run_is_not_measured_twice(place, finish):
 
 def test_other_rounds_measure_nothing(place, finish):
     add(place, 2)
-    place.factory.follow(place.run(), again=False)
-    job = place.factory.job(announcement(), TRAINING, {3: theta(place, 0.5)}, None)
+    place.factory.follow(place.run())
+    job = place.factory.job(announcement(), TRAINING, {3: theta(place, 0.5)}, Models())
     assert job(lambda: False).validation == {}
 
 
-def test_a_job_belongs_to_the_run_in_which_it_was_made(place, monkeypatch):
-    """The next mask epoch may begin while it waits for the worker."""
+def test_a_job_belongs_to_the_run_and_the_round_in_which_it_was_made(place, monkeypatch):
+    """The next run may begin while it waits for the worker."""
     seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop.plan.epoch))
-    place.factory.follow(place.run(), again=False)
-    job = place.factory.job(announcement(), TRAINING, {}, None)
-    place.factory.follow(place.run(epoch=2), again=True)
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append((shop.plan.run, shop.round)))
+    place.factory.follow(place.run())
+    job = place.factory.job(announcement(nonce=b"a" * 16), TRAINING, {}, Models())
+    place.factory.follow(place.run(run=2))
+    place.factory.job(announcement(nonce=b"b" * 16), TRAINING, {}, Models())
     job(lambda: False)
-    assert seen == [1]
+    assert seen == [(1, (b"a" * 16, TRAINING))]
 
 
 def test_regression_has_a_loss_and_no_count(place, finish):

@@ -1,173 +1,237 @@
-"""The device's policy, rule by rule; tests/scenarios/hostile/test_rogue_aggregator.py tests it end to end."""
+"""The device's policy: plans, announcements, recipes, means and assignments that the owner did not sign are refused.
+
+tests/scenarios/hostile/test_rogue_aggregator.py tests it end to end.
+"""
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from edge_client.run.policy import check_announcement, check_assignment, check_model, check_plan
+from edge_client.run.policy import check_announcement, check_assignment, check_mean, check_plan
 from shoal.errors import UntrustedError
-from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, ModelHeader, ModelRef, Phase, Share
-from tests.helpers.plans import D, run_plan
-
-PLAN = run_plan(origins=2, max_models=2, min_contributors=3, rounds=4, norm_limit=10.0)
-ORDER = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-MODELS = (
-    ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0),
-    ModelRef(model=1, origin=1, label="bb", transfer=b"\1" * 16, contributors=3, norm=1.0),
+from shoal.protocol.documents import Capabilities, SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, ModelRef, Phase, Share
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    RoundModels,
+    StateId,
+    Step,
+    Term,
 )
-ROUND = Announcement(
-    fleet="demo",
-    run=1,
-    run_id=PLAN.run_id,
-    epoch=1,
-    key_id=PLAN.key_id,
-    roster_sequence=3,
-    round=2,
-    nonce=bytes(16),
-    deadline_s=60.0,
-    finished=False,
-    models=MODELS,
-    assignments=(ORDER,),
-    assignment_of=(0,),
-    mode="permutation",
+from tests.helpers.plans import run_plan
+
+PLAN = run_plan(origins=2, max_models=3, rounds=9, keys="round", min_contributors=3)
+SHARING = run_plan(
+    origins=1, max_models=2, rounds=9, keys="round", segments=(SegmentSpec("shared", 5), SegmentSpec("cluster", 4))
 )
-HEADER = ModelHeader(
-    fleet="demo", run_id=PLAN.run_id, epoch=1, key_id=PLAN.key_id, model=1, origin=1, round=3, length=D
-)
+SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
+REF = ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0)
+TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
 
 
-def test_an_announcement_within_the_plan_is_accepted():
-    check_plan(PLAN, fleet="demo", modes=("permutation", "none"))
-    check_announcement(ROUND, PLAN)
-    check_assignment(ORDER, ROUND, PLAN)
-    check_model(HEADER, PLAN, 4 * D, 30.0)
+def recipe(*weights, mean=None, model=0, round_=4):
+    return Recipe(model, round_, tuple(Term(i, 1, w) for i, w in enumerate(weights)), mean)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"), [({"fleet": "other"}, "a run plan of fleet"), ({"mode": "rotation"}, "mask mode 'rotation'")]
-)
-def test_plans(changes, match):
-    with pytest.raises(UntrustedError, match=match):
-        check_plan(dataclasses.replace(PLAN, **changes), fleet="demo", modes=("permutation", "none"))
+def retained(*recipes, round_=4, contributors=3):
+    means = tuple(MeanRef(r.model, "aa", bytes(16), contributors) for r in recipes if r.mean is not None)
+    return RetainedStep(Step(round_, recipes, tuple(r.state for r in recipes)), means)
+
+
+def checkpoint(state, round_):
+    return CheckpointRef(StateId(*state), round_, 1, "aa", bytes(16))
+
+
+def held(*offers, **parts):
+    offers = offers or (Offer(0, StateId(0, 4)), Offer(1, StateId(1, 0)))
+    return RoundModels(1, offers, **parts)
+
+
+def announcement(plan=PLAN, round_=5, offered=None, **changes):
+    fields = {
+        "fleet": plan.fleet,
+        "run": plan.run,
+        "run_id": plan.run_id,
+        "epoch": 0,
+        "key_id": bytes(16),
+        "roster_sequence": 3,
+        "round": round_,
+        "nonce": bytes(16),
+        "deadline_s": 60.0,
+        "finished": round_ > plan.rounds,
+        "models": (),
+        "assignments": (TRAIN,),
+        "assignment_of": (0,),
+        "mode": plan.mode,
+        "held": offered or held(),
+    }
+    return Announcement(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"fleet": "other"}, "of another run"),
-        ({"run": 2}, "of another run"),
-        ({"run_id": bytes(16)}, "of another run"),
-        ({"epoch": 2}, "another mask key"),
-        ({"key_id": bytes(16)}, "another mask key"),
-        ({"round": 0}, "round 0 of a run of 4"),
-        ({"round": 5}, "round 5 of a run of 4"),
-        ({"round": 6, "finished": True}, "round 6 of a run of 4"),
-        ({"finished": True}, "round 2 of a run of 4"),
-        ({"models": (*MODELS, dataclasses.replace(MODELS[0], model=2))}, "3 models where the plan allows 2"),
-        ({"models": (MODELS[0], MODELS[0])}, "names a model twice"),
-        ({"models": (dataclasses.replace(MODELS[0], origin=2),)}, "origin 2 of 2"),
-        ({"models": (dataclasses.replace(MODELS[1], contributors=2),)}, "a mean of 2 devices, the plan wants 3"),
+        ({"fleet": "other"}, "a run plan of fleet"),
+        ({"mode": "rotation"}, "mask mode 'rotation'"),
+        ({"keys": "run"}, "of an earlier version of Shoal"),
     ],
 )
-def test_announcements(changes, match):
-    with pytest.raises(UntrustedError, match=match):
-        check_announcement(dataclasses.replace(ROUND, **changes), PLAN)
-
-
-def test_a_model_at_its_origin_needs_no_contributors():
-    check_announcement(dataclasses.replace(ROUND, models=MODELS[:1]), PLAN)
+def test_plans(changes, match):
+    check_plan(PLAN, fleet="demo", modes=("permutation", "none"))
+    with pytest.raises(UntrustedError, match=match) as caught:
+        check_plan(dataclasses.replace(PLAN, **changes), fleet="demo", modes=("permutation", "none"))
+    assert caught.value.hint or "fleet" in changes
 
 
 @pytest.mark.parametrize(
-    ("assignment", "round_", "match"),
+    "models",
     [
-        ({"candidates": (2,)}, {}, "not announced"),
-        ({"candidates": (1, 1)}, {}, "twice"),
-        ({"phase": int(Phase.SCORE)}, {}, "nothing to train for"),
-        ({"phase": int(Phase.CHECKPOINT)}, {}, "a rollover in a round"),
-        ({}, {"round": 5, "finished": True}, "nothing to train for"),
-        ({"margins": True}, {}, "at once"),
+        held(),
+        held(steps=(retained(recipe(1.0, mean=1.0)),)),
+        held(steps=(retained(recipe(0.25, 0.75, mean=1.0), recipe(1.0, model=2)),)),
+        held(checkpoints=(checkpoint((0, 3), 4), checkpoint((1, 0), 5))),
     ],
 )
-def test_orders(assignment, round_, match):
-    with pytest.raises(UntrustedError, match=match):
-        check_assignment(dataclasses.replace(ORDER, **assignment), dataclasses.replace(ROUND, **round_), PLAN)
+def test_what_the_plan_allows_is_accepted(models):
+    check_announcement(announcement(offered=models), PLAN)
 
 
 @pytest.mark.parametrize(
-    ("header", "body_bytes", "norm", "match"),
+    ("changes", "reason"),
     [
-        ({"fleet": "other"}, 4 * D, 1.0, "of another run"),
-        ({"run_id": bytes(16)}, 4 * D, 1.0, "of another run"),
-        ({"epoch": 2}, 4 * D, 1.0, "another mask key"),
-        ({"key_id": bytes(16)}, 4 * D, 1.0, "another mask key"),
-        ({"length": D - 1}, 4 * D - 4, 1.0, "a model of 5 coordinates"),
-        ({}, 4 * D + 4, 1.0, "in 28 bytes"),
-        ({}, 4 * D - 1, 1.0, "in 23 bytes"),
-        ({"origin": 2}, 4 * D, 1.0, "origin 2 of 2"),
-        ({"round": 0}, 4 * D, 1.0, "round 0 of 4"),
-        ({"round": 6}, 4 * D, 1.0, "round 6 of 4"),
-        ({}, 4 * D, 30.1, "norm 30.1"),
-        ({}, 4 * D, np.nan, "norm nan"),
-        ({}, 4 * D, np.inf, "norm inf"),
+        ({"fleet": "other"}, "another run"),
+        ({"run": 2}, "another run"),
+        ({"run_id": bytes(16)}, "another run"),
+        ({"held": None}, "without the models that devices hold"),
+        ({"mode": "none"}, "another mask mode"),
+        ({"models": (REF,)}, "parts that no round has"),
+        ({"shared": REF}, "parts that no round has"),
+        ({"carried": (REF,)}, "parts that no round has"),
+        ({"proposal": REF}, "parts that no round has"),
+        ({"step": 1}, "parts that no round has"),
+        ({"round": 0}, "round 0"),
+        ({"round": 11}, "round 11"),
+        ({"round": 10, "finished": False}, "round 10"),
+        ({"finished": True}, "round 5"),
+        ({"held": held(*(Offer(i, StateId(0, 0)) for i in range(4)))}, "4 models where the plan allows 3"),
+        ({"held": held(Offer(0, StateId(0, 5)))}, "state 5 of model 0"),
+        ({"held": held(Offer(0, StateId(2, 0)))}, "state 0 of model 2"),
+        ({"held": held(Offer(0, StateId(0, 0)), Offer(SHARED_MODEL, StateId(0, 0)))}, "a shared part"),
+        ({"held": held(steps=(retained(recipe(1.0, round_=5), round_=5),))}, "the step of round 5"),
+        ({"held": held(steps=(retained(recipe(1.0, mean=1.0), contributors=2),))}, "a mean of 2 devices"),
+        ({"held": held(steps=(retained(recipe(1.0, mean=2.0)),))}, "2 times the mean"),
+        ({"held": held(steps=(retained(recipe(0.5, 0.4)),))}, "add up to 0.9"),
+        ({"held": held(steps=(retained(recipe(2.0, -1.0)),))}, "add up to 1"),
+        ({"held": held(steps=(retained(Recipe(0, 4, (Term(2, 0, 1.0),), None)),))}, "state 0 of model 2"),
+        ({"held": held(checkpoints=(checkpoint((0, 5), 5),))}, "state 5 of model 0"),
+        ({"held": held(checkpoints=(checkpoint((0, 3), 6),))}, "sealed in a later round"),
+        ({"held": held(checkpoints=(checkpoint((0, 3), 3),))}, "before its state existed"),
     ],
 )
-def test_models(header, body_bytes, norm, match):
-    with pytest.raises(UntrustedError, match=match):
-        check_model(dataclasses.replace(HEADER, **header), PLAN, body_bytes, norm)
+def test_what_the_plan_does_not_allow_is_refused(changes, reason):
+    with pytest.raises(UntrustedError, match=reason):
+        check_announcement(announcement(**changes), PLAN)
 
 
-PARTED = dataclasses.replace(PLAN, segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
-SHARED = ModelRef(model=SHARED_MODEL, origin=0, label="ss", transfer=b"\2" * 16, contributors=3, norm=1.0)
-OF_SHARED = dataclasses.replace(HEADER, model=SHARED_MODEL, origin=0, length=4, segment="shared")
-OF_CLUSTER = dataclasses.replace(HEADER, length=2, segment="cluster")
+@pytest.mark.parametrize("settings", [{}, {"eta_g": 0.01}])
+def test_only_the_capability_scale_allows_weights_that_do_not_add_up_to_one(settings):
+    """The algorithm's settings decide nothing: devices do not read them."""
+    bad = announcement(offered=held(steps=(retained(recipe(1.0, 0.3, mean=1.0)),)))
+    check_announcement(bad, SCALING)
+    plan = run_plan("fedgroup", settings, origins=2, max_models=3, rounds=9, keys="round", min_contributors=3)
+    with pytest.raises(UntrustedError, match="which the plan does not allow"):
+        check_announcement(bad, plan)
 
 
-def test_a_plan_with_two_segments_may_travel_in_parts_or_whole():
-    check_announcement(dataclasses.replace(ROUND, shared=SHARED), PARTED)
-    check_announcement(ROUND, PARTED)
-    check_model(OF_SHARED, PARTED, 16, 30.0)
-    check_model(OF_CLUSTER, PARTED, 8, 30.0)
-    check_model(HEADER, PARTED, 4 * D, 30.0)
+def test_a_plan_with_two_segments_allows_a_shared_part():
+    both = held(Offer(0, StateId(0, 4)), Offer(SHARED_MODEL, StateId(SHARED_MODEL, 4)))
+    check_announcement(announcement(SHARING, offered=both), SHARING)
+    check_announcement(announcement(SHARING, offered=held(Offer(0, StateId(0, 4)))), SHARING)
+
+
+def test_an_assignment_may_name_and_seal_offered_models_only():
+    announced = announcement()
+    check_assignment(dataclasses.replace(TRAIN, candidates=(0, 1), seal=(1,)), announced, PLAN)
+    with pytest.raises(UntrustedError, match="names a model that is not announced"):
+        check_assignment(dataclasses.replace(TRAIN, candidates=(0, 2)), announced, PLAN)
+    with pytest.raises(UntrustedError, match="seal a model that is not announced"):
+        check_assignment(dataclasses.replace(TRAIN, seal=(2,)), announced, PLAN)
 
 
 @pytest.mark.parametrize(
-    ("changes", "plan", "match"),
+    ("changes", "round_", "match"),
     [
-        ({"shared": SHARED}, PLAN, "that the plan does not have"),
-        ({"shared": dataclasses.replace(SHARED, model=0)}, PARTED, "that the plan does not have"),
-        ({"shared": dataclasses.replace(SHARED, origin=2)}, PARTED, "the shared part starts from origin 2 of 2"),
-        ({"shared": dataclasses.replace(SHARED, contributors=2)}, PARTED, "the shared part is a mean of 2 devices"),
-        ({"models": (dataclasses.replace(MODELS[0], model=SHARED_MODEL),)}, PARTED, "with the shared part's number"),
+        ({"candidates": (1, 1)}, 5, "twice"),
+        ({"phase": Phase.SCORE}, 5, "nothing to train for"),
+        ({"phase": Phase.CHECKPOINT, "train": False}, 5, "an order that no round has"),
+        ({"phase": Phase.ENDORSE, "train": False}, 5, "an order that no round has"),
+        ({"keep": 1}, 5, "an order that no round has"),
+        ({"renew": (1,)}, 5, "an order that no round has"),
+        ({}, 10, "nothing to train for"),
+        ({"margins": True}, 5, "at once"),
     ],
 )
-def test_shared_parts(changes, plan, match):
+def test_orders(changes, round_, match):
+    everything = Capabilities(**{f.name: True for f in dataclasses.fields(Capabilities)})
+    plan = dataclasses.replace(PLAN, capabilities=everything)
+    check_assignment(TRAIN, announcement(), plan)
     with pytest.raises(UntrustedError, match=match):
-        check_announcement(dataclasses.replace(ROUND, **changes), plan)
+        check_assignment(dataclasses.replace(TRAIN, **changes), announcement(round_=round_), plan)
+
+
+def test_a_norm_is_reported_only_of_a_trained_model_and_with_the_capability():
+    report = dataclasses.replace(TRAIN, norm=True)
+    check_assignment(report, announcement(), SCALING)
+    with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
+        check_assignment(report, announcement(), PLAN)
+    scoring = dataclasses.replace(report, train=False, phase=Phase.SCORE)
+    with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
+        check_assignment(scoring, announcement(), SCALING)
+
+
+def test_an_assignment_to_train_may_compare_offered_models_if_the_plan_allows_it():
+    announced, order = announcement(), dataclasses.replace(TRAIN, compare=(0, 1))
+    comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
+    check_assignment(order, announced, comparing)
+    others = Capabilities(**{f.name: f.name != "compare" for f in dataclasses.fields(Capabilities)})
+    for refused in (PLAN, dataclasses.replace(PLAN, capabilities=others)):
+        with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
+            check_assignment(order, announced, refused)
+    with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
+        check_assignment(dataclasses.replace(order, train=False, phase=Phase.SCORE), announced, comparing)
+    for bad in ((0, 2), (1, 1), (SHARED_MODEL,)):
+        with pytest.raises(UntrustedError, match="compare with a model that is not announced, or twice"):
+            check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
+
+
+MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16), model=0, length=PLAN.length)
+BYTES = 4 * PLAN.length
+
+
+def test_a_mean_within_the_plan_is_accepted():
+    check_mean(MEAN, PLAN, "", BYTES, PLAN.norm_limit)
+    shared = dataclasses.replace(MEAN, run_id=SHARING.run_id, length=5, segment="shared")
+    check_mean(shared, SHARING, "shared", 20, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("header", "body_bytes", "plan", "match"),
+    ("changes", "size", "norm"),
     [
-        (dataclasses.replace(OF_SHARED, length=D), 4 * D, PARTED, "6 coordinates in 24 bytes"),
-        (OF_SHARED, 12, PARTED, "4 coordinates in 12 bytes"),
-        (dataclasses.replace(OF_CLUSTER, length=4), 16, PARTED, "4 coordinates in 16 bytes"),
-        (dataclasses.replace(OF_SHARED, segment="cluster", length=2), 8, PARTED, "segment 'cluster' of model 65535"),
-        (dataclasses.replace(OF_CLUSTER, segment="shared", length=4), 16, PARTED, "segment 'shared' of model 1"),
-        (dataclasses.replace(OF_SHARED, segment="", length=D), 4 * D, PARTED, "segment '' of model 65535"),
-        (dataclasses.replace(OF_CLUSTER, segment="head"), 8, PARTED, "segment 'head'"),
-        (OF_SHARED, 16, PLAN, "segment 'shared' of model 65535"),
-        (dataclasses.replace(HEADER, segment="cluster"), 4 * D, PLAN, "segment 'cluster' of model 1"),
-        (dataclasses.replace(OF_SHARED, key_id=bytes(16)), 16, PARTED, "another mask key"),
+        ({"fleet": "atoll"}, BYTES, 1.0),
+        ({"run_id": b"x" * 16}, BYTES, 1.0),
+        ({"length": 1}, 4, 1.0),
+        ({}, BYTES - 4, 1.0),
+        ({"segment": "cluster"}, BYTES, 1.0),
+        ({}, BYTES, PLAN.norm_limit * 1.01),
+        ({}, BYTES, float("nan")),
+        ({}, BYTES, float("inf")),
     ],
 )
-def test_parts_of_models(header, body_bytes, plan, match):
-    with pytest.raises(UntrustedError, match=match):
-        check_model(header, plan, body_bytes, 1.0)
-
-
-def test_each_part_is_bound_in_norm():
-    with pytest.raises(UntrustedError, match=r"norm 30\.1"):
-        check_model(OF_SHARED, PARTED, 16, 30.1)
+def test_a_mean_beyond_the_plan_is_refused(changes, size, norm):
+    with pytest.raises(UntrustedError):
+        check_mean(dataclasses.replace(MEAN, **changes), PLAN, "", size, norm)

@@ -7,7 +7,8 @@ import pytest
 from edge_client.run.policy import check_assignment
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities
-from shoal.protocol.messages import Announcement, Assignment, ModelRef, Phase, Share
+from shoal.protocol.messages import Announcement, Assignment, Phase, Share
+from shoal.protocol.states import Offer, RoundModels, StateId
 from tests.helpers.plans import run_plan
 
 NAMES = [f.name for f in dataclasses.fields(Capabilities)]
@@ -17,30 +18,29 @@ ASKS = {
     "pretrain": (dataclasses.replace(TRAIN, phase=int(Phase.PRETRAIN)), "to pre-train"),
     "margins": (dataclasses.replace(SCORE, margins=True), "to report margins"),
     "scale": (dataclasses.replace(TRAIN, norm=True), "to report a model's norm"),
-    "keep_updates": (dataclasses.replace(TRAIN, keep=1), "to keep updates"),
     "keep_path": (dataclasses.replace(SCORE, phase=int(Phase.KEEP), evaluate=True), "to keep a path of models"),
 }
 """Capability -> an order that needs it and no other, and the device's words for it."""
 
 
 def announcement(plan, finished=False):
-    ref = ModelRef(model=0, origin=0, label="aa", transfer=b"\1" * 16, contributors=3, norm=1.0)
     round_ = plan.rounds + 1 if finished else 3
     return Announcement(
         fleet="demo",
         run=1,
         run_id=plan.run_id,
-        epoch=1,
-        key_id=plan.key_id,
+        epoch=0,
+        key_id=bytes(16),
         roster_sequence=3,
         round=round_,
         nonce=bytes(16),
         deadline_s=60.0,
         finished=finished,
-        models=(ref,),
+        models=(),
         assignments=(SCORE,),
         assignment_of=(0,),
         mode="permutation",
+        held=RoundModels(1, (Offer(0, StateId(0, 2)),)),
     )
 
 
@@ -48,8 +48,8 @@ def check(name, plan):
     check_assignment(ASKS[name][0], announcement(plan, finished=name == "keep_path"), plan)
 
 
-def test_every_capability_is_asked_for_here_or_at_a_rollover_or_of_models_that_devices_hold():
-    assert {*ASKS, "carry", "compare"} == set(NAMES)
+def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_policy():
+    assert {*ASKS, "compare"} == set(NAMES) - {"carry", "keep_updates"}
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -71,7 +71,6 @@ def test_an_order_is_refused_with_all_capabilities_but_its_own(name):
         ("pretrain", "fedgroup", {}),
         ("margins", "cfl", {}),
         ("scale", "fedgroup", {"eta_g": "0.5"}),
-        ("keep_updates", "cfl", {}),
         ("keep_path", "cfl", {"path": "on"}),
     ],
 )

@@ -1,6 +1,7 @@
 """A device's stored upload: durable in one of two slots, private, and refused if damaged."""
 
 import dataclasses
+import hashlib
 
 import pytest
 
@@ -86,6 +87,16 @@ def test_two_damaged_slots_are_refused_not_forgotten(directory, damage):
     with pytest.raises(IntegrityError, match="are damaged") as caught:
         PendingUploadFiles(directory).load()
     assert "replayed" in caught.value.hint
+
+
+def test_the_slots_of_an_earlier_version_are_refused_with_a_hint(directory):
+    """Their watermark can't be read, and another one would let announcements be replayed."""
+    old = b"SHM1" + bytes([64]) + bytes(4 * 3 + 16 + 16 + 4 + 4)
+    for name in PENDING_FILES:
+        write_private(directory / name, old + hashlib.sha256(old).digest())
+    with pytest.raises(IntegrityError, match="of an earlier version of Shoal") as caught:
+        PendingUploadFiles(directory).load()
+    assert "init or enrol a new directory" in caught.value.hint
 
 
 def test_an_answered_upload_is_recognised_by_its_transfer_id(directory, files):

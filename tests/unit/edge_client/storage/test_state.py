@@ -9,7 +9,7 @@ import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage import path_models as kept
-from edge_client.storage.state import TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
+from edge_client.storage.state import RUN_FILE, TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.util.files import private_directory, write_private
 from tests.helpers.disks import fill, small_disk
@@ -79,11 +79,11 @@ def test_run_and_status_come_back(state):
 
 def test_a_file_that_a_running_program_removes_is_reported_as_missing(state, monkeypatch):
     """`shoal-edge predict` beside `shoal-edge run`: a file is removed between the check and the read."""
-    state.save_epoch(b"epoch")
-    monkeypatch.setattr(Path, "exists", lambda _: True)
-    assert state.load_epoch() == b"epoch"
     state.save_run(b"package")
-    assert state.load_epoch() is None
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert state.load_run() == b"package"
+    (state.directory / RUN_FILE).unlink()
+    assert state.load_run() is None
 
 
 def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, monkeypatch):

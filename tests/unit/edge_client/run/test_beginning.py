@@ -1,4 +1,4 @@
-"""The start of a run with round keys: its package, the order of its files, and a late start with a checkpoint."""
+"""The start of a run: its package, the order of its files, and a late start with a checkpoint."""
 
 import dataclasses
 import shutil
@@ -12,7 +12,8 @@ from crypto.seal.signed import sign_document
 from edge_client import membership as devices
 from edge_client.membership import DeviceMembership
 from edge_client.models.store import StateStore
-from edge_client.run.round_runs import LateStart, keep_round_run, open_round_run, resume_round_run, stored_run
+from edge_client.run.beginning import LateStart, keep_run, open_run, resume_run, stored_run
+from edge_client.run.following import RunFollower
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.statements import sign_statement
@@ -38,8 +39,8 @@ def again(member):
 
 
 def keep(scene, member):
-    begun = open_round_run(scene.package, member)
-    return keep_round_run(begun, scene.package, member, DeviceState(member.directory))
+    begun = open_run(scene.package, member)
+    return keep_run(begun, scene.package, member, DeviceState(member.directory))
 
 
 def statements(scene, models, round_):
@@ -54,7 +55,7 @@ def statements(scene, models, round_):
 
 
 def test_two_devices_begin_with_the_same_origins_and_digests(scene):
-    begun = [open_round_run(scene.package, member) for member in scene.parties.members.values()]
+    begun = [open_run(scene.package, member) for member in scene.parties.members.values()]
     held = [run.states.held[ORIGIN] for run in begun]
     assert held[0].digest == held[1].digest
     assert held[0].theta.tobytes() == origins()[0].tobytes()
@@ -67,27 +68,27 @@ def test_a_package_that_is_not_the_owners_is_refused(scene):
     parts = decode(scene.package, RunPackage)
     forged = dataclasses.replace(parts, plan=sign_document(member.identity, scene.plan))
     with pytest.raises(UntrustedError):
-        open_round_run(encode(forged), member)
+        open_run(encode(forged), member)
     for part in ("task", "origins"):
         data = bytearray(getattr(parts, part))
         data[-1] ^= 1
         with pytest.raises(SealError):
-            open_round_run(encode(dataclasses.replace(parts, **{part: bytes(data)})), member)
+            open_run(encode(dataclasses.replace(parts, **{part: bytes(data)})), member)
     with pytest.raises(UntrustedError, match="that is not this run's"):
-        open_round_run(encode(dataclasses.replace(parts, task=parts.origins)), member)
+        open_run(encode(dataclasses.replace(parts, task=parts.origins)), member)
 
 
 def test_a_run_continues_after_a_restart_and_its_package_can_not_be_opened_again(scene):
     member = scene.parties.members["dev-1"]
     keep(scene, member)
     files = DeviceState(member.directory)
-    run, models = resume_round_run(files.load_run(), again(member))
+    run, models = resume_run(files.load_run(), again(member))
     assert run.plan == scene.plan
     assert run.bundle.digest == scene.plan.task_digest
     assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
-    assert stored_run(files.load_run(), None, again(member)).bundle.digest == scene.plan.task_digest
+    assert stored_run(files.load_run(), again(member)).bundle.digest == scene.plan.task_digest
     with pytest.raises(IntegrityError, match="can't be derived"):
-        open_round_run(scene.package, again(member))
+        open_run(scene.package, again(member))
 
 
 def test_a_power_cut_at_any_write_leaves_a_run_that_begins_or_continues(scene, tmp_path):
@@ -104,7 +105,7 @@ def test_a_power_cut_at_any_write_leaves_a_run_that_begins_or_continues(scene, t
         package = DeviceState(member.directory).load_run()
         try:
             assert package is not None
-            _, models = resume_round_run(package, restarted)
+            _, models = resume_run(package, restarted)
         except (AssertionError, IntegrityError):
             models = keep(scene, restarted)
         assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
@@ -120,7 +121,7 @@ def test_the_states_of_another_run_are_not_continued(scene, tmp_path):
     other = Scene(tmp_path / "other", "dev-1")
     StateStore.begin(member.directory, other.chain())
     with pytest.raises(IntegrityError, match="another run"):
-        resume_round_run(package, again(member))
+        resume_run(package, again(member))
 
 
 def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
@@ -128,9 +129,29 @@ def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
     keep(scene, member)
     (path,) = (member.directory / "models").glob("state-*.bin")
     path.write_bytes(path.read_bytes()[:-1])
-    _, models = resume_round_run(DeviceState(member.directory).load_run(), again(member))
+    _, models = resume_run(DeviceState(member.directory).load_run(), again(member))
     assert models.states.held == {}
     assert "a model state is lost" in caplog.text
+
+
+@pytest.mark.parametrize("format_", ["a plan without round keys", "another document"])
+def test_a_run_that_an_earlier_version_stored_is_refused(scene, caplog, format_):
+    """The device keeps its place in the fleet: only the run is lost."""
+    member = scene.parties.members["dev-1"]
+    keep(scene, member)
+    files = DeviceState(member.directory)
+    parts = decode(files.load_run(), RunPackage)
+    owner = scene.parties.owner
+    old = dataclasses.replace(scene.plan, keys="run") if format_.startswith("a plan") else owner.roster
+    files.save_run(encode(dataclasses.replace(parts, plan=sign_document(owner.owner, old))))
+    follower = RunFollower(again(member), files)
+    assert follower.resumed() is None
+    assert follower.held is None
+    (record,) = [r for r in caplog.records if r.message == "the stored run can't be resumed"]
+    assert "an earlier version of Shoal" in str(record.kv["reason"])
+    assert "next run" in record.kv["hint"]
+    with pytest.raises(IntegrityError, match="an earlier version of Shoal"):
+        stored_run(files.load_run(), again(member))
 
 
 # -- a late start --
@@ -171,14 +192,14 @@ def begin(late, *, sealed=None, most=1 << 20, announced=None):
 
 def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
     with pytest.raises(NotEnrolledError):
-        open_round_run(late.scene.package, late.member)
+        open_run(late.scene.package, late.member)
     begun = begin(late)
     assert begun.run.bundle.digest == late.scene.plan.task_digest
     assert begun.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
-    models = keep_round_run(begun, late.scene.package, late.member, DeviceState(late.member.directory))
+    models = keep_run(begun, late.scene.package, late.member, DeviceState(late.member.directory))
     theta = late.scene.serve(models, late.announced)[0]
     assert theta.tobytes() == origins()[0].tobytes()
-    _, resumed = resume_round_run(DeviceState(late.member.directory).load_run(), again(late.member))
+    _, resumed = resume_run(DeviceState(late.member.directory).load_run(), again(late.member))
     assert resumed.states.digests() == models.states.digests()
 
 
@@ -194,13 +215,13 @@ def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(sce
         scene.serve(held, scene.announcement(2, states={0: (0, 0)}, key_version=number))
     for name in first:
         member = again(scene.parties.members[name])
-        begun = open_round_run(package, member)
+        begun = open_run(package, member)
         assert begun.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
-        keep_round_run(begun, package, member, DeviceState(member.directory))
+        keep_run(begun, package, member, DeviceState(member.directory))
         assert again(member).version_key(second.key_version).next_run == second.run + 1
         assert again(member).version_key(number).next_run == second.run, "the run goes on under the newer keys"
     with pytest.raises(NotEnrolledError):
-        open_round_run(package, late)
+        open_run(package, late)
 
 
 def test_a_newcomer_has_no_keys_of_rounds_before_the_checkpoint(late):
@@ -242,4 +263,4 @@ def test_origins_that_are_not_finite_are_refused(tmp_path):
     start = np.full((1, LENGTH), np.nan, np.float32)
     scene = Scene(tmp_path, "dev-1", start=start)
     with pytest.raises(IntegrityError, match="not finite"):
-        open_round_run(scene.package, scene.parties.members["dev-1"])
+        open_run(scene.package, scene.parties.members["dev-1"])

@@ -1,7 +1,7 @@
-"""The start of a run with round keys on a device: with its run package, from the disk, or late with a checkpoint.
+"""The start of a run on a device: with its run package, from the disk, or late with a checkpoint.
 
-- `open_round_run` opens the run package under round 0 of the run's chain; `keep_round_run` makes the run durable.
-- `resume_round_run` continues after a restart. The keys of round 0 are erased by then, so the task is stored in clear.
+- `open_run` opens the run package under round 0 of the run's chain; `keep_run` makes the run durable.
+- `resume_run` continues after a restart. The keys of round 0 are erased by then, so the task is stored in clear.
 - `LateStart` begins a run whose package this device can't open, since it was admitted under a newer key version: task and
   first state come from a checkpoint.
 
@@ -23,9 +23,9 @@ from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels, length_of
-from edge_client.run.package import open_plan, origins_purpose, reopen, task_of, task_purpose
+from edge_client.run.package import open_plan, origins_purpose, task_of, task_purpose
 from edge_client.run.policy import check_announcement
-from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
+from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
@@ -38,15 +38,13 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement
     from shoal.protocol.states import CheckpointRef
-    from shoal.task.bundle import TaskBundle
-    from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRun:
-    """A run with round keys that a device has opened and not stored yet.
+class OpenedRun:
+    """A run that a device has opened and not stored yet.
 
     Attributes:
         run: plan and task.
@@ -61,7 +59,7 @@ class RoundRun:
     states: ModelStates
 
 
-def open_round_run(package: bytes, membership: DeviceMembership) -> RoundRun:
+def open_run(package: bytes, membership: DeviceMembership) -> OpenedRun:
     """Return the run of a package, with its task, and its origins as states.
 
     Raises:
@@ -80,12 +78,10 @@ def open_round_run(package: bytes, membership: DeviceMembership) -> RoundRun:
         raise IntegrityError("origins that are not finite")
     bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
     states = ModelStates.of_origins({i: origin.copy() for i, origin in enumerate(origins)}, keys)
-    return RoundRun(
-        run=_run(plan, bundle=bundle, generation=plan.key_version), version=version, chain=chain, states=states
-    )
+    return OpenedRun(run=Run(plan=plan, bundle=bundle), version=version, chain=chain, states=states)
 
 
-def keep_round_run(begun: RoundRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
+def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
     """Make a run durable that begins, erase keys and states of the one before, and return the models held."""
     store = StateStore.begin(membership.directory, begun.chain)
     store.commit(begun.states, applied=begun.chain.next_round - 1)
@@ -95,44 +91,46 @@ def keep_round_run(begun: RoundRun, package: bytes, membership: DeviceMembership
     return HeldModels(begun.run, membership, store, begun.states)
 
 
-def resume_round_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldModels]:
-    """Return the run that `keep_round_run` stored, and the models held.
+def resume_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldModels]:
+    """Return the run that `keep_run` stored, and the models held.
 
     Raises:
         IntegrityError: the stored states are damaged or of another run.
     """
-    plan = open_plan(package, membership)
+    plan = _stored_plan(package, membership)
     store = StateStore.open(membership.directory)
     if store is None or store.run_id != plan.run_id:
         raise IntegrityError("the stored model states are of another run")
     states, errors = store.load()
     for error in errors:
         LOG.warning("a model state is lost", extra={"kv": {"reason": error, "hint": error.hint}})
-    run = stored_run(package, None, membership)
+    run = stored_run(package, membership)
     _finish_keeping(plan, store.key_version, membership)
     return run, HeldModels(run, membership, store, states)
 
 
-def stored_run(package: bytes, epoch: bytes | None, membership: DeviceMembership) -> Run:
+def stored_run(package: bytes, membership: DeviceMembership) -> Run:
     """Return plan and task of the run that a device has stored, without its models.
 
-    Args:
-        package: the stored package.
-        epoch: the start of its mask epoch, of a run without round keys.
-        membership: keys and fleet.
-
     Raises:
-        UntrustedError, IntegrityError: the package is not the owner's, or damaged.
+        IntegrityError: the package is not the owner's, or damaged, or an earlier version of Shoal wrote it.
     """
-    plan = open_plan(package, membership)
-    if plan.keys != "round":
-        return reopen(package, epoch, membership)
-    bundle = task_of(memoryview(decode(package, RunPackage).task), plan)
-    return _run(plan, bundle=bundle, generation=plan.key_version)
+    plan = _stored_plan(package, membership)
+    return Run(plan=plan, bundle=task_of(memoryview(decode(package, RunPackage).task), plan))
+
+
+def _stored_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+    try:
+        return open_plan(package, membership)
+    except (UntrustedError, WireError) as error:
+        raise IntegrityError(
+            f"the stored run is damaged, or of an earlier version of Shoal: {error}",
+            hint="the device takes part again when the owner's next run begins",
+        ) from error
 
 
 def _finish_keeping(plan: RunPlan, key_version: int, membership: DeviceMembership) -> None:
-    """Step the version's secret past the run if a crash came before that write of `keep_round_run`."""
+    """Step the version's secret past the run if a crash came before that write of `keep_run`."""
     try:
         version = membership.version_key(key_version)
     except NotEnrolledError:
@@ -171,7 +169,7 @@ class LateStart:
 
     def take(
         self, label: str, transfer: bytes, sealed: memoryview, membership: DeviceMembership, most_task_bytes: int
-    ) -> RoundRun | None:
+    ) -> OpenedRun | None:
         """Return the run that a received checkpoint begins; None if it is not the one that was located.
 
         Raises:
@@ -188,35 +186,26 @@ class LateStart:
             return None
         version, chain = _chain_of(plan, ref.key_version, membership)
         chain.skip_to(ref.round)
-        # From a copy: the chain that is stored must still give the keys of this round, whose mean may be needed.
-        _, opening = _chain_of(plan, ref.key_version, membership)
-        opening.skip_to(ref.round)
         state, task = open_checkpoint(
             sealed,
             StateCertificate(announcement.held.statements),
             wanted=ref.state,
-            keys=opening.take(),
+            # The chain that is stored must still give the keys of this round, whose mean may be needed.
+            keys=chain.peek(ref.round),
             roster=membership.roster,
             length=length_of(plan, announcement.held, ref.state),
             min_contributors=plan.min_contributors,
             most_task_bytes=most_task_bytes,
         )
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
-        run = _run(plan, bundle=task_of(memoryview(task), plan), generation=ref.key_version)
-        return RoundRun(run=run, version=version, chain=chain, states=states)
+        run = Run(plan=plan, bundle=task_of(memoryview(task), plan))
+        return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 
 def _chain_of(plan: RunPlan, key_version: int, membership: DeviceMembership) -> tuple[VersionKey, RunChain]:
     """Return a version's secret, stepped past the plan's run, and the run's chain at round 0."""
     version = membership.version_key(key_version)
-    version.skip_to_run(plan.run)
-    chain = version.begin_run(plan.run_id, 0)
-    return version, chain
-
-
-def _run(plan: RunPlan, *, bundle: TaskBundle, generation: int) -> Run:
-    none: Float32Vector = np.empty((0, plan.length), np.float32)
-    return Run(plan=plan, bundle=bundle, origins=none, generation=generation)
+    return version, version.begin_run_of(plan)
 
 
 def _open(sealed: bytes, purpose: str, keys: RoundKeys, membership: DeviceMembership) -> memoryview:

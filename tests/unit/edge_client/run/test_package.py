@@ -1,0 +1,67 @@
+"""The plan and the task in a run package: only those that the owner has signed for this fleet."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.signed import sign_document
+from edge_client.run.package import check_followable, open_plan, owners_plan, task_of
+from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage, SegmentSpec
+from tests.helpers.parties import Parties
+from tests.helpers.plans import run_plan
+
+D = 15
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1")
+
+
+def packed(signer, **changes):
+    """Return a run package without task and origins."""
+    return encode(
+        RunPackage(sign_document(signer, run_plan(**{"fleet": "reef", "keys": "round", **changes})), b"", b"")
+    )
+
+
+def test_the_owners_plan_is_returned(parties):
+    member = parties.members["dev-1"]
+    package = packed(parties.owner.owner)
+    assert open_plan(package, member) == owners_plan(package, member) == run_plan(fleet="reef", keys="round")
+
+
+def test_a_plan_that_the_owner_did_not_sign_is_refused(parties):
+    for signer in (parties.server.identity, parties.members["dev-1"].identity):
+        with pytest.raises(UntrustedError):
+            owners_plan(packed(signer), parties.members["dev-1"])
+    with pytest.raises(WireError):
+        owners_plan(b"no package", parties.members["dev-1"])
+
+
+@pytest.mark.parametrize("changes", [{"fleet": "atoll"}, {"mode": "scramble"}, {"keys": "run"}])
+def test_a_plan_that_this_device_can_not_follow_is_the_owners_all_the_same(parties, changes):
+    """So the device declines the rounds of that run."""
+    member = parties.members["dev-1"]
+    plan = owners_plan(packed(parties.owner.owner, **changes), member)
+    for refuse in (
+        lambda: check_followable(plan, member),
+        lambda: open_plan(packed(parties.owner.owner, **changes), member),
+    ):
+        with pytest.raises(UntrustedError, match="a run plan"):
+            refuse()
+
+
+def test_only_the_task_that_the_plan_names_is_opened(logistic):
+    bundle = logistic(4, 3)
+    plan = run_plan(task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),))
+    data = memoryview(bundle.to_bytes())
+    assert task_of(data, plan).digest == bundle.digest
+    parted = dataclasses.replace(plan, segments=(SegmentSpec("shared", D - 3), SegmentSpec("cluster", 3)))
+    for other in (dataclasses.replace(plan, task_digest=bytes(32)), parted):
+        with pytest.raises(IntegrityError, match="not the one that the run plan names"):
+            task_of(data, other)
+    with pytest.raises(ShoalError):
+        task_of(data[:-1], plan)
