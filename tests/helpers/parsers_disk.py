@@ -169,7 +169,14 @@ def _data(disk):
 def _owners(disk):
     def opened(directory):
         fleet = FleetDirectory(directory)
-        return fleet.mask_secret, fleet.content, fleet.broker, fleet.cards(), fleet.broker_for("dev-00"), fleet.versions
+        return (
+            fleet.version_key,
+            fleet.broadcast,
+            fleet.broker,
+            fleet.cards(),
+            fleet.broker_for("dev-00"),
+            fleet.versions,
+        )
 
     def tokens(directory):
         fleet = FleetDirectory(directory)
@@ -181,7 +188,7 @@ def _owners(disk):
     change = Change((owner / "secrets.bin").read_bytes(), (owner / "roster.signed").read_bytes())
     (token,) = (owner / "tokens").glob("*.token")
     secrets = decode((owner / "secrets.bin").read_bytes(), FleetSecrets)
-    assert "mask_secret" not in repr(secrets)
+    assert "version_secret" not in repr(secrets)
     versions = StoredVersions((VersionSecrets(1, bytes(32), bytes(32)),))
     return [
         disk.replaced("owner", "owner.key", opened),
@@ -201,8 +208,7 @@ def _devices(disk):
         BrokerAddress.parse(member.broker)
         return (
             member.index,
-            member.content,
-            member.secret_at(member.grant.keys_since, member.grant.mask_epoch),
+            member.version_key(member.grant.keys_since),
             member.group.aead(),
         )
 

@@ -83,7 +83,6 @@ class Scene:
     def __init__(self, root):
         self.tap = fleets.Wiretap()
         options = {"algorithm": "ifca", "rounds": 3, "settings": {"k": "2"}, "seed": 2, "evaluate_every": 1}
-        options |= fleets.ONE_KEY  # parsers_rounds.py has the messages under round keys
         self.fleet = fleets.make_fleet(root / "scene", fleets.grouped_data(3, 2), faults=self.tap, **options)
         self.fleet.run_until(lambda: len(self.fleet.records()) == 2, 20)
         self.owner = self.fleet.stage.fleet
