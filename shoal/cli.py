@@ -117,7 +117,7 @@ def demo(
     from shoal.demo.report import ConsoleProgress, report
     from shoal.demo.runner import run_demo
 
-    forbid_inspection()  # this process holds the owner's key and the mask secret of the staged fleet
+    forbid_inspection()  # this process holds the owner's key and the secrets of the staged fleet
     _stop_cleanly()
     with ConsoleProgress() as progress:
         result = run_demo(

@@ -39,7 +39,7 @@ MAX_ROSTER_CHANGE_BYTES: Final = 1 << 20
 """Largest sealed roster change. The aggregator publishes a larger one without its members; devices then fetch the roster."""
 
 FIRST_PACKAGE_BYTES: Final = 4 << 20
-"""Largest run package or mask epoch that a device fetches before a signed announcement has given its size."""
+"""Largest run package that a device fetches before a signed announcement has given its size."""
 
 FIRST_ANNOUNCEMENT_BYTES: Final = 1 << 20
 """Announcement bytes that a device allows besides those that grow with its roster and its plan."""
@@ -55,9 +55,6 @@ REASSEMBLY_QUIET_S: Final = 2.0
 
 REASSEMBLY_BUSY_S: Final = 30.0
 """The same while other transfers still receive chunks: the missing ones may be queued after theirs."""
-
-MAX_EPOCHS_AHEAD: Final = 100_000
-"""Most mask epochs by which a mask secret is ratcheted at once: one second of work on a small device."""
 
 MAX_COORDINATES: Final = 1 << 28
 """Largest model length d."""

@@ -1,10 +1,10 @@
 """The secret orthonormal mask of updates. Devices and the owner only: no server code may import this package.
 
 - A mask is linear and keeps norms and dot products: the mean of masked updates is the masked mean.
-- It follows from the fleet's secret and a context (fleet, run, epoch, task, mode, segments) by HKDF-SHA256 alone, so that
+- It follows from a secret and a context (fleet, run, key version, round, task, mode, segments) by HKDF-SHA256 alone, so that
   every device of a fleet derives the same mask on every platform.
 - A masked vector names its mask by a key id. Unmasking under another key raises `KeyMismatchError`.
-- Secrets move forward only: `MaskSecret.ratchet` gives the next epoch's secret, never the one before.
+- Secrets move forward only: `RunChain.take` steps a run's chain on, and no round before follows from it.
 
 `derivation` derives masks, `schedule` the secrets of runs and rounds, `masking` applies masks, `secret` is the secret,
 `modes` the kinds of masks, `kdf` and `stream` their primitives, `hadamard` the transform of mode ``rotation``.

@@ -1,4 +1,4 @@
-"""Derive the key that masks the vectors of one round, or of one mask epoch, from a secret and a context."""
+"""Derive the key of a mask from a secret and a context: in a fleet, the key of one round (`crypto.mask.schedule`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class MaskContext:
 
     Attributes:
         fleet: the fleet's name.
-        run_id: 1 to 64 bytes, random for each run. If an owner's directory is restored from a backup, a run number and a
-            mask epoch may be used again; the run id still gives another mask.
-        epoch: mask epoch, counted from 0.
+        run_id: 1 to 64 bytes, random for each run. If an owner's directory is restored from a backup, a run number and a key
+            version may be used again; the run id still gives another mask.
+        epoch: 0 in a fleet. Benchmarks and simulations, which have no round keys, tell several masks of a run apart by it.
         task_digest: 32 bytes.
         mode: a name that ``crypto.mask.modes.registry`` lists.
         segments: layout of the vector, in order; at most one segment of each name.
-        key_version, round: of the round key (`crypto.mask.schedule`); both 0 for a key that lasts a mask epoch.
+        key_version, round: of the round key; both 0 without one.
     """
 
     fleet: str
@@ -49,7 +49,7 @@ class MaskContext:
         registry.find(self.mode)
         if not 1 <= len(self.run_id) <= MAX_RUN_ID_BYTES:
             raise UsageError(f"the run id has {len(self.run_id)} bytes, not 1 to {MAX_RUN_ID_BYTES}")
-        for what, number in (("mask epoch", self.epoch), ("key version", self.key_version), ("round", self.round)):
+        for what, number in (("epoch", self.epoch), ("key version", self.key_version), ("round", self.round)):
             if not 0 <= number < 1 << 63:
                 raise UsageError(f"{what} {number} is out of range", hint="it counts up from 0")
         if len(self.task_digest) != DIGEST_BYTES:
@@ -62,7 +62,7 @@ class MaskContext:
 
     @classmethod
     def of_plan(cls, plan: RunPlan, epoch: int) -> MaskContext:
-        """Return the context of a run's mask in mask epoch ``epoch``."""
+        """Return the context of mask number ``epoch`` of a run without round keys."""
         return cls(
             fleet=plan.fleet,
             run_id=plan.run_id,
@@ -79,13 +79,13 @@ class MaskContext:
 
     @property
     def times(self) -> bytes:
-        """Mask epoch, key version and round as one field of the derivation: 8 bytes each, big-endian."""
+        """Epoch, key version and round as one field of the derivation: 8 bytes each, big-endian."""
         return struct.pack(">QQQ", self.epoch, self.key_version, self.round)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskKey:
-    """A derived mask, ready to use; as secret as the mask secret itself.
+    """A derived mask, ready to use; as secret as the mask secret.
 
     Attributes:
         context: the context that it was derived from.

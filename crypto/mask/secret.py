@@ -1,4 +1,4 @@
-"""The mask secret: 32 bytes that every device of a fleet holds. The aggregator must never receive them."""
+"""The mask secret: 32 bytes from which a mask is derived. The aggregator must never receive them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from typing import NoReturn
 
 from crypto.mask.kdf import SECRET_BYTES, expand
-from shoal import limits
 from shoal.errors import IntegrityError
 
 
@@ -24,7 +23,7 @@ class MaskSecret:
         if len(value) != SECRET_BYTES:
             raise IntegrityError(
                 f"a mask secret has {SECRET_BYTES} bytes, not {len(value)}",
-                hint="the file is damaged or is not a mask secret; ask the fleet owner for a new one",
+                hint="what it was read from is damaged, or is not a mask secret",
             )
         object.__setattr__(self, "_value", bytes(value))  # __setattr__ below refuses every assignment
 
@@ -43,28 +42,12 @@ class MaskSecret:
         return cls(value)
 
     def reveal(self) -> bytes:
-        """Return the 32 raw bytes, for sealing to a device or for a file of mode 0600."""
+        """Return the 32 raw bytes, for a derivation or for a file of mode 0600."""
         return self._value
 
     def ratchet(self) -> MaskSecret:
-        """Return the next epoch's secret, from which this one can't be computed."""
+        """Return the next secret, from which this one can't be computed."""
         return MaskSecret(expand(self._value, SECRET_BYTES, b"next"))
-
-    def at(self, epoch: int, now: int) -> MaskSecret:
-        """Return the secret of mask epoch ``epoch``; this is the secret of epoch ``now``.
-
-        Raises:
-            IntegrityError: ``epoch`` is before ``now``, or more than MAX_EPOCHS_AHEAD after it.
-        """
-        if not 0 <= epoch - now <= limits.MAX_EPOCHS_AHEAD:
-            raise IntegrityError(
-                f"the mask secret is that of epoch {now}, and epoch {epoch} can't be derived from it",
-                hint="secrets are derived forwards only: if this device needs that epoch, have the owner issue a new grant",
-            )
-        secret = self
-        for _ in range(epoch - now):
-            secret = secret.ratchet()
-        return secret
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MaskSecret):

@@ -59,7 +59,7 @@ class SealError(UntrustedError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupKey:
-    """A key that a group shares, such as the broadcast key (devices and aggregator) or the content key (devices and owner).
+    """A key that a group shares, such as the broadcast key (devices and aggregator) or a round's content key (devices and owner).
 
     Attributes:
         fleet: name of the fleet.

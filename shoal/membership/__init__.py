@@ -2,7 +2,7 @@
 
 - The owner is pinned by fingerprint when a party joins; afterwards only that key's signatures are accepted.
 - A roster that is older than one seen before is refused, and so are two different rosters of one sequence (a fork).
-- A grant is sealed to one party. The aggregator's grant has no field for the mask secret or the content key.
+- A grant is sealed to one party. The aggregator's grant has no field for the secret of a key version.
 - A device's grant is sealed to a receiving key, which the device erases once the grant is stored.
 
 `grants` makes and opens cards and grants, `directory` stores a party's keys, grant and newest roster, `roster` checks a

@@ -7,7 +7,7 @@ Rules:
   same sequence is a fork; both are refused, also when someone copies the file here.
 - A device erases the receiving key of a delivery once the delivery is stored. A crash in between leaves a grant that names a
   key which is still there; the next start erases it.
-- New secrets wait in a file of their own until a run or a mask epoch needs them, then replace the grant in force.
+- New secrets wait in a file of their own until a run needs them, then replace the grant in force.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ KEY_FILE: Final = "identity.key"
 RECEIVING_FILE: Final = "receiving.key"
 GRANT_FILE: Final = "membership.bin"
 NEXT_FILE: Final = "membership.next"
-"""Prefix of a file with a grant of newer secrets, followed by their roster sequence; the first run or mask epoch that is
-made with them puts it in force."""
+"""Prefix of a file with a grant of newer secrets, followed by their roster sequence; the first round under them puts it in
+force."""
 MOST_LATER: Final = 8
 """Grants with newer secrets that are stored; if there are more, the oldest are removed."""
 
@@ -55,6 +55,11 @@ BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first
 DAMAGED_HINT: Final = (
     "check that this is the program's directory; if so, join again with a grant that shoal-fleet add-device or "
     "add-aggregator makes for the card there"
+)
+
+OTHER_VERSION_HINT: Final = (
+    f"{DAMAGED_HINT}. If an earlier version of Shoal made the fleet, "
+    "make a new one, and init or enrol in a new directory"
 )
 
 NO_RECEIVING_HINT: Final = (
@@ -321,8 +326,12 @@ class Membership(Generic[G]):
 
     def _grant_in(self, path: Path) -> G:
         data = read_private(path)
-        with named(path, DAMAGED_HINT):
+        try:
             return decode(data, self._kind)
+        except WireError as error:
+            raise IntegrityError(
+                f"{path} is damaged, or an earlier version of Shoal wrote it: {error}", hint=OTHER_VERSION_HINT
+            ) from error
 
     def _use(self, grant: G) -> None:
         self.grant = grant

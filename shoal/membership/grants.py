@@ -1,8 +1,8 @@
 """Cards and grants: a party gives the owner its self-signed card, and receives a sealed grant.
 
 A grant is sealed to one party and signed by the owner, whose fingerprint the person at the joining machine got by another
-channel. A device's grant contains the mask secret and the content key; the aggregator's grant is another message type, with
-no field for them.
+channel. A device's grant contains the secret of a key version, from which masks and content keys follow; the aggregator's
+grant is another message type, with no field for it.
 
 A device's grant is sealed to one of its receiving keys, whose number is in the envelope's head. The device erases that key
 once it has stored the grant. The aggregator's grant is sealed to its seal key.
@@ -33,6 +33,7 @@ ERASED_HINT: Final = (
     "start the device, so that it publishes its newest receiving keys, and run `shoal-fleet publish`; or carry the card from "
     "its directory to the owner again, `shoal-fleet add-device`. A directory that was restored from a backup enrols again"
 )
+OTHER_VERSION_HINT: Final = "run the same version here and on the owner's machine, and have the owner make a new grant"
 
 G = TypeVar("G", AggregatorGrant, DeviceGrant)
 
@@ -216,7 +217,10 @@ def _open(identity: Identity, file: GrantFile, kind: type[G], receiving: Receivi
     signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key, private=private)
     if (head.recipient, label.role) != (identity.name, role):
         raise UntrustedError(f"this grant is for {head.recipient!r} as {label.role}")
-    grant = decode(signed, kind)
+    try:
+        grant = decode(signed, kind)
+    except WireError as error:
+        raise WireError(f"a grant of another version of Shoal: {error}", hint=OTHER_VERSION_HINT) from error
     if GrantLabel.of(grant) != label:
         raise UntrustedError("this grant's head does not agree with its contents")
     if grant.owner_key != file.owner.sign_key:

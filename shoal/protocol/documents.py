@@ -188,17 +188,16 @@ class Card:
     receiving: ReceivingKeys | None = None
 
 
-@message(4)
+@message(29)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrant:
-    """A device's credentials from the owner: those of `AggregatorGrant`, the mask secret and the content key.
+    """A device's credentials from the owner: those of `AggregatorGrant`, and the secret of a key version.
 
     Attributes:
         roster: the newest, signed; empty if the grant renews a member's keys, so that new keys for n parties take n short
             messages instead of n rosters with n members.
         keys_since: the key version: the roster sequence at which these secrets were drawn.
         receiving: number of the device's receiving key that the grant is sealed to.
-        mask_epoch: the mask epoch of ``mask_secret``; the secrets of later epochs are derived from it (`MaskSecret.at`).
         version_secret: the key version's secret (`crypto.mask.schedule.VersionKey`) for run number ``next_run``; those of
             later runs are derived from it.
     """
@@ -210,10 +209,7 @@ class DeviceGrant:
     keys_since: U32
     receiving: U32
     broadcast_key: Fixed32 = field(repr=False)
-    mask_secret: Fixed32 = field(repr=False)
-    content_key: Fixed32 = field(repr=False)
-    mask_epoch: U32 = 0
-    version_secret: Fixed32 = field(default=bytes(32), repr=False)
+    version_secret: Fixed32 = field(repr=False)
     next_run: U32 = 1
 
 

@@ -130,7 +130,7 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
     assert records[-1]["tested"] > 0
     clusters = records[-1]["clusters"]
     assert clusters["dev-00"] == clusters["dev-02"] != clusters["dev-01"] == clusters["dev-03"]
-    for what in (secrets.mask_secret, secrets.content_key, origin.tobytes(), bundle.score):
+    for what in (secrets.version_secret, origin.tobytes(), bundle.score):
         assert not [p for p, data in disk.items() if what in data]
 
 
@@ -148,9 +148,9 @@ def test_the_aggregators_configuration_has_no_place_for_a_key():
     ]
 
 
-@pytest.mark.parametrize("name", ["mask_secret", "mask-secret", "secret", "content_key", "mask"])
+@pytest.mark.parametrize("name", ["version_secret", "version-secret", "secret", "content_key", "mask"])
 def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
-    """A mask secret in the file is an error, not something to ignore."""
+    """A secret in the file is an error, not something to ignore."""
     file = tmp_path / "aggregator.toml"
     file.write_text(f'[aggregator]\ndir = "/tmp"\n{name} = "00"\n')
     with pytest.raises(ConfigError, match="unknown key"):

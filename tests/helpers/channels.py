@@ -274,7 +274,7 @@ def control(scene, signer, fleet, _):
 
 def keys(scene, signer, fleet, _):
     """A grant with other secrets, drawn later."""
-    changes = {"fleet": fleet, "mask_secret": bytes(32), "keys_since": scene.owner.roster.sequence + 1}
+    changes = {"fleet": fleet, "version_secret": bytes(32), "keys_since": scene.owner.roster.sequence + 1}
     if signer is not None:
         changes |= {"signer": signer, "owner_key": signer.member.sign_key}
     return scene.grant(**changes)

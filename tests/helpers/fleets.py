@@ -5,9 +5,6 @@ from collections import defaultdict
 
 import numpy as np
 
-from aggregator.storage.store import Store
-from crypto.mask.derivation import MaskContext, derive
-from crypto.mask.masking import unmask
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.learning.data import Dataset
@@ -25,13 +22,10 @@ from shoal.task.manifest import LocalTraining
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
 from shoal.transport.retained import RetainedPublisher
-from shoal.types import MaskedVector
 from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES = 6, 4
 FULL_BATCH = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
-ONE_KEY = {"keys": "run", "mode": "permutation"}
-"""Options of a run whose masks outlive a round."""
 CLEAN = (0.0,)
 LOST = ()
 
@@ -76,11 +70,6 @@ def make_exact_fleet(root, data=None, **options):
     return make_fleet(root, data, **{"mode": "permutation", **options})
 
 
-def make_one_key_fleet(root, data=None, **options):
-    """Return a fleet as `make_fleet` does, whose run has one key and a permutation unless ``options`` differ."""
-    return make_fleet(root, data, **{**ONE_KEY, **options})
-
-
 def publish(fleet):
     """Let the owner connect, read the retained messages, and publish roster and keys."""
     fleet.publish()
@@ -89,23 +78,6 @@ def publish(fleet):
 def thetas(fleet):
     """Return device -> bytes of the model it ended with."""
     return {name: fleet.model(name).theta.tobytes() for name in fleet.stage.devices}
-
-
-def mask_key(fleet):
-    """Return the run's mask key, which the owner can always derive."""
-    p = fleet.plan
-    return derive(fleet.stage.fleet.secret_at(p.epoch), MaskContext.of_plan(p, p.epoch))
-
-
-def clear_offsets(fleet):
-    """Return name in the strategy's state -> unmasked offset (d,) of the aggregator's last snapshot."""
-    store = Store(fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}", fleet.plan)
-    try:
-        snapshot = store.restore()
-    finally:
-        store.close()
-    key = mask_key(fleet)
-    return {name: unmask(MaskedVector(v.copy(), key.key_id), key) for name, v in snapshot.vectors.items()}
 
 
 class Wiretap:

@@ -174,7 +174,14 @@ def _data(disk):
 def _owners(disk):
     def opened(directory):
         fleet = FleetDirectory(directory)
-        return fleet.mask_secret, fleet.content, fleet.broker, fleet.cards(), fleet.broker_for("dev-00"), fleet.versions
+        return (
+            fleet.version_key,
+            fleet.broadcast,
+            fleet.broker,
+            fleet.cards(),
+            fleet.broker_for("dev-00"),
+            fleet.versions,
+        )
 
     def tokens(directory):
         fleet = FleetDirectory(directory)
@@ -186,7 +193,7 @@ def _owners(disk):
     change = Change((owner / "secrets.bin").read_bytes(), (owner / "roster.signed").read_bytes())
     (token,) = (owner / "tokens").glob("*.token")
     secrets = decode((owner / "secrets.bin").read_bytes(), FleetSecrets)
-    assert "mask_secret" not in repr(secrets)
+    assert "version_secret" not in repr(secrets)
     versions = StoredVersions((VersionSecrets(1, bytes(32), bytes(32)),))
     return [
         disk.replaced("owner", "owner.key", opened),

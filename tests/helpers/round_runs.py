@@ -53,7 +53,7 @@ class Scene:
         self.parties = Parties(root, *names)
         bundle = bundle or logistic_bundle(INPUTS, CLASSES)
         given = {"algorithm": "fedavg", "rounds": 20, "mode": "rotation", "min_contributors": 2, **options}
-        self.plan = make_plan(self.parties.owner, bundle, RunOptions(keys="round", **given))
+        self.plan = make_plan(self.parties.owner, bundle, RunOptions(**given))
         start = origins(self.plan.origins) if start is None else start
         self.package = write_run(self.parties.owner, self.plan, bundle, start).read_bytes()
         self.transfers, self.heads = {}, {}

@@ -110,11 +110,14 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
     secrets = FleetDirectory(home / "owner").secrets
     gone, stays = DeviceMembership(home / "dev-3"), DeviceMembership(home / "dev-1")
     fleet = FleetDirectory(home / "owner")
-    assert stays.grant.mask_secret == fleet.secret_at(stays.grant.mask_epoch).reveal() != gone.grant.mask_secret
+    own, owners = stays.version_key(fleet.roster.keys_since), fleet.version_key
+    owners.skip_to_run(own.next_run)
+    assert own.next_run == second.run + 1
+    assert own.reveal() == owners.reveal() != gone.grant.version_secret
     assert stays.grant.broadcast_key == secrets.broadcast_key != gone.grant.broadcast_key
     assert gone.grant.broadcast_key not in (home / "server" / "membership.bin").read_bytes()
     assert "Traceback" not in "".join(place.log(n) for n in place.running)
-    for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key):
+    for secret in (secrets.version_secret, secrets.broadcast_key):
         assert not any(secret.hex() in place.log(n) for n in place.running)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aggregator.storage.run_status import read_records
+from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.owner.keys.directory import FleetDirectory
@@ -79,7 +80,7 @@ class Fleet:
         self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
 
     def sign(self):
-        """Let the owner sign a run that takes a new mask every 40 rounds."""
+        """Let the owner sign a run that outlasts the test; return its plan and its origins."""
         bundle, owner = logistic_bundle(), self.owner()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.05)
         options = RunOptions("fedavg", rounds=ROUNDS, local=local, quorum=0.6, deadline_s=10.0, seed=1)
@@ -95,7 +96,7 @@ class Fleet:
 
     def hold(self, names, secrets):
         """Return whether the devices hold these secrets of the owner."""
-        return all(DeviceMembership(self.home / name).grant.content_key == secrets.content_key for name in names)
+        return all(DeviceMembership(self.home / name).grant.broadcast_key == secrets.broadcast_key for name in names)
 
     def until(self, reached):
         self.place.until(reached, "server")
@@ -138,7 +139,7 @@ def test_the_whole_life_of_keys(fleet):
     fleet.begin()
     for name in FIRST:
         fleet.enrol(name)
-    _, origins = fleet.sign()
+    plan, origins = fleet.sign()
     begun = fleet.owner().secrets
     for name in FIRST:
         fleet.train(name)
@@ -147,6 +148,8 @@ def test_the_whole_life_of_keys(fleet):
     fleet.enrol(LATER)
     fleet.train(LATER)
     everybody = (*FIRST, LATER)
+    admitted = fleet.owner().secrets
+    assert admitted.version_secret != begun.version_secret
     on_and_on(fleet, everybody)
     old = {name: DeviceMembership(fleet.home / name).grant for name in ("dev-1", "dev-4")}
 
@@ -159,7 +162,7 @@ def test_the_whole_life_of_keys(fleet):
     fleet.until(lambda: fleet.hold(everybody, rotated))
     on_and_on(fleet, everybody)
     grant = DeviceMembership(fleet.home / "dev-1").grant
-    assert grant.content_key == rotated.content_key != old["dev-1"].content_key
+    assert grant.version_secret == stepped(rotated) != old["dev-1"].version_secret
     assert grant.broadcast_key == rotated.broadcast_key != old["dev-1"].broadcast_key
 
     assert "dev-4 revoked by roster" in fleet.call("revoke", "owner", "dev-4")
@@ -176,9 +179,7 @@ def test_the_whole_life_of_keys(fleet):
     assert stays.grant.broadcast_key == fresh.broadcast_key
     assert opens(fleet, stays)
     assert not opens(fleet, gone)
-    nothing_of_the_masks_is_with_the_aggregator(
-        fleet, origins, [*old.values(), grant, stays.grant], (begun, rotated, fresh)
-    )
+    nothing_of_the_masks_is_with_the_aggregator(fleet, plan, origins, (begun, admitted, rotated, fresh))
 
 
 def opens(fleet, membership):
@@ -213,13 +214,32 @@ def opens(fleet, membership):
     return True
 
 
-def nothing_of_the_masks_is_with_the_aggregator(fleet, origins, grants, drawn):
-    """Neither its files nor its memory hold a secret of a key version, a content key, or a piece of a raw origin."""
+def stepped(secrets):
+    """Return the secret of a key version for run 2, which a device stores once it has begun run 1."""
+    version = VersionKey("reef", 0, secrets.version_secret)
+    version.skip_to_run(2)
+    return version.reveal()
+
+
+def keys_of(secrets, plan, rounds):
+    """Return the chain's secret, the mask secret and the content key of rounds under a key version, as the owner derives them."""
+    chain, found = VersionKey("reef", 0, secrets.version_secret).begin_run(plan.run_id), {}
+    chain.skip_to(rounds[0])
+    for round_ in rounds:
+        found[f"chain at round {round_}"] = chain.reveal()
+        keys = chain.take()
+        found |= {f"mask secret of round {round_}": keys.mask.reveal(), f"content key of round {round_}": keys.content}
+    return found
+
+
+def nothing_of_the_masks_is_with_the_aggregator(fleet, plan, origins, drawn):
+    """Neither its files nor its memory hold a secret of a key version, keys of rounds, or a piece of a raw origin."""
     needles = {f"key version's secret {i}": secrets.version_secret for i, secrets in enumerate(drawn)}
-    for i, grant in enumerate(grants):
-        needles |= {f"mask secret {i}": grant.mask_secret, f"content key {i}": grant.content_key}
+    needles |= {f"key version's secret {i} for run 2": stepped(secrets) for i, secrets in enumerate(drawn)}
+    last = len(fleet.records())
+    needles |= keys_of(drawn[0], plan, range(4)) | keys_of(drawn[-1], plan, range(last - 3, last + 3))
     needles["origin"] = origins.astype("<f4").tobytes()[:32]
-    own = {"own broadcast key": grants[-1].broadcast_key}
+    own = {"own broadcast key": drawn[-1].broadcast_key}
     server = fleet.place.running["server"].pid
     assert inspectable(server)
     assert found_in_memory(server, own) == set(own)
@@ -229,5 +249,5 @@ def nothing_of_the_masks_is_with_the_aggregator(fleet, origins, grants, drawn):
     assert found_in_files(files, needles) == set()
     assert not inspectable(fleet.place.running["dev-1"].pid)
     logs = list(fleet.home.glob("*.log"))
-    assert found_in_files(logs, {**needles, **own, "as text": grants[-1].mask_secret.hex().encode()}) == set()
+    assert found_in_files(logs, {**needles, **own, "as text": drawn[-1].version_secret.hex().encode()}) == set()
     assert not [p for p in logs if "Traceback" in p.read_text()]

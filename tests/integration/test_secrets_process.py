@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aggregator.storage.run_status import read_records
-from crypto.mask.derivation import MaskContext, derive
+from crypto.mask.derivation import derive
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.modes import registry
 from crypto.seal.identity import Identity
@@ -26,6 +26,7 @@ from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.masks import run_chain
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.enrolment import Token
 from shoal.task.manifest import LocalTraining
@@ -38,6 +39,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
 PASSPHRASE = b"correct horse battery staple"
 INPUTS, CLASSES = 9, 4
 DEVICES = ("dev-1", "dev-2", "dev-3")
+ROUNDS = 4
+"""Training rounds; round 0 seals the run package, and a final round follows."""
 WINDOW = 32
 """Bytes: eight coordinates in a row are no accident."""
 
@@ -111,8 +114,7 @@ class Aftermath:
         start("watch", "shoal-fleet", "devices", "owner", "--watch")
         bundle, owner = logistic_bundle(INPUTS, CLASSES), self.owner()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-        # One key a run, whose parts can be computed afterwards; test_key_life_cycle.py searches under round keys.
-        options = RunOptions("fedavg", keys="run", mode="permutation", rounds=4, local=local, seed=1)
+        options = RunOptions("fedavg", mode="permutation", rounds=ROUNDS, local=local, seed=1)
         self.plan = make_plan(owner, bundle, options)
         self.origins = np.random.default_rng(2).standard_normal((1, bundle.length)).astype(np.float32)
         path = write_run(owner, self.plan, bundle, self.origins)
@@ -135,15 +137,13 @@ class Aftermath:
         """Return the secrets that only their holders may have: name -> bytes."""
         owner = self.owner()
         found = {
-            "mask secret": owner.secret_at(self.plan.epoch).reveal(),
-            "mask secret of the owner": owner.secrets.mask_secret,
-            "content key": owner.secrets.content_key,
             "key version's secret": owner.secrets.version_secret,
+            "key version's secret of the next run": self.next_version(owner),
             "owner's signing key": owner.owner.sign_private.private_bytes_raw(),
             "owner's seal key": owner.owner.seal_private.private_bytes_raw(),
             "broker users' secret": (self.home / "owner" / "broker.key").read_bytes(),
             "passphrase": PASSPHRASE,
-            **self.of_the_mask(owner),
+            **self.of_the_rounds(owner),
             **windows("origin", self.origins[0]),
         }
         for name in DEVICES:
@@ -158,30 +158,40 @@ class Aftermath:
             found[f"token {len(found)}"] = Token.from_line(line).secret
         return found
 
-    def of_the_mask(self, owner):
-        """Return every key that the run's mask is made from, and the permutation in the device's representation."""
+    def next_version(self, owner):
+        """Return the secret of the key version for the run after this one, which devices store."""
+        version = owner.version_key
+        version.skip_to_run(self.plan.run + 1)
+        return version.reveal()
+
+    def of_the_rounds(self, owner):
+        """Return the chain's secret and all keys of every round, and of the round after the last one, the chain's secret."""
+        chain, found = run_chain(owner, self.plan), {}
+        for round_ in range(ROUNDS + 2):
+            found[f"chain at round {round_}"] = chain.reveal()
+            keys = chain.take()
+            parts = {"mask secret": keys.mask.reveal(), "content key": keys.content, "digest key": keys.digest_key}
+            found |= {f"{name} of round {round_}": raw for name, raw in (parts | self.of_the_mask(keys)).items()}
+        found[f"chain at round {chain.next_round}"] = chain.reveal()
+        return found
+
+    def of_the_mask(self, round_keys):
+        """Return every key that a round's mask is made from, and the permutation in the device's representation."""
         plan, keys = self.plan, {}
-        context = MaskContext(
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            epoch=plan.epoch,
-            task_digest=plan.task_digest,
-            mode=plan.mode,
-            segments=plan.mask_segments,
-        )
+        context = round_keys.context(plan.task_digest, plan.mode, plan.mask_segments)
         (segment,) = plan.mask_segments
 
         def subkey(purpose):
             field = f"{segment.name}:{segment.length}".encode()
             fields = (plan.fleet.encode(), plan.run_id, context.times, plan.task_digest, field, purpose.encode())
-            keys[f"subkey {purpose}"] = expand(owner.secret_at(self.plan.epoch).reveal(), SECRET_BYTES, *fields)
+            keys[f"subkey {purpose}"] = expand(round_keys.mask.reveal(), SECRET_BYTES, *fields)
             return keys[f"subkey {purpose}"]
 
         again = registry.find(plan.mode).build(subkey, segment.length)
         ramp = np.arange(segment.length, dtype=np.float32)
         order, true = np.empty_like(ramp), np.empty_like(ramp)
         again.apply(ramp, order)
-        derive(owner.secret_at(self.plan.epoch), context).apply(ramp, true)
+        derive(round_keys.mask, context).apply(ramp, true)
         assert keys
         assert np.array_equal(order, true), "the subkeys are not those that devices derive"
         tables = {f"permutation as {kind}": order.astype(kind).tobytes() for kind in ("<i4", "<i8", "<f4")}
@@ -257,12 +267,13 @@ def test_the_aggregators_memory_holds_no_secret(after, forbidden):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can look into a device's memory")
 def test_the_search_finds_secrets_where_they_belong(after, forbidden):
-    """A device's memory, read as root: the mask secret and the device's own model are there."""
+    """A device's memory, read as root: the secrets of what is still to come and the device's own model are there."""
     found = found_in_memory(after.pids()["dev-1"], forbidden)
-    assert "mask secret" in found
-    assert "content key" in found
+    last = ROUNDS + 1
+    assert "key version's secret of the next run" in found
+    assert {f"mask secret of round {last}", f"content key of round {last}", f"chain at round {last + 1}"} <= found
+    assert any(name.startswith("permutation as <i4") for name in found)
     assert any(name.startswith("dev-1's model") for name in found)
-    assert "permutation as <i4" in found
     assert not any(name.startswith(("owner's", "dev-2's s", "passphrase")) for name in found)
 
 
@@ -333,4 +344,15 @@ def test_each_device_holds_only_its_own_keys(after):
         "password": owner.users.password("dev-2").encode(),
     }
     assert found_in_files(files, strange) == set()
-    assert DeviceMembership(after.home / "dev-1").grant.mask_secret == owner.secret_at(after.plan.epoch).reveal()
+    assert DeviceMembership(after.home / "dev-1").grant.version_secret == after.next_version(owner)
+
+
+def test_devices_have_erased_the_keys_of_past_rounds(after):
+    """Those of rounds whose means they have applied, and all that they could be derived from. No mean follows the last round."""
+    last, owner = ROUNDS + 1, after.owner()
+    secrets = {"key version's secret": owner.secrets.version_secret, **after.of_the_rounds(owner)}
+    for device in DEVICES:
+        found = found_in_files(sorted((after.home / device).rglob("*")), secrets)
+        stored = {"chain at round": last + 1, "mask secret of round": last, "content key of round": last}
+        stored["digest key of round"] = ROUNDS  # with the state after that round
+        assert {name for _, name in found} == {f"{name} {round_}" for name, round_ in stored.items()}, device

@@ -94,8 +94,8 @@ def approve(
 ) -> None:
     """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
 
-    For a device that is already in the roster, grant and roster are published again. Once a run under round keys is signed,
-    new devices get new secrets, which are published for the other members as well.
+    For a device that is already in the roster, grant and roster are published again. Once a run is signed, new devices
+    get new secrets, which are published for the other members as well.
     """
     from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
@@ -133,10 +133,10 @@ def revoke(
 ) -> None:
     """Remove a device from the fleet for good: its name and keys are never accepted again.
 
-    Signs a roster without it and draws new broadcast, content and mask secrets, sealed to each remaining party. Once the
-    aggregator has them it ignores the device, closes the open round of the current run and rolls that run over to the new
-    secrets: the device can read nothing that is broadcast from then on, but still has the models that it read before. A run
-    that was signed before and starts later rolls over at once; sign it again only if a later run has already started.
+    Signs a roster without it and draws new secrets, sealed to each remaining party. Once the aggregator has them it ignores
+    the device, and opens the next round under the new keys: the device can read nothing that is broadcast from then on, but
+    still has the models that it read before. A run that was signed before and starts later begins under the new keys; sign it
+    again only if a later run has already started.
     """
     from shoal.owner.keys.unlock import open_fleet
 
@@ -157,9 +157,9 @@ def rotate(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Draw new broadcast, content and mask secrets without removing a device; the current run rolls over to them.
+    """Draw new secrets without removing a device; the current run uses them from its next round on.
 
-    A run that was signed before and starts later rolls over at once; sign it again only if a later run has already started.
+    A run that was signed before and starts later begins under them; sign it again only if a later run has already started.
     """
     from shoal.owner.keys.unlock import open_fleet
 

@@ -125,7 +125,7 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
 
 @app.command("add-aggregator")
 def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
-    """Name the aggregator; prints the grant to carry back to it, which contains no mask secret."""
+    """Name the aggregator; prints the grant to carry back to it, which contains no secret of a mask."""
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)

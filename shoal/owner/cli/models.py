@@ -68,7 +68,6 @@ _WORDS = {
     "ready": "models at the broker",
     "running": "in round {round}",
     "waiting": "finishing: its models are not certified yet",
-    "devices": "not under round keys: the models are on the devices only",
     "absent": "not at the broker",
 }
 
@@ -81,10 +80,8 @@ def _run(plan: RunPlan, reader: ModelReader) -> dict[str, Any]:
     data = {"run": plan.run, "run_id": plan.run_id.hex(), "algorithm": plan.algorithm, "rounds": plan.rounds}
     last = reader.last
     if last is None or last.plan.run_id != plan.run_id:
-        return {**data, "state": "absent" if plan.keys == "round" else "devices", "round": None, "models": []}
+        return {**data, "state": "absent", "round": None, "models": []}
     at = last.announcement.round
-    if last.announcement.held is None:
-        return {**data, "state": "devices", "round": at, "models": []}
     try:
         sealed = set(last.wanted())
     except NotReadyError:

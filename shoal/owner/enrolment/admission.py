@@ -8,23 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from crypto.seal.envelope import SealError, is_from, open_from_group, read_head, seal_message_to_member
+from crypto.seal.envelope import is_from, read_head, seal_message_to_member
 from crypto.seal.identity import fingerprint
 from crypto.seal.signed import peek_document
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
-from shoal.membership.certificates import check_certificate
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
-from shoal.membership.roster import FORK_HINT, aggregator_of, digest_of, owner_purpose, read_owner_purpose
+from shoal.membership.roster import FORK_HINT, digest_of, owner_purpose, read_owner_purpose
 from shoal.membership.tokens import Asked, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_list import largest_epoch_bytes
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
-from shoal.protocol.codec import decode
 from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
-from shoal.protocol.epochs import Epoch
 from shoal.protocol.messages import Sealed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
@@ -122,8 +118,6 @@ class Registrar:
         self._topics = Topics(fleet.name)
         self._retained = RetainedPublisher(transport)
         self._chunks = Reassembler(channels.ENROLMENT.largest, whole_transfers=1, max_per_source=1)
-        self._epochs = Reassembler(whole_transfers=1)
-        self._most_epoch_bytes: int | None = None
         self._notices = Reassembler(channels.RECEIVING.largest, whole_transfers=1)
         self._receiving: dict[str, ReceivingKeys] = {}
         self._rosters = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1, max_per_source=1)
@@ -133,9 +127,7 @@ class Registrar:
 
     def start(self, now_s: int) -> None:
         """Subscribe to requests, and clear retained messages of tokens that expired long ago."""
-        # Mask epochs first: a device that is approved must get no secret from before the current epoch. Receiving keys come
-        # before the roster, whose arrival shows that all retained messages before it have been read.
-        self._transport.subscribe(self._topics.filter(TopicKind.CHECKPOINT))
+        # Receiving keys come before the roster, whose arrival shows that all retained messages before it have been read.
         self._transport.subscribe(self._topics.filter(TopicKind.RECEIVING))
         self._transport.subscribe(self._topics.filter(TopicKind.ENROL))
         self._old = self._tokens.old(now_s, self._complain)
@@ -159,8 +151,6 @@ class Registrar:
         if not isinstance(event, Message):
             return
         parsed = self._topics.parse(event.topic)
-        if parsed.kind is TopicKind.CHECKPOINT and event.payload:
-            self._on_epoch(event.payload, now_s)
         if parsed.kind is TopicKind.OWNER_ROSTER and event.payload:
             self._on_roster(event.payload, now_s)
         if parsed.kind is TopicKind.RECEIVING and event.payload:
@@ -271,33 +261,6 @@ class Registrar:
             "compare the devices with `shoal-fleet show`, and repeat approvals and revocations that are missing"
         )
         return True
-
-    def _on_epoch(self, payload: bytes, now_s: int) -> None:
-        """Erase secrets from before the mask epoch that the fleet has certified, so that new devices don't get them."""
-        transfer = self._epochs.add("epoch", payload, float(now_s), channels.EPOCH.limit(self._epoch_bytes()))
-        if transfer is None:
-            return
-        head, at = read_head(transfer.payload)
-        fleet = self._fleet
-        with fleet.changing():
-            key, sender = fleet.broadcast, aggregator_of(fleet.roster)
-            try:
-                plain = open_from_group(key, transfer.payload, head, at, sender.sign_key, transfer.signed)
-            except SealError:
-                return  # still under the previous broadcast key; the next certificate will be under ours
-            certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
-            if certificate.checkpoint.generation != since:
-                return  # the run has not rolled over to our newest secrets yet
-            owner_key = fleet.owner.member.sign_key
-            c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
-            fleet.forget_before(c.next_epoch)
-
-    def _epoch_bytes(self) -> int:
-        """Return the largest mask epoch that a run of this fleet can have."""
-        if self._most_epoch_bytes is None:
-            most = max(limits.FIRST_PACKAGE_BYTES, largest_epoch_bytes(self._fleet, lambda _: None))
-            self._most_epoch_bytes = most
-        return self._most_epoch_bytes
 
     def listed(self, fingerprint_: str) -> bool:
         """Return whether the roster lists a device with this fingerprint that is not revoked."""

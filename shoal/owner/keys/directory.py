@@ -1,4 +1,4 @@
-"""The owner's directory: keys, mask secret, roster, grants, tokens and runs. It must not be copied to the server."""
+"""The owner's directory: keys, secrets, roster, grants, tokens and runs. It must not be copied to the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
@@ -54,9 +53,8 @@ CHANGE_WAIT_S: Final = 120.0
 file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
-EPOCHS_AFTER_RESTORE: Final = 1 << 20
 RUNS_AFTER_RESTORE: Final = 1000
-"""Mask epochs and run numbers that are skipped after a restore, since some may have been used after the backup."""
+"""Run numbers that are skipped after a restore, since some may have been used after the backup."""
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
 
@@ -206,19 +204,6 @@ class FleetDirectory:
         return fingerprint(self.owner.member)
 
     @property
-    def mask_secret(self) -> MaskSecret:
-        """The secret of mask epoch ``secrets.mask_epoch``; the secrets of later epochs are derived from it."""
-        return MaskSecret.from_bytes(self.secrets.mask_secret)
-
-    def secret_at(self, epoch: int) -> MaskSecret:
-        """Return the secret from which the masks of a mask epoch are derived.
-
-        Raises:
-            IntegrityError: the epoch is before ``secrets.mask_epoch``, and its secret has been erased.
-        """
-        return self.mask_secret.at(epoch, self.secrets.mask_epoch)
-
-    @property
     def version_key(self) -> VersionKey:
         """The newest key version as drawn. The owner doesn't step it, so it can open every checkpoint under this version."""
         from crypto.mask.schedule import VersionKey  # imports numpy
@@ -253,11 +238,6 @@ class FleetDirectory:
             return StoredVersions()
         with named(path, BACKUP_HINT):
             return StoredVersions.from_bytes(self._vault.read(VERSIONS_FILE))
-
-    @property
-    def content(self) -> GroupKey:
-        """The key that devices and the owner share; the aggregator does not have it."""
-        return GroupKey(self.name, "content", self.secrets.content_key)
 
     @property
     def broadcast(self) -> GroupKey:
@@ -321,7 +301,7 @@ class FleetDirectory:
     @property
     def admission_draws(self) -> bool:
         """Whether an admission draws new secrets, because those in force have the keys of an earlier run."""
-        return self.secrets.next_run > 1 and self.secrets.round_keys
+        return self.secrets.next_run > 1
 
     def _admit(self, cards: list[Card]) -> None:
         """Sign a roster with new devices, under new secrets if `admission_draws`; one draw serves for all of them."""
@@ -394,7 +374,7 @@ class FleetDirectory:
             return self._write_grant(card)
 
     def revoke(self, name: str) -> None:
-        """Revoke a device and draw new secrets; a run in progress rolls over to them.
+        """Revoke a device and draw new secrets; a run in progress uses them from its next round on.
 
         The grant files of the remaining parties are rewritten. A party that joined through the broker has no grant file; it
         gets its new grant there.
@@ -417,15 +397,12 @@ class FleetDirectory:
     def sign_beyond(self, sequence: int) -> None:
         """Sign a roster with a sequence above ``sequence`` and new secrets.
 
-        This repairs a directory that was restored from a backup, or of which a copy has signed other rosters. Run numbers,
-        mask epochs and secrets used since the backup are unknown here: the secrets are replaced, and numbers and epochs
-        continue after a gap that is wider than a fleet uses between two backups.
+        This repairs a directory that was restored from a backup, or of which a copy has signed other rosters. Run numbers
+        and secrets used since the backup are unknown here: the secrets are replaced, and run numbers continue after a gap
+        that is wider than a fleet uses between two backups.
         """
         with self.changing():
-            s = self.secrets
-            self.secrets = dataclasses.replace(
-                s, next_epoch=s.next_epoch + EPOCHS_AFTER_RESTORE, next_run=s.next_run + RUNS_AFTER_RESTORE
-            )
+            self.secrets = dataclasses.replace(self.secrets, next_run=self.secrets.next_run + RUNS_AFTER_RESTORE)
             book = self.receiving.advanced(self.roster.active())
             self._draw_secrets(book, sequence=max(sequence, self.roster.sequence) + 1)
 
@@ -436,15 +413,8 @@ class FleetDirectory:
         """
         sequence = changes.pop("sequence", self.roster.sequence + 1)
         roster = self._next_roster(**{"sequence": sequence, "keys_since": sequence, **changes})
-        first = self.secrets.next_epoch
-        secrets = dataclasses.replace(
-            FleetSecrets.fresh(self.name, self.secrets.broker),
-            mask_epoch=first,
-            next_epoch=first + self.secrets.run_epochs + 1,  # as many as may be left of the runs in progress, and one
-            next_run=self.secrets.next_run,
-            run_epochs=self.secrets.run_epochs,
-            round_keys=self.secrets.round_keys,
-        )
+        fresh = FleetSecrets.fresh(self.name, self.secrets.broker)
+        secrets = dataclasses.replace(fresh, next_run=self.secrets.next_run)
         signed = sign_document(self.owner, roster)
         self._store_receiving(receiving)
         if self.admission_draws:
@@ -466,42 +436,15 @@ class FleetDirectory:
         sync_directory(self.path / GRANTS)
         self._vault.end_change()
 
-    def take_run(self, epochs: int, *, round_keys: bool = False) -> tuple[int, int]:
-        """Allocate a run number and ``epochs`` mask epochs; return the number and the first epoch. Durable on return.
-
-        Args:
-            epochs: 0 under round keys.
-            round_keys: whether the run is under round keys.
-        """
+    def take_run(self) -> int:
+        """Allocate a run number and return it; durable on return."""
         with self.changing():
-            s = self.secrets
             # Secrets restored from a backup may count from a number that a later run file already has.
-            run = max(s.next_run, highest_run(self.path) + 1)
-            taken = dataclasses.replace(
-                s,
-                next_epoch=s.next_epoch + epochs,
-                next_run=run + 1,
-                run_epochs=s.run_epochs + epochs,
-                round_keys=round_keys,
-            )
-            self._store_secrets(taken)
-            return run, s.next_epoch
-
-    def forget_before(self, epoch: int) -> bool:
-        """Erase the secrets of mask epochs before ``epoch``, so that new grants don't contain them; return whether any were.
-
-        An epoch that has not been allocated to a run is ignored.
-        """
-        with self.changing():
-            if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
-                return False
-            secret = self.secret_at(epoch).reveal()
-            self._store_secrets(dataclasses.replace(self.secrets, mask_secret=secret, mask_epoch=epoch))
-            return True
-
-    def _store_secrets(self, secrets: FleetSecrets) -> None:
-        self._vault.write(SECRETS_FILE, encode(secrets))
-        self.secrets = secrets
+            run = max(self.secrets.next_run, highest_run(self.path) + 1)
+            taken = dataclasses.replace(self.secrets, next_run=run + 1)
+            self._vault.write(SECRETS_FILE, encode(taken))
+            self.secrets = taken
+            return run
 
     def cards(self) -> tuple[Card, ...]:
         """Return the cards of the fleet's members: the aggregator and the devices that are not revoked."""
@@ -543,9 +486,6 @@ class FleetDirectory:
                 keys_since=since,
                 receiving=known.number,
                 broadcast_key=s.broadcast_key,
-                mask_secret=s.mask_secret,
-                content_key=s.content_key,
-                mask_epoch=s.mask_epoch,
                 version_secret=version.reveal(),
                 next_run=version.next_run,
             )

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from crypto.mask.secret import MaskSecret
+from crypto.mask.kdf import SECRET_BYTES
 from crypto.seal.envelope import KEY_BYTES
 from crypto.seal.passphrase import Lock, is_locked
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
-from shoal.protocol.codec import U32, decode, encode, message
+from shoal.protocol.codec import U32, Fixed32, decode, encode, message
 from shoal.util.files import read_private, sync_directory, write_private
 
 OWNER_FILE: Final = "owner.key"
@@ -27,44 +27,27 @@ BACKUP_HINT: Final = "take the whole directory from a backup"
 RENEWED_HINT: Final = f"{BACKUP_HINT}, or make a new fleet in another directory"
 
 
-@message(96)
+@message(103)
 @dataclasses.dataclass(frozen=True, slots=True)
 class FleetSecrets:
     """Contents of secrets.bin, mode 0600.
 
     Attributes:
-        mask_epoch: mask epoch of ``mask_secret``; with it, earlier epochs can't be unmasked.
-        next_epoch: first mask epoch that is not allocated to a run.
-        next_run: first run number that is not allocated.
-        run_epochs: number of mask epochs that are allocated to runs.
+        broadcast_key: key of the messages to the whole fleet.
         version_secret: secret of the key version, as drawn: that of run 1; see `crypto.mask.schedule.VersionKey`.
-        round_keys: whether the newest run is under round keys.
+        next_run: first run number that is not allocated.
     """
 
     fleet: str
     broker: str = dataclasses.field(repr=False)
-    mask_secret: bytes = dataclasses.field(repr=False)
-    content_key: bytes = dataclasses.field(repr=False)
-    broadcast_key: bytes = dataclasses.field(repr=False)
-    version_secret: bytes = dataclasses.field(repr=False)
-    mask_epoch: U32 = 0
-    next_epoch: U32 = 1
+    broadcast_key: Fixed32 = dataclasses.field(repr=False)
+    version_secret: Fixed32 = dataclasses.field(repr=False)
     next_run: U32 = 1
-    run_epochs: U32 = 0
-    round_keys: bool = False
 
     @classmethod
     def fresh(cls, fleet: str, broker: str) -> FleetSecrets:
         """Return freshly drawn secrets."""
-        mask, version = (MaskSecret.generate().reveal() for _ in range(2))
-        return cls(
-            fleet,
-            broker,
-            mask_secret=mask,
-            content_key=os.urandom(KEY_BYTES),
-            broadcast_key=os.urandom(KEY_BYTES),
-            version_secret=version,
-        )
+        return cls(fleet, broker, broadcast_key=os.urandom(KEY_BYTES), version_secret=os.urandom(SECRET_BYTES))
 
 
 @message(97)

@@ -1,8 +1,8 @@
 """The secrets of earlier key versions, which open the final models of a run that ended before the owner drew newer ones.
 
 A run that is under way takes up a newer version at its next round. Its last round may still be under an older one, and the
-owner does not see from here when a run ends. So each draw after the first signed run under round keys stores the secrets that
-it replaces. Key versions never go back, so `shoal-fleet models get` removes all that are older than the one that it needed.
+owner does not see from here when a run ends. So each draw after the first signed run stores the secrets that it replaces. Key
+versions never go back, so `shoal-fleet models get` removes all that are older than the one that it needed.
 An owner who never fetches models stores at most MOST_VERSIONS.
 
 Example: run 1 is signed under version 4, and the owner admits a device, which draws version 7. Versions 4 and 7 are known. The

@@ -1,4 +1,4 @@
-"""The models of a finished run under round keys, read from the broker and written to a folder of the owner.
+"""The models of a finished run, read from the broker and written to a folder of the owner.
 
 The aggregator publishes the announcement of the final round once more when the run has finished, with the checkpoints that
 devices sealed and the statements that certify them. All of it is retained until the next run begins.

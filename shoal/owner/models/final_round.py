@@ -131,14 +131,20 @@ class FinalRound:
 
     Attributes:
         plan: of the announced run, from the owner's directory.
-        announcement: as opened; version: the secrets under which it was sealed.
+        announcement: as opened; held: the models that it announces; version: the secrets under which it was sealed.
     """
 
     def __init__(
-        self, plan: RunPlan, announcement: Announcement, version: VersionSecrets, versions: Mapping[int, VersionSecrets]
+        self,
+        plan: RunPlan,
+        announcement: Announcement,
+        held: RoundModels,
+        version: VersionSecrets,
+        versions: Mapping[int, VersionSecrets],
     ) -> None:
         self.plan = plan
         self.announcement = announcement
+        self.held = held
         self.version = version
         self._versions = versions
 
@@ -178,26 +184,13 @@ class FinalRound:
                 f"{fleet.path} holds no signed run of the id that is announced as run {announcement.run}",
                 hint="take the directory's folder runs from a backup",
             )
-        if announcement.held is not None:
-            check_announcement(announcement, plan)
-            check_segments(announcement.held)
-            if announcement.held.key_version != version.number:
-                raise UntrustedError("an announcement that names another key version than it is sealed under")
-        return cls(plan, announcement, version, {v.number: v for v in versions})
-
-    @property
-    def held(self) -> RoundModels:
-        """The announced models.
-
-        Raises:
-            ConfigError: the run has one mask key, so that the owner has no checkpoints to open.
-        """
-        if self.announcement.held is None:
-            raise ConfigError(
-                f"run {self.plan.run} is not under round keys: its models are on the devices only",
-                hint="shoal-edge export DIR FILE on a device of the cluster",
-            )
-        return self.announcement.held
+        check_announcement(announcement, plan)
+        if announcement.held is None:
+            raise UntrustedError("an announcement without the models that devices hold")
+        check_segments(announcement.held)
+        if announcement.held.key_version != version.number:
+            raise UntrustedError("an announcement that names another key version than it is sealed under")
+        return cls(plan, announcement, announcement.held, version, {v.number: v for v in versions})
 
     @property
     def models(self) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ class ModelReader:
     def _follow(self, last: FinalRound) -> None:
         """Subscribe to the checkpoints of a finished run, and to no others."""
         refs: list[CheckpointRef] = []
-        if self._run is not None and self._run in (0, last.plan.run) and last.announcement.held is not None:
+        if self._run is not None and self._run in (0, last.plan.run):
             try:
                 refs = list(last.wanted().values())
             except NotReadyError:
@@ -155,7 +155,7 @@ class ModelReader:
 
         Raises:
             NotReadyError: no run has begun, the run is under way, or the broker has another run than the wanted one.
-            ConfigError: the owner's directory lacks keys or the run's file, or the run is not under round keys.
+            ConfigError: the owner's directory lacks keys or the run's file.
             UntrustedError, IntegrityError: what the broker has can't be trusted or used.
         """
         last = self.last_round()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
-from crypto.mask.derivation import MaskContext, key_id
+from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
@@ -55,11 +55,9 @@ class RunOptions:
         weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
         evaluate_every: rounds between accuracy reports; 0 reports at the end only.
         seed: seed of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
-        epoch_rounds: rounds of a mask epoch, after which devices switch to a new mask; 0 is one epoch for the run.
         norm_noise: relative standard deviation of the random factor on each update, 0 to MAX_NORM_NOISE; 0 is off.
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
-        keys: ``run`` or ``round``, see `RunPlan`.
     """
 
     algorithm: str
@@ -76,11 +74,9 @@ class RunOptions:
     weighting: str = "samples"
     evaluate_every: int = 0
     seed: int | None = None
-    epoch_rounds: int = 0
     norm_noise: float = 0.0
     max_samples: int = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
-    keys: str = "round"
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -93,24 +89,18 @@ def origins_needed(options: RunOptions) -> int:
 
 
 def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    """Allocate a run number and mask epochs, and return the plan, which the strategy has checked.
+    """Allocate a run number and return the plan, which the strategy has checked.
 
     Raises:
         ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
         draft = draft_plan(fleet, bundle, options)
-        if draft.keys == "round":
-            run, _ = fleet.take_run(0, round_keys=True)
-            return dataclasses.replace(draft, run=run)
-        # Each run has mask epochs of its own, so that no two runs share a permutation.
-        run, epoch = fleet.take_run(draft.epochs)
-        named = key_id(fleet.secret_at(epoch), MaskContext.of_plan(draft, epoch))
-        return dataclasses.replace(draft, run=run, epoch=epoch, key_id=named)
+        return dataclasses.replace(draft, run=fleet.take_run())
 
 
 def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    """Return a plan without allocating its run number and mask epochs, to check the options first.
+    """Return a plan without allocating its run number, to check the options first.
 
     Raises:
         ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
@@ -120,36 +110,23 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
-    if options.keys == "round" and options.epoch_rounds:
-        raise ConfigError("there are no mask epochs: each round has a mask of its own", hint="leave out epoch_rounds")
+    registry.find(options.mode)
     try:
         plan = _written(fleet, bundle, options)
     except WireError as error:
         raise ConfigError(str(error), hint=RANGES_HINT) from error
-    if plan.keys == "round":
-        plan = dataclasses.replace(plan, epoch=0, key_id=bytes(16), key_version=fleet.roster.keys_since)
     _check_hidden(plan)
     make_strategy(plan)
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
 
 def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    run, run_id, epoch = fleet.secrets.next_run, os.urandom(16), fleet.secrets.mask_epoch
-    epoch_rounds = options.epoch_rounds or options.rounds
-    context = MaskContext(
-        fleet=fleet.name,
-        run_id=run_id,
-        epoch=epoch,
-        task_digest=bundle.digest,
-        mode=options.mode,
-        segments=bundle.segments,
-    )
     local = options.local or bundle.manifest.hyper
     settings = settings_of(options.algorithm, options.settings)
     return RunPlan(
         fleet=fleet.name,
-        run=run,
-        run_id=run_id,
+        run=fleet.secrets.next_run,
+        run_id=os.urandom(16),
         roster_sequence=fleet.roster.sequence,
         task_digest=bundle.digest,
         algorithm=options.algorithm,
@@ -158,9 +135,9 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         max_models=settings.origins,
         rounds=options.rounds,
         mode=options.mode,
-        epoch=epoch,
-        epoch_rounds=epoch_rounds,
-        key_id=key_id(fleet.secret_at(epoch), context),
+        epoch=0,
+        epoch_rounds=options.rounds,
+        key_id=bytes(16),
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,
@@ -176,7 +153,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
         capabilities=settings.capabilities,
-        keys=options.keys,
+        keys="round",
+        key_version=fleet.roster.keys_since,
     )
 
 
@@ -208,11 +186,11 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
         origins: shape (plan.origins, plan.length), float32.
 
     Raises:
-        ConfigError: the origins have another shape, or the plan has other keys than the fleet.
+        ConfigError: the origins have another shape, or the plan has another key version than the fleet.
     """
     if origins.shape != (plan.origins, plan.length):
         raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
-    group = _content(fleet, plan)
+    group = GroupKey(fleet.name, "content", run_chain(fleet, plan).take().content)
     package = RunPackage(
         sign_document(fleet.owner, plan),
         _seal(fleet, group, task_purpose(plan.task_digest), bundle.to_bytes()),
@@ -221,13 +199,6 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
     path = run_file(fleet.path, plan.run)
     write_atomic(path, encode(package))
     return path
-
-
-def _content(fleet: FleetDirectory, plan: RunPlan) -> GroupKey:
-    """Return the key that seals a run's task and origins: the fleet's content key, or that of round 0 of the run."""
-    if plan.keys == "run":
-        return fleet.content
-    return GroupKey(fleet.name, "content", run_chain(fleet, plan).take().content)
 
 
 def _seal(fleet: FleetDirectory, group: GroupKey, purpose: str, plain: bytes) -> bytes:

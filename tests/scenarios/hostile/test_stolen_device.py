@@ -36,7 +36,7 @@ def recorded(fleet, tap):
 
 
 def opened(fleet, deliveries, private):
-    """Return the secrets in the deliveries that one private key opens."""
+    """Return the grants in the deliveries that one private key opens."""
     identity = Identity.load(fleet.stage.device_dir(VICTIM) / KEY_FILE)
     found = []
     for data in deliveries:
@@ -46,7 +46,7 @@ def opened(fleet, deliveries, private):
             plain, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key, private=private)
         except SealError:
             continue
-        found.append(decode(plain, DeviceGrant).content_key)
+        found.append(decode(plain, DeviceGrant))
     return found
 
 
@@ -65,21 +65,22 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=60) as fleet:
         owner = fleet.stage.fleet
-        deliveries, secrets = recorded(fleet, tap), [owner.secrets.content_key]
+        deliveries, secrets = recorded(fleet, tap), [owner.secrets]
         for rounds in (1, 3):
             fleet.run_until(lambda n=rounds: len(fleet.records()) >= n, 20)
             owner.rotate()
             publish(fleet)
-            secrets.append(owner.secrets.content_key)
+            secrets.append(owner.secrets)
             fleet.run_until(lambda: fleet.service.state.generation == owner.roster.keys_since, 60)
         deliveries += recorded(fleet, tap)
         directory = fleet.stage.device_dir(VICTIM)
         stored = b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
-        assert secrets[2] in stored
-        assert not any(old in stored for old in secrets[:2]), "the device has erased the secrets themselves"
-        stolen = {secret for key in keys_in(directory) for secret in opened(fleet, deliveries, key)}
+        assert secrets[2].broadcast_key in stored
+        old = {secret for s in secrets[:2] for secret in (s.broadcast_key, s.version_secret)}
+        assert not any(secret in stored for secret in old), "the device has erased the secrets themselves"
+        stolen = {grant.version_secret for key in keys_in(directory) for grant in opened(fleet, deliveries, key)}
         assert len(deliveries) >= 4
-        assert stolen == (set() if sealing == "receiving keys" else set(secrets))
+        assert stolen == (set() if sealing == "receiving keys" else {s.version_secret for s in secrets})
 
 
 def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
@@ -94,7 +95,7 @@ def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
             fleet.run_until(lambda: fleet.service.state.generation == owner.roster.keys_since, 60)
         fleet.revive_device(VICTIM)
         membership = fleet.devices[VICTIM].runtime._membership
-        fleet.run_until(lambda: membership.grant.content_key == owner.secrets.content_key, 60)
+        fleet.run_until(lambda: membership.grant.broadcast_key == owner.secrets.broadcast_key, 60)
         assert membership.receiving.first == 4
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, thetas, truth_of
 from tests.scenarios.rounds.test_strategies import FESEM, all_but_the_first, events
 
-OPTIONS = {**FESEM, "keys": "round", "quorum": 1.0}
+OPTIONS = {**FESEM, "quorum": 1.0}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.helpers.fleets import (
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
 
-ROUND_KEYS = {"keys": "round", "mode": "rotation"}
+ROTATION = {"mode": "rotation"}
 CFL = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
 IFCA = {"algorithm": "ifca", "rounds": 6, "settings": {"k": "2"}}
 
@@ -48,7 +48,7 @@ def equal_to_devices(fleet, thetas):
 
 @pytest.mark.parametrize("mode", ["permutation", "rotation"])
 def test_fedavg(tmp_path, mode):
-    with make_fleet(tmp_path / "fleet", count=4, rounds=3, keys="round", mode=mode, min_contributors=3) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=3, mode=mode, min_contributors=3) as fleet:
         fleet.run(20)
         document, thetas = fetched(fleet, tmp_path / "models")
         assert equal_to_devices(fleet, thetas)
@@ -61,7 +61,7 @@ def test_fedavg(tmp_path, mode):
 
 
 def test_cfl_after_a_split(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL, **ROTATION) as fleet:
         records = fleet.run(100)
         document, thetas = fetched(fleet, tmp_path / "models")
         assert equal_to_devices(fleet, thetas)
@@ -72,7 +72,7 @@ def test_cfl_after_a_split(tmp_path):
 
 
 def test_cfl_names_the_models_above_a_cluster_where_devices_keep_the_path(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **CFL, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **CFL, **ROTATION) as fleet:
         fleet.run(100)
         document, thetas = fetched(fleet, tmp_path / "models")
         assert equal_to_devices(fleet, thetas)
@@ -85,7 +85,7 @@ def test_cfl_names_the_models_above_a_cluster_where_devices_keep_the_path(tmp_pa
 @pytest.mark.parametrize("segment", ["cluster", "shared"])
 def test_ifca_with_and_without_shared_weights(tmp_path, segment):
     bundle = logistic_bundle(INPUTS, CLASSES, segment=segment)
-    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), bundle=bundle, **IFCA, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), bundle=bundle, **IFCA, **ROTATION) as fleet:
         fleet.run(50)
         document, thetas = fetched(fleet, tmp_path / "models")
         assert equal_to_devices(fleet, thetas)
@@ -95,7 +95,7 @@ def test_ifca_with_and_without_shared_weights(tmp_path, segment):
 
 
 def test_a_run_under_way_has_no_models_yet(tmp_path):
-    with make_fleet(tmp_path / "fleet", rounds=8, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", rounds=8, **ROTATION) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
         with pytest.raises(NotReadyError, match=r"run 1 is in round \d of 8"):
             reader_of(fleet).finished_run()
@@ -106,7 +106,7 @@ def test_a_run_under_way_has_no_models_yet(tmp_path):
 
 
 def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=4, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, **ROTATION) as fleet:
         fleet.run(20)
         owner = fleet.stage.fleet
         before = owner.roster.keys_since
@@ -124,7 +124,7 @@ def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
 
 
 def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=4, rounds=8, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=8, **ROTATION) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 3, 60)
         owner = fleet.stage.fleet
         owner.rotate()
@@ -137,7 +137,7 @@ def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
 
 
 def test_statements_of_revoked_devices_do_not_count(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=3, min_contributors=3, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=3, min_contributors=3, **ROTATION) as fleet:
         fleet.run(20)
         sender = reader_of(fleet).finished_run().models[0].own.sealed_by
         gone = next(name for name in names(3) if name != sender)
@@ -149,7 +149,7 @@ def test_statements_of_revoked_devices_do_not_count(tmp_path):
 
 
 def test_an_aggregator_that_restarts_after_the_run_leaves_the_models_there(tmp_path):
-    with make_fleet(tmp_path / "fleet", **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", **ROTATION) as fleet:
         fleet.run(20)
         fleet.kill_aggregator()
         fleet.revive_aggregator()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, thetas
 
-ROUND_KEYS = {"keys": "round", "mode": "rotation"}
+ROTATION = {"mode": "rotation"}
 GAP_S = 5.0
 
 
@@ -20,7 +20,7 @@ def left_out(records):
 
 @pytest.mark.parametrize("mode", ["none", "permutation", "signed-permutation", "rotation"])
 def test_all_devices_end_with_the_same_bits(tmp_path, mode):
-    with make_fleet(tmp_path / "fleet", count=4, rounds=4, keys="round", mode=mode) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=4, mode=mode) as fleet:
         records = fleet.run(10)
         assert [r["contributed"] for r in records] == [4] * 5
         assert records[3]["loss"] < records[0]["loss"]
@@ -29,7 +29,7 @@ def test_all_devices_end_with_the_same_bits(tmp_path, mode):
 
 @pytest.mark.parametrize("away", [1, 2, 5])
 def test_a_device_that_was_away_takes_part_again_within_one_round(tmp_path, away):
-    with make_fleet(tmp_path / "fleet", count=4, rounds=14, quorum=0.5, deadline_s=30, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=14, quorum=0.5, deadline_s=30, **ROTATION) as fleet:
         run_rounds(fleet, 3)
         fleet.kill_device("dev-02")
         run_rounds(fleet, len(fleet.records()) + away)
@@ -42,7 +42,7 @@ def test_a_device_that_was_away_takes_part_again_within_one_round(tmp_path, away
 
 
 def test_a_device_that_restarts_in_every_round_loses_nothing(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=3, rounds=5, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=3, rounds=5, **ROTATION) as fleet:
         for done in range(1, 6):
             fleet.kill_device("dev-01")
             fleet.revive_device("dev-01")
@@ -55,7 +55,7 @@ def test_a_device_that_restarts_in_every_round_loses_nothing(tmp_path):
 def test_an_aggregator_that_is_killed_in_every_round_gives_the_same_models(tmp_path):
     found = []
     for kills in (False, True):
-        with make_fleet(tmp_path / str(kills), count=3, rounds=5, **ROUND_KEYS) as fleet:
+        with make_fleet(tmp_path / str(kills), count=3, rounds=5, **ROTATION) as fleet:
             for done in range(1, 6) if kills else ():
                 run_rounds(fleet, done)
                 fleet.kill_aggregator()
@@ -67,7 +67,7 @@ def test_an_aggregator_that_is_killed_in_every_round_gives_the_same_models(tmp_p
 
 
 def test_partial_participation_draws_devices_that_missed_rounds(tmp_path):
-    options = {"count": 6, "rounds": 12, "participation": 0.5, "min_contributors": 2, **ROUND_KEYS}
+    options = {"count": 6, "rounds": 12, "participation": 0.5, "min_contributors": 2, **ROTATION}
     with make_fleet(tmp_path / "fleet", **options) as fleet:
         records = fleet.run(60)
         assert [r["contributed"] for r in records[1:-1]] == [3] * 11
@@ -77,7 +77,7 @@ def test_partial_participation_draws_devices_that_missed_rounds(tmp_path):
 
 def test_a_revocation_takes_effect_at_the_next_round(tmp_path):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", count=4, rounds=8, faults=tap, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=8, faults=tap, **ROTATION) as fleet:
         run_rounds(fleet, 2)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
@@ -91,7 +91,7 @@ def test_a_revocation_takes_effect_at_the_next_round(tmp_path):
 def test_a_newcomer_joins_a_run_with_a_checkpoint(tmp_path):
     data = grouped_data(5)
     first = {name: data[name] for name in names(4)}
-    with make_fleet(tmp_path / "fleet", first, rounds=12, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", first, rounds=12, **ROTATION) as fleet:
         run_rounds(fleet, 3)
         fleet.add_device("dev-04", data["dev-04"])
         records = fleet.run(200)

@@ -11,7 +11,7 @@ from shoal.owner.keys.directory import ROSTER_LIFE_S
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
 
-OPTIONS = {"keys": "round", "mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}
+OPTIONS = {"mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}
 ILL = "dev-02"
 
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import grouped_data, make_fleet, names
 
-ROUND_KEYS = {"keys": "round", "mode": "rotation", "deadline_s": 20.0}
+ROTATION = {"mode": "rotation", "deadline_s": 20.0}
 QUICK = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
 END_S = 20_000.0
 
@@ -96,7 +96,7 @@ def take_turns(churn, done):
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.long) for s in range(2, 20))])
 def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_needed(tmp_path, seed):
-    options = {"rounds": 60, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROUND_KEYS}
+    options = {"rounds": 60, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(3, n=12), **options) as fleet:
         churn = Churn(fleet, seed, kills=0.1 if seed % 2 else 0.0)
         churn.run(take_turns)
@@ -114,7 +114,7 @@ CFL = {
     "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
     "min_contributors": 2,
     "quorum": 0.5,
-    **ROUND_KEYS,
+    **ROTATION,
 }
 
 
@@ -146,7 +146,7 @@ def test_both_sealing_devices_of_a_trial_die_in_the_sealing_round(tmp_path):
 def test_only_three_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
     """The three others come back after the holders have left, and continue from the last checkpoints."""
     options = {"algorithm": "ifca", "settings": {"k": "3"}, "rounds": 24, "local": QUICK, "min_contributors": 2}
-    with make_fleet(tmp_path / "fleet", grouped_data(6, 3, n=12), **options, quorum=0.3, **ROUND_KEYS) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 3, n=12), **options, quorum=0.3, **ROTATION) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 11, 600)
         for name in names(6)[3:]:
             fleet.kill_device(name)
@@ -166,7 +166,7 @@ def test_only_three_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
 
 
 def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_path):
-    options = {"rounds": 24, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.7, **ROUND_KEYS}
+    options = {"rounds": 24, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.7, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(5, n=12), **options) as fleet:
         churn, died = Churn(fleet, 1), []
         while not fleet.finished:
@@ -184,7 +184,7 @@ def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_pat
 
 
 def test_a_fifth_of_ten_devices_is_drawn_in_each_round(tmp_path):
-    options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROUND_KEYS}
+    options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(10, n=12), **options) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 9, 600)
         fleet.kill_aggregator()
@@ -209,7 +209,7 @@ def come_and_go(churn, done):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
 def test_three_tenths_of_twelve_devices_leave_and_come_in_each_round(tmp_path, seed):
-    options = {"rounds": 40, "min_contributors": 2, "quorum": 0.4, "local": QUICK, **ROUND_KEYS}
+    options = {"rounds": 40, "min_contributors": 2, "quorum": 0.4, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(12, n=12), **options) as fleet:
         churn = Churn(fleet, seed, kills=0.1)
         churn.run(come_and_go)

@@ -106,5 +106,5 @@ def secrets_in(loot: Loot, grants: Sequence[bytes]) -> set[bytes]:
             except SealError:
                 continue
             grant = decode(plain, DeviceGrant)
-            found |= {grant.mask_secret, grant.version_secret, grant.content_key}
+            found.add(grant.version_secret)
     return found

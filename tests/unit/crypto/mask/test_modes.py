@@ -23,7 +23,7 @@ def test_signs_flip_half_of_the_coordinates_and_keep_their_size() -> None:
 
 
 def test_the_permutations_of_different_modes_are_not_the_same() -> None:
-    """One epoch masked in two modes must not give the one away by the other."""
+    """One round masked in two modes must not give the one away by the other."""
     ramp = np.arange(1, 1001, dtype=np.float32)
     plain, signed = (mask(ramp, key_of(mode, 1000)).values for mode in ("permutation", "signed-permutation"))
     assert np.count_nonzero(plain == np.abs(signed)) < 10

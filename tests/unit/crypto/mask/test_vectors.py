@@ -60,6 +60,6 @@ def key_of(case: dict[str, Any]) -> MaskKey:
 
 
 def test_ratchet_matches_the_known_answer() -> None:
-    """The next epoch's secret is the one of the vector file."""
+    """The next secret is the one of the vector file."""
     secret = MaskSecret.from_bytes(bytes.fromhex(VECTORS["secret"]))
     assert secret.ratchet().reveal().hex() == VECTORS["next_secret"]

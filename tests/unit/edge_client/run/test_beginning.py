@@ -206,7 +206,7 @@ def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
 def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(scene):
     """Run 2 waits while run 1 goes on under newer keys, under which a device was admitted."""
     owner, bundle = scene.parties.owner, logistic_bundle(4, 3)
-    second = make_plan(owner, bundle, RunOptions("fedavg", keys="round", min_contributors=2))
+    second = make_plan(owner, bundle, RunOptions("fedavg", min_contributors=2))
     package = write_run(owner, second, bundle, origins()).read_bytes()
     first = {name: scene.device(name) for name in ("dev-1", "dev-2")}
     late = newcomer(scene)

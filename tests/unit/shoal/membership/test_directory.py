@@ -11,13 +11,14 @@ from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
-from shoal.errors import ConfigError, NotEnrolledError, UntrustedError
-from shoal.membership.directory import MOST_LATER, NEXT_FILE
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.directory import GRANT_FILE, MOST_LATER, NEXT_FILE
 from shoal.membership.grants import open_grant, seal_grant
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol.documents import DeviceGrant
 from shoal.util.files import write_private
+from tests.helpers.earlier_formats import EARLIER_KINDS, earlier_grant
 from tests.helpers.receiving import device_card
 
 
@@ -47,9 +48,9 @@ def test_a_device_joins(fleet, device):
 def test_both_sides_share_what_they_should(fleet, device, tmp_path):
     server = AggregatorMembership(tmp_path / "aggregator")
     assert device.group == server.group
-    assert device.content == fleet.content
-    assert not hasattr(server, "content")
-    assert not hasattr(server, "mask_secret")
+    assert device.version_key(0).reveal() == fleet.version_key.reveal()
+    assert not hasattr(server, "version_key")
+    assert not hasattr(server.grant, "version_secret")
 
 
 def test_everything_private_is_private(device):
@@ -68,16 +69,15 @@ def test_the_owners_directory_is_private(fleet):
 def test_no_secret_shows_anywhere(fleet, device, tmp_path):
     """Neither the objects nor their parts print a key."""
     server = AggregatorMembership(tmp_path / "aggregator")
-    secrets = [fleet.secrets.mask_secret, fleet.secrets.content_key, fleet.secrets.broadcast_key]
+    secrets = [fleet.secrets.version_secret, fleet.secrets.broadcast_key]
     shown = "".join(
         repr(x)
         for x in (
             fleet.secrets,
-            fleet.content,
+            fleet.broadcast,
             device.grant,
             device.group,
-            device.content,
-            device.secret_at(0, 3),
+            device.version_key(0),
             server.grant,
         )
     )
@@ -87,13 +87,11 @@ def test_no_secret_shows_anywhere(fleet, device, tmp_path):
 
 
 def test_the_aggregators_files_hold_no_devices_secret(fleet, device, tmp_path):
-    """Byte for byte: neither the mask secret nor the content key is anywhere in its directory."""
+    """Byte for byte: the key version's secret, from which all keys of rounds follow, is nowhere in its directory."""
     for path in (tmp_path / "aggregator").rglob("*"):
         if path.is_file():
-            data = path.read_bytes()
-            assert fleet.secrets.mask_secret not in data
-            assert fleet.secrets.content_key not in data
-    assert any(fleet.secrets.mask_secret in p.read_bytes() for p in device.directory.iterdir())
+            assert fleet.secrets.version_secret not in path.read_bytes()
+    assert any(fleet.secrets.version_secret in p.read_bytes() for p in device.directory.iterdir())
 
 
 def test_keys_are_made_once(device):
@@ -250,7 +248,7 @@ def test_renewed_keys_contain_no_roster(fleet, device, tmp_path):
     for member in (device, DeviceMembership(device.directory)):
         assert member.roster == before
         assert member.keys_since == fleet.roster.keys_since > before.keys_since
-        assert member.next.mask_secret == fleet.secrets.mask_secret
+        assert member.next.version_secret == fleet.secrets.version_secret
     assert AggregatorMembership(tmp_path / "aggregator").take_grant(renewals["aggregator"])
 
 
@@ -299,7 +297,7 @@ def test_waiting_secrets_are_stored_until_newer_ones_are_in_force(fleet, device)
     assert device.next == device.later[-1]
     again = DeviceMembership(device.directory)
     assert again.later == device.later
-    old, passed = again.grant.mask_secret, again.later[0].mask_secret
+    old, passed = again.grant.version_secret, again.later[0].version_secret
     again.promote(again.later[1])
     assert [g.keys_since for g in (again.grant, *again.later)] == [second, third]
     for member in (again, DeviceMembership(device.directory)):
@@ -351,21 +349,10 @@ def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
     assert list(device.directory.glob(f"{NEXT_FILE}.*")) == []
 
 
-def test_entering_an_epoch_erases_the_secret_before_it(fleet, device):
-    before = device.grant
-    device.enter(0, 3)
-    assert device.grant.mask_epoch == 3
-    assert device.grant.mask_secret == fleet.secret_at(3).reveal()
-    assert before.mask_secret not in held(device.directory)
-    device.enter(0, 2)
-    assert device.grant.mask_epoch == 3, "going back changes nothing"
-
-
-def test_entering_an_epoch_of_newer_secrets_puts_them_in_force(fleet, device):
-    first, second = rotated(fleet, device, 2)
-    epoch = device.later[0].mask_epoch
-    device.enter(first, epoch + 2)
-    assert (device.grant.keys_since, device.grant.mask_epoch) == (first, epoch + 2)
-    assert [g.keys_since for g in device.later] == [second]
-    device.enter(0, 1)
-    assert device.grant.keys_since == first
+@pytest.mark.parametrize("kind", EARLIER_KINDS)
+@pytest.mark.parametrize("file", [GRANT_FILE, f"{NEXT_FILE}.0000000099"])
+def test_the_directory_of_an_earlier_version_is_refused_with_what_to_do(device, file, kind):
+    write_private(device.directory / file, earlier_grant(dataclasses.replace(device.grant, roster=b""), kind))
+    with pytest.raises(IntegrityError, match=f"{file} is damaged, or an earlier version of Shoal wrote it") as caught:
+        DeviceMembership(device.directory)
+    assert "If an earlier version of Shoal made the fleet, make a new one" in caught.value.hint

@@ -116,7 +116,7 @@ def test_a_power_cut_while_joining_loses_no_delivery(fleet, grant, tmp_path, mon
         device.erase_spent()
     else:
         device = enrolment.join(directory, grant, fleet.fingerprint)
-    assert device.grant.content_key == fleet.secrets.content_key
+    assert device.grant.version_secret == fleet.secrets.version_secret
     assert card_in(directory) == load_receiving(directory).public == device.receiving.public
     assert device.receiving.first == 2
     assert before not in held(directory)
@@ -136,7 +136,7 @@ def test_a_power_cut_while_new_secrets_are_stored_loses_no_delivery(fleet, devic
     again.erase_spent()
     stored = (at, after) >= (0, True)
     assert again.take_grant(grant_of(fleet)) is not stored
-    assert again.next.content_key == fleet.secrets.content_key
+    assert again.next.version_secret == fleet.secrets.version_secret
     assert again.receiving.first == 3
     assert card_in(directory) == load_receiving(directory).public == again.receiving.public
     assert before not in held(directory)

@@ -12,15 +12,18 @@ from shoal.errors import UntrustedError, WireError
 from shoal.membership.grants import (
     AGGREGATOR_ROLE,
     DEVICE_ROLE,
+    GrantLabel,
     make_card,
     open_card,
     open_grant,
     open_renewal,
     seal_grant,
+    sealing_key,
 )
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Roster, RunPlan
 from shoal.protocol.messages import Sealed
+from tests.helpers.earlier_formats import EARLIER_KINDS, earlier_grant
 from tests.helpers.plans import run_plan
 from tests.helpers.receiving import RECEIVING, device_card
 
@@ -102,8 +105,7 @@ def device_grant(**changes):
         "keys_since": ROSTER.keys_since,
         "receiving": 2,
         "broadcast_key": b"B" * 32,
-        "mask_secret": b"M" * 32,
-        "content_key": b"C" * 32,
+        "version_secret": b"V" * 32,
     }
     return DeviceGrant(**{**fields, **changes})
 
@@ -116,7 +118,7 @@ def test_a_grant_reaches_its_device():
     data = seal_grant(OWNER, CARD, device_grant())
     assert open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING) == device_grant()
     assert open_grant(DEVICE, data, DeviceGrant, f"  {PRINT.upper()} ", RECEIVING) == device_grant()
-    for secret in (b"MMMM", b"CCCC", b"BBBB"):
+    for secret in (b"VVVV", b"BBBB"):
         assert secret not in data
 
 
@@ -213,3 +215,14 @@ def test_new_keys_under_a_borrowed_name_of_the_owner_are_refused():
 def test_new_keys_for_another_device_are_refused():
     with pytest.raises(UntrustedError):
         open_renewal(EVE, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, OWNER.member.sign_key, RECEIVING)
+
+
+@pytest.mark.parametrize("kind", EARLIER_KINDS)
+def test_a_grant_of_an_earlier_version_is_refused_with_what_to_do(kind):
+    grant = device_grant()
+    label = GrantLabel.of(grant)
+    head = label.head(grant.fleet, DEVICE.name)
+    sealed = seal_to_member(OWNER, sealing_key(CARD, label), head, earlier_grant(grant, kind))
+    with pytest.raises(WireError, match="a grant of another version of Shoal") as caught:
+        open_grant(DEVICE, encode(GrantFile(OWNER.member, sealed)), DeviceGrant, PRINT, RECEIVING)
+    assert "run the same version here and on the owner's machine" in caught.value.hint

@@ -41,8 +41,7 @@ def grant(receiving=3, **changes):
         "keys_since": 7,
         "receiving": receiving,
         "broadcast_key": b"B" * 32,
-        "mask_secret": b"M" * 32,
-        "content_key": b"C" * 32,
+        "version_secret": b"V" * 32,
     }
     return DeviceGrant(**{**fields, **changes})
 

@@ -62,7 +62,7 @@ def at_once(monkeypatch):
 
 
 def test_nobody_joins_beside_a_running_program(fleet, device, at_once):
-    """It would write its older grant back at the next mask epoch."""
+    """It would write its older grant back with the next run that it begins."""
     fleet.rotate()
     before = held(device.directory)
     with (

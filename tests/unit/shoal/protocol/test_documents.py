@@ -184,11 +184,11 @@ def test_a_plan_that_breaks_its_rules_is_refused_on_decoding():
         decode(data, type(plan))
 
 
-def test_the_aggregators_grant_has_no_field_for_a_mask_secret():
+def test_the_aggregators_grant_has_no_field_for_a_key_versions_secret():
     only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
         f.name for f in dataclasses.fields(AggregatorGrant)
     }
-    assert only_devices == {"mask_secret", "mask_epoch", "content_key", "version_secret", "next_run", "receiving"}
+    assert only_devices == {"version_secret", "next_run", "receiving"}
 
 
 def test_grants_do_not_show_their_secrets():
@@ -200,10 +200,9 @@ def test_grants_do_not_show_their_secrets():
         keys_since=0,
         receiving=1,
         broadcast_key=b"B" * 32,
-        mask_secret=b"M" * 32,
-        content_key=b"C" * 32,
+        version_secret=b"V" * 32,
     )
-    for secret in ("BBBB", "MMMM", "CCCC", "secret=", "content_key=", "broadcast_key="):
+    for secret in ("BBBB", "VVVV", "secret=", "broadcast_key="):
         assert secret not in repr(grant)
 
 

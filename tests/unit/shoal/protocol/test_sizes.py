@@ -140,20 +140,6 @@ def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     assert not largest.keys() & {ChunkKind.MODEL, ChunkKind.EPOCH}
 
 
-@pytest.mark.parametrize(("algorithm", "options"), ALGORITHMS)
-def test_what_a_run_with_one_key_sends_is_within_the_bounds(tmp_path, algorithm, options):
-    options = {"keys": "run", "mode": "permutation", "epoch_rounds": 2, **options}
-    plan, _, largest = largest_sent(tmp_path / "fleet", algorithm, **options)
-    models = sizes.epoch_bytes(plan, plan.max_models, 20_000, 3)
-    assert largest[ChunkKind.MODEL] <= sizes.model_bytes(plan)
-    assert largest[ChunkKind.STATE] <= limits.MAX_NOTE_BYTES
-    assert largest[ChunkKind.CONTROL] <= limits.MAX_CONTROL_BYTES
-    assert largest[ChunkKind.ROUND] <= sizes.announcement_bytes(3, plan.max_models)
-    assert largest[ChunkKind.EPOCH] <= models
-    assert largest[ChunkKind.ROSTER] <= sizes.roster_bytes(3)
-    assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=models)
-
-
 def test_an_upload_grows_with_the_model_and_what_is_attached():
     plan = run_plan()
     assert sizes.upload_bytes(plan, attached=7) - sizes.upload_bytes(plan) == 7

@@ -122,7 +122,7 @@ def test_a_revocation_offline_is_signed_and_says_how_it_is_published(fleet, caps
 def test_a_rotation_offline_draws_new_secrets(fleet, capsys):
     enrolment.rotate(fleet.path, offline=True)
     after = FleetDirectory(fleet.path)
-    assert after.secrets.content_key != fleet.secrets.content_key
+    assert after.secrets.version_secret != fleet.secrets.version_secret
     assert capsys.readouterr().out == f"new secrets since roster {after.roster.keys_since}\n"
 
 

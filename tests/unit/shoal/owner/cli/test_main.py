@@ -115,7 +115,7 @@ def test_a_device_is_added_and_its_grant_printed_alone(fleet, tmp_path, capsys):
 
 
 def test_an_added_device_that_changes_the_keys_says_how_they_travel(fleet, tmp_path, capsys):
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     card = card_file(tmp_path, Identity.generate("dev-2"))
     main.add_device(fleet.path, card, "")
     after, err = FleetDirectory(fleet.path), capsys.readouterr().err

@@ -10,7 +10,7 @@ from shoal.owner.keys.versions import VERSIONS_FILE
 from tests.helpers.fleets import grouped_data, make_fleet
 from tests.helpers.owner_models import reader_of
 
-IFCA = {"algorithm": "ifca", "rounds": 4, "settings": {"k": "2"}, "keys": "round", "mode": "rotation"}
+IFCA = {"algorithm": "ifca", "rounds": 4, "settings": {"k": "2"}, "mode": "rotation"}
 
 
 @pytest.fixture

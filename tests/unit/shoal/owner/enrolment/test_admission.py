@@ -36,7 +36,7 @@ def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
     member = DeviceMembership(scene.root / "dev-1")
     assert member.roster == scene.owner.roster
     assert member.owner_key == scene.owner.owner.member.sign_key
-    assert member.content == scene.owner.content
+    assert member.version_key(0).reveal() == scene.owner.version_key.reveal()
     assert {p.name for p in (scene.root / "dev-1").iterdir()} == {
         ".lock", "identity.key", "receiving.key", "membership.bin", "roster.signed", "roster.least", "dev-1.card",
     }  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_revocation_reaches_everybody_else(scene):
     before = scene.owner.secrets
     scene.owner.revoke("dev-2")
     after = scene.owner.secrets
-    for field in ("mask_secret", "content_key", "broadcast_key"):
+    for field in ("version_secret", "broadcast_key"):
         assert getattr(before, field) != getattr(after, field)
     registrar = scene.sit()
     registrar.publish_keys()
@@ -150,9 +150,9 @@ def test_a_revocation_reaches_everybody_else(scene):
     with pytest.raises(UntrustedError):
         goes.take_grant(delivered)
     again = DeviceMembership(stays.directory)
-    assert again.grant.mask_secret == before.mask_secret
+    assert again.grant.version_secret == before.version_secret
     again.promote(again.next)
-    assert DeviceMembership(stays.directory).grant.mask_secret == after.mask_secret
+    assert DeviceMembership(stays.directory).grant.version_secret == after.version_secret
     assert not again.take_grant(delivered)
 
 

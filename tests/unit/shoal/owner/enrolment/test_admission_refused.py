@@ -271,8 +271,7 @@ def forged_grants(scene, token):
         keys_since=owner.roster.keys_since,
         receiving=1,
         broadcast_key=bytes(32),
-        mask_secret=bytes(32),
-        content_key=bytes(32),
+        version_secret=bytes(32),
     )
     foreign = dataclasses.replace(card, receiving=RECEIVING.public)
     others = dataclasses.replace(good, owner_key=other.owner.member.sign_key)

@@ -96,7 +96,7 @@ def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, bro
     """The lines of two approvals in one command, which share a draw; no secret is among them."""
     stays = Identity.generate("dev-1")
     fleet.add_device(device_card(stays))
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     newcomers = [Identity.generate(name) for name in ("dev-2", "dev-3")]
     for newcomer in newcomers:
         leave(broker, request(newcomer, TokenStore(fleet).issue(600, int(time.time()))))

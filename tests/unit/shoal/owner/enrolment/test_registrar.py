@@ -17,7 +17,6 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.topics import TopicKind
 from shoal.util.locks import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
@@ -104,21 +103,6 @@ def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene)
     assert granted(scene, token, None) is None
 
 
-def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
-    """A broker sends retained messages in the order of the subscriptions."""
-
-    class Listener:
-        def __init__(self):
-            self.asked = []
-
-        def subscribe(self, topic_filter):
-            self.asked.append(topic_filter)
-
-    Registrar(scene.owner, listener := Listener()).start(NOW_S)
-    before = [f"{TOPICS.checkpoint}/#", TOPICS.filter(TopicKind.RECEIVING)]
-    assert listener.asked == [*before, TOPICS.filter(TopicKind.ENROL)]
-
-
 @pytest.mark.parametrize("again", ["devices", "approve"])
 def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_command(scene, monkeypatch, again):
     """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
@@ -144,7 +128,7 @@ def test_approving_twice_publishes_grant_and_roster_again(scene):
     scene.leave(TOPICS.owner_roster, b"")
     scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
     scene.broker.pump()
-    assert granted(scene, token, held).content_key == scene.owner.secrets.content_key
+    assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret
     assert rosters_of(scene) == ["dev-1"]
 
 
@@ -247,7 +231,7 @@ def keys_left_for(scene, name):
 def test_an_approval_that_draws_delivers_to_everybody(scene):
     """Newcomer, the other device and the aggregator get the same secrets, drawn once."""
     stays = scene.enrol("dev-1")
-    scene.owner.take_run(0, round_keys=True)
+    scene.owner.take_run()
     sequence, old = scene.owner.roster.sequence, stays.grant
     (asking,), registrar = waiting_for(scene, "dev-2")
     registrar.approve(scene.print_of("dev-2"), NOW_S)
@@ -264,9 +248,8 @@ def test_an_approval_that_draws_delivers_to_everybody(scene):
     assert rosters_of(scene) == ["dev-1", "dev-2"]
 
 
-def test_an_approval_without_a_draw_leaves_the_keys_as_they_are(scene):
+def test_before_the_first_run_an_approval_leaves_the_keys_as_they_are(scene):
     scene.enrol("dev-1")
-    scene.owner.take_run(2)
     scene.enrol("dev-2")
     assert scene.owner.roster.keys_since == 0
     assert not [topic for topic in scene.broker.retained if topic.startswith(TOPICS.keys("dev"))]
@@ -274,7 +257,7 @@ def test_an_approval_without_a_draw_leaves_the_keys_as_they_are(scene):
 
 def test_several_approvals_share_one_draw(scene):
     stays = scene.enrol("dev-1")
-    scene.owner.take_run(0, round_keys=True)
+    scene.owner.take_run()
     sequence = scene.owner.roster.sequence
     asking, registrar = waiting_for(scene, "dev-2", "dev-3")
     members = registrar.approve_all(map(scene.print_of, ("dev-3", "dev-2")), NOW_S)
@@ -302,7 +285,7 @@ def test_of_several_approvals_none_counts_where_one_is_unknown(scene):
 @pytest.mark.parametrize("again", ["devices", "approve"])
 def test_keys_that_a_crash_kept_from_the_broker_are_delivered_by_the_next_command(scene, monkeypatch, again):
     stays = scene.enrol("dev-1")
-    scene.owner.take_run(0, round_keys=True)
+    scene.owner.take_run()
     (asking,), registrar = waiting_for(scene, "dev-2")
     with monkeypatch.context() as patched:
         patched.setattr(registrar, "_answer", cut)
@@ -321,7 +304,7 @@ def test_keys_that_a_crash_kept_from_the_broker_are_delivered_by_the_next_comman
 def test_no_secret_of_an_admission_is_logged(scene, caplog):
     caplog.set_level("DEBUG")
     scene.enrol("dev-1")
-    scene.owner.take_run(0, round_keys=True)
+    scene.owner.take_run()
     scene.enrol("dev-2")
     secret = scene.owner.secrets.version_secret
     for text in (caplog.text, *scene.complaints, repr(DeviceMembership(scene.root / "dev-2").grant)):

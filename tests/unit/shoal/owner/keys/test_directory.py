@@ -107,7 +107,7 @@ def test_opening_the_directory_completes_a_change_that_a_crash_interrupted(fleet
             fleet.revoke("dev-1")
     again = FleetDirectory(fleet.path)
     assert again.roster.revoked == ("dev-1",)
-    assert opened(again, devices["dev-2"]).content_key == again.secrets.content_key
+    assert opened(again, devices["dev-2"]).version_secret == again.secrets.version_secret
     assert not (fleet.path / GRANTS / "dev-1.grant").exists()
     assert not (fleet.path / CHANGE_FILE).exists()
 
@@ -166,14 +166,6 @@ def test_a_stray_file_among_the_runs_takes_no_number(fleet, name):
     fleet.revoke("dev-1")
 
 
-def test_epochs_are_reserved_for_runs_whose_files_were_moved(fleet):
-    """A run in progress may use as many epochs of fresh secrets as it was signed for, even if its file is elsewhere."""
-    plan, path = sign(fleet, dataclasses.replace(OPTIONS, keys="run", mode="permutation", epoch_rounds=2))
-    path.unlink()
-    fleet.rotate()
-    assert fleet.secrets.next_epoch > fleet.secrets.mask_epoch + plan.epochs
-
-
 def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):
     path, lock = tmp_path / "owner", Lock(b"correct horse battery")
     FleetDirectory.create(path, "reef", "mqtt://x", lock)
@@ -203,9 +195,8 @@ def test_a_new_fleet_has_an_empty_roster_of_a_year_and_secrets_of_its_own(tmp_pa
     assert (one.name, one.broker) == ("reef", "mqtt://h:1884")
     assert (one.roster.sequence, one.roster.devices, one.roster.aggregator) == (1, (), None)
     assert began <= one.roster.issued_at_s == one.roster.expires_at_s - 365 * 24 * 3600
-    for name in ("mask_secret", "content_key", "broadcast_key"):
-        assert getattr(one.secrets, name) != getattr(other.secrets, name)
-    assert len({one.secrets.mask_secret, one.secrets.content_key, one.secrets.broadcast_key}) == 3
+    drawn = [getattr(fleet.secrets, name) for fleet in (one, other) for name in ("version_secret", "broadcast_key")]
+    assert len(set(drawn)) == 4
     assert one.fingerprint != other.fingerprint
 
 
@@ -235,7 +226,7 @@ def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fle
     assert fleet.roster == reopened(fleet).roster == before
     grant = opened(fleet, devices["dev-1"])
     assert grant.roster == fleet.roster_bytes
-    assert (grant.mask_secret, grant.content_key) == (fleet.secrets.mask_secret, fleet.secrets.content_key)
+    assert grant.version_secret == fleet.secrets.version_secret
 
 
 def newcomer(name, role=DEVICE_ROLE):
@@ -292,18 +283,18 @@ def test_the_aggregators_grant_has_no_secret_of_devices(tmp_path):
     path = made.add_aggregator(make_card(aggregator, AGGREGATOR_ROLE))
     grant = open_grant(aggregator, path.read_bytes(), AggregatorGrant, made.fingerprint)
     assert grant.broadcast_key == made.secrets.broadcast_key
-    assert not {made.secrets.mask_secret, made.secrets.content_key} & set(dataclasses.astuple(grant))
+    assert made.secrets.version_secret not in dataclasses.astuple(grant)
 
 
 def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
     before = fleet.secrets
     fleet.revoke("dev-1")
     after = reopened(fleet)
-    for name in ("mask_secret", "content_key", "broadcast_key"):
+    for name in ("version_secret", "broadcast_key"):
         assert getattr(after.secrets, name) != getattr(before, name)
     assert after.roster.keys_since == after.roster.sequence
     assert not (fleet.path / GRANTS / "dev-1.grant").exists()
-    assert opened(after, devices["dev-2"]).content_key == after.secrets.content_key
+    assert opened(after, devices["dev-2"]).version_secret == after.secrets.version_secret
     assert [card.member.name for card in after.cards()] == ["aggregator", "dev-2"]
     assert not after.listed(devices["dev-1"].member)
     with pytest.raises(ConfigError, match="another device called 'dev-1'"):
@@ -330,12 +321,6 @@ def test_renewing_changes_the_dates_and_the_sequence_alone(fleet):
     assert after.roster.sequence == before.sequence + 1
     assert dataclasses.replace(after.roster, **changed) == before
     assert after.secrets == secrets
-
-
-def test_the_keys_name_what_they_open_and_their_secrets_differ(fleet):
-    assert (fleet.content.fleet, fleet.broadcast.fleet) == ("reef", "reef")
-    assert (fleet.content.label, fleet.broadcast.label) == ("content", "broadcast")
-    assert fleet.content.secret != fleet.broadcast.secret
 
 
 def test_a_roster_of_another_owner_in_the_directory_is_damage(fleet, tmp_path):

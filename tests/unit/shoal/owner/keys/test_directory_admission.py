@@ -1,4 +1,4 @@
-"""Admission after a run under round keys: one draw for all new devices, and no crash parts roster, secrets and receiving keys."""
+"""Admission after a run: one draw for all new devices, and no crash parts roster, secrets and receiving keys."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def fleet(tmp_path):
 
 @pytest.fixture
 def trained(fleet):
-    """The fleet after its first run under round keys."""
-    fleet.take_run(0, round_keys=True)
+    """The fleet after its first run."""
+    fleet.take_run()
     return fleet
 
 
 def drawn(secrets):
-    return {secrets.mask_secret, secrets.content_key, secrets.broadcast_key, secrets.version_secret}
+    return {secrets.broadcast_key, secrets.version_secret}
 
 
 def numbers(fleet):
@@ -49,22 +49,13 @@ def test_before_the_first_run_nothing_is_drawn(fleet):
     assert (fleet.roster.keys_since, numbers(fleet)) == (0, dict.fromkeys(CARDS, 1))
 
 
-@pytest.mark.parametrize("runs", [(False,), (True, False)])
-def test_nothing_is_drawn_while_the_newest_run_has_one_key(fleet, runs):
-    for round_keys in runs:
-        fleet.take_run(0 if round_keys else 2, round_keys=round_keys)
-    before = fleet.secrets
-    fleet.add_device(CARDS["dev-2"])
-    assert FleetDirectory(fleet.path).secrets == before
-
-
 def test_an_admission_draws_every_secret_once(trained):
     before, sequence = trained.secrets, trained.roster.sequence
     trained.add_device(CARDS["dev-2"])
     again = FleetDirectory(trained.path)
     assert not drawn(before) & drawn(again.secrets)
     assert (again.roster.sequence, again.roster.keys_since) == (sequence + 1, sequence + 1)
-    assert (again.secrets.next_run, again.secrets.round_keys) == (before.next_run, True)
+    assert again.secrets.next_run == before.next_run
     assert again.roster.active() == ("dev-1", "dev-2")
     assert numbers(again) == {"dev-1": 2, "dev-2": 1}, "a newcomer's first key is for these secrets"
 
@@ -118,7 +109,7 @@ def test_each_draw_makes_a_key_version_that_begins_at_run_1(trained, draw):
 def test_the_owner_keeps_the_secret_as_drawn(trained):
     """Whatever runs follow, it opens the checkpoints of every run under this version."""
     key = trained.version_key
-    trained.take_run(0, round_keys=True)
+    trained.take_run()
     again = FleetDirectory(trained.path).version_key
     assert (again.next_run, again.reveal()) == (1, key.reveal())
 
@@ -139,7 +130,7 @@ def test_grant_files_of_the_others_hold_the_new_secrets(tmp_path, fleet):
     card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()
     path = fleet.add_device(card)
     member = devices.join(tmp_path / "dev-9", path.read_bytes(), fleet.fingerprint)
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     fleet.add_device(CARDS["dev-2"])
     assert member.take_grant(path.read_bytes())
     assert member.next.version_secret == fleet.secrets.version_secret

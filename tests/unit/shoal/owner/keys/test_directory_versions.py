@@ -34,7 +34,7 @@ def test_before_the_first_run_only_the_newest_is_there(fleet):
 
 
 def test_each_draw_after_a_run_stores_what_it_replaces(fleet):
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     before, first = fleet.roster.keys_since, fleet.secrets
     fleet.rotate()
     second = fleet.roster.keys_since
@@ -46,7 +46,7 @@ def test_each_draw_after_a_run_stores_what_it_replaces(fleet):
 
 
 def test_forgotten_versions_are_erased_and_the_newest_stays(fleet):
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     fleet.rotate()
     kept = fleet.roster.keys_since
     fleet.rotate()
@@ -56,14 +56,8 @@ def test_forgotten_versions_are_erased_and_the_newest_stays(fleet):
     assert numbers(fleet) == [fleet.roster.keys_since]
 
 
-def test_a_run_with_one_key_stores_nothing(fleet):
-    fleet.take_run(1)
-    fleet.rotate()
-    assert numbers(fleet) == [fleet.roster.keys_since]
-
-
 def test_no_power_cut_loses_the_secrets_that_a_draw_replaces(fleet, tmp_path):
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     old, finished, cuts = fleet.versions[0], False, 0
     while not finished:
         path = tmp_path / f"copy-{cuts}"
@@ -76,7 +70,7 @@ def test_no_power_cut_loses_the_secrets_that_a_draw_replaces(fleet, tmp_path):
 
 
 def test_a_damaged_file_is_named(fleet):
-    fleet.take_run(0, round_keys=True)
+    fleet.take_run()
     fleet.rotate()
     path = fleet.path / VERSIONS_FILE
     path.write_bytes(path.read_bytes()[:-1])

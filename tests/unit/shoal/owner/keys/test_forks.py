@@ -188,9 +188,10 @@ def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, 
     assert scene.device.adopt(restored.roster_bytes)
     again = FleetDirectory(restored.path)
     assert again.roster == restored.roster
-    assert {again.secrets.mask_secret, again.secrets.content_key}.isdisjoint({before.mask_secret, before.content_key})
-    assert again.secrets.mask_epoch > before.next_epoch
-    assert again.take_run(1)[0] > before.next_run
+    assert {again.secrets.version_secret, again.secrets.broadcast_key}.isdisjoint(
+        {before.version_secret, before.broadcast_key}
+    )
+    assert again.take_run() > before.next_run
 
 
 def test_an_approval_by_a_restored_owner_counts_on_too(scene, restored):

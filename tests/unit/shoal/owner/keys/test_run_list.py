@@ -7,10 +7,9 @@ from crypto.seal.signed import sign_document
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
-from shoal.owner.keys.run_list import largest_epoch_bytes, signed_plans, summary
+from shoal.owner.keys.run_list import signed_plans, summary
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import RunPackage, SegmentSpec
-from shoal.protocol.sizes import epoch_bytes
+from shoal.protocol.documents import RunPackage
 from shoal.util.files import write_private
 from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
@@ -24,16 +23,15 @@ def fleet(tmp_path):
     return made
 
 
-def add(fleet, plan, *, signer=None, task=b"task", name=""):
+def add(fleet, plan, *, signer=None, name=""):
     """Write a run file, by default under the plan's own number."""
-    package = RunPackage(sign_document(signer or fleet.owner, plan), task, b"origins")
+    package = RunPackage(sign_document(signer or fleet.owner, plan), b"task", b"origins")
     path = run_file(fleet.path, plan.run)
     write_private(path.with_name(name) if name else path, encode(package))
 
 
 def test_a_fleet_without_runs_has_none(fleet):
     assert signed_plans(fleet, pytest.fail) == []
-    assert largest_epoch_bytes(fleet, pytest.fail) == 0
 
 
 def test_runs_are_listed_by_number_and_not_by_file_name(fleet):
@@ -58,16 +56,6 @@ def test_a_file_that_is_no_run_of_the_fleet_is_reported_and_skipped(fleet):
         "junk.run",
     ]
     assert "signature" in complaints[0]
-
-
-def test_the_largest_run_decides_on_the_size(fleet):
-    small, large = run_plan(run=1), run_plan(run=2, segments=(SegmentSpec("cluster", 10_000),), max_models=8)
-    add(fleet, small, task=b"t" * 500_000)
-    add(fleet, large)
-    sizes = [epoch_bytes(small, small.max_models, 500_000, 1), epoch_bytes(large, 8, len(b"task"), 1)]
-    assert largest_epoch_bytes(fleet, pytest.fail) == max(sizes)
-    run_file(fleet.path, sizes.index(max(sizes)) + 1).unlink()
-    assert largest_epoch_bytes(fleet, pytest.fail) == min(sizes)
 
 
 def test_a_summary_has_the_values_that_protect_devices():

@@ -1,6 +1,7 @@
 """The owner's files: encryption under a passphrase, and changes of secrets and roster that take effect together."""
 
 import dataclasses
+import struct
 
 import pytest
 
@@ -26,12 +27,10 @@ from shoal.util.files import write_private
 OLD = FleetSecrets(
     "reef",
     "mqtt://h",
-    mask_secret=b"M" * 32,
-    content_key=b"C" * 32,
     broadcast_key=b"B" * 32,
     version_secret=b"V" * 32,
 )
-NEW = dataclasses.replace(OLD, mask_secret=b"N" * 32, mask_epoch=4, next_epoch=9)
+NEW = dataclasses.replace(OLD, version_secret=b"N" * 32, next_run=9)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def test_under_a_passphrase_no_secret_is_in_the_files(tmp_path):
     vault = vault_in(tmp_path, Lock(b"correct horse"))
     vault.change(NEW, b"new roster")
     contents = b"".join(p.read_bytes() for p in tmp_path.iterdir())
-    for secret in (b"MMMM", b"NNNN", b"CCCC", b"BBBB", b"VVVV"):
+    for secret in (b"NNNN", b"BBBB", b"VVVV"):
         assert secret not in contents
     assert vault.state() == (NEW, b"new roster")
 
@@ -199,12 +198,19 @@ def test_damaged_secrets_are_named(tmp_path):
     assert caught.value.hint == RENEWED_HINT
 
 
-def test_secrets_of_an_earlier_version_are_refused(tmp_path):
-    """That version wrote no secret of the key version, and ended with the number of mask epochs."""
+def earlier_format():
+    """Return the secrets as earlier versions wrote them: kind 96, with a mask secret, a content key and mask epochs."""
+    texts = [struct.pack("<H", len(text)) + text.encode() for text in (OLD.fleet, OLD.broker)]
+    blobs = [struct.pack("<I", 32) + bytes([name]) * 32 for name in b"MCBV"]
+    return b"".join((b"SHM1", bytes([96]), *texts, *blobs, struct.pack("<IIII?", 0, 1, 1, 0, True)))
+
+
+@pytest.mark.parametrize("kind", [96, encode(OLD)[4]], ids=["as it was", "with today's kind"])
+def test_secrets_of_an_earlier_version_are_refused(tmp_path, kind):
+    """The fields alone tell them apart as well."""
     vault = vault_in(tmp_path)
-    whole = encode(OLD)
-    at = whole.index(b"V" * 32)
-    write_private(tmp_path / SECRETS_FILE, whole[: at - 4] + whole[at + 32 : -1])
+    before = earlier_format()
+    write_private(tmp_path / SECRETS_FILE, before[:4] + bytes([kind]) + before[5:])
     with pytest.raises(IntegrityError, match="or an earlier version of Shoal made this fleet") as caught:
         vault.state()
     assert "make a new fleet in another directory" in caught.value.hint
@@ -221,12 +227,12 @@ def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
 
 def test_fresh_secrets_are_drawn_and_never_shown():
     one, other = (FleetSecrets.fresh("reef", "mqtt://user:word@h") for _ in range(2))
-    drawn = {s for f in (one, other) for s in (f.mask_secret, f.content_key, f.broadcast_key, f.version_secret)}
-    assert len(drawn) == 8
+    drawn = {s for f in (one, other) for s in (f.broadcast_key, f.version_secret)}
+    assert len(drawn) == 4
     assert {len(s) for s in drawn} == {32}
-    assert (one.mask_epoch, one.next_epoch, one.next_run, one.run_epochs, one.round_keys) == (0, 1, 1, 0, False)
+    assert one.next_run == 1
     for shown in (repr(OLD), repr(Change(encode(OLD), b"r")), repr(one)):
-        assert "MMMM" not in shown
+        assert "BBBB" not in shown
         assert "VVVV" not in shown
         assert "word" not in shown
     assert decode(encode(one), FleetSecrets) == one

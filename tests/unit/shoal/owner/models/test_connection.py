@@ -41,7 +41,7 @@ def copied(fleet, broker):
 
 
 def test_it_ends_as_soon_as_all_is_there(tmp_path, broker):
-    with make_fleet(tmp_path / "fleet", keys="round", mode="rotation") as fleet:
+    with make_fleet(tmp_path / "fleet", mode="rotation") as fleet:
         fleet.run(20)
         owner, began = copied(fleet, broker), time.monotonic()
         reader = read_models(owner, Tls(), WAIT_S, lambda _: None)

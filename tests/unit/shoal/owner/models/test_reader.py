@@ -29,7 +29,7 @@ class Asked:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """A fleet whose run under round keys has finished."""
-    with make_fleet(tmp_path_factory.mktemp("reader") / "fleet", keys="round", mode="rotation") as made:
+    with make_fleet(tmp_path_factory.mktemp("reader") / "fleet", mode="rotation") as made:
         made.run(20)
         yield made
 
@@ -95,7 +95,7 @@ def test_a_torn_checkpoint_is_the_reason_why_its_model_is_missing(fleet):
 
 
 def test_a_forged_announcement_is_refused(tmp_path):
-    with make_fleet(tmp_path / "fleet", keys="round", mode="rotation") as fleet:
+    with make_fleet(tmp_path / "fleet", mode="rotation") as fleet:
         fleet.run(20)
         tell(fleet, Topics("demo").round, "announcement", b"?", ChunkKind.ROUND, signer=Identity.generate("aggregator"))
         fleet.broker.pump()

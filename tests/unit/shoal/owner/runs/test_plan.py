@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.fedavg import FedAvg
-from crypto.mask.derivation import MaskContext, key_id
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity
@@ -29,8 +28,6 @@ from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
 OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
-ONE_KEY = dataclasses.replace(OPTIONS, keys="run", mode="permutation", epoch_rounds=2)
-"""A run with one mask key for each mask epoch of two rounds."""
 ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
 
 
@@ -96,32 +93,9 @@ def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
     assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
 
 
-def test_runs_have_round_keys_and_a_rotation_unless_asked_otherwise(fleet):
-    plan = make_plan(fleet, BUNDLE, RunOptions("fedavg"))
-    assert (plan.keys, plan.mode, plan.key_id, plan.epoch) == ("round", "rotation", bytes(16), 0)
-    literal = make_plan(fleet, BUNDLE, RunOptions("fedavg", mode="permutation"))
-    assert (literal.keys, literal.mode) == ("round", "permutation")
-
-
-def test_the_mask_key_is_that_of_the_allocated_epoch(fleet):
-    """A draft names the epoch in force; by the time the plan is made the run has an epoch of its own."""
-    fleet.take_run(5)
-    plan = make_plan(fleet, BUNDLE, ONE_KEY)
-    context = MaskContext(
-        fleet="reef",
-        run_id=plan.run_id,
-        epoch=plan.epoch,
-        task_digest=BUNDLE.digest,
-        mode="permutation",
-        segments=BUNDLE.segments,
-    )
-    assert plan.key_id == key_id(fleet.secret_at(plan.epoch), context)
-    assert plan.run == 2
-
-
-def test_without_epoch_rounds_the_run_has_one_mask(fleet):
-    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(ONE_KEY, epoch_rounds=0))
-    assert (plan.epoch_rounds, plan.epochs) == (4, 1)
+def test_runs_are_under_a_rotation_unless_asked_otherwise(fleet):
+    assert make_plan(fleet, BUNDLE, RunOptions("fedavg")).mode == "rotation"
+    assert make_plan(fleet, BUNDLE, RunOptions("fedavg", mode="permutation")).mode == "permutation"
 
 
 def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
@@ -193,31 +167,6 @@ def open_sealed(fleet, key, sealed):
     return head.purpose, bytes(open_from_group(key, sealed, head, at, fleet.owner.member.sign_key))
 
 
-def test_with_one_key_the_run_file_has_the_signed_plan_and_seals_task_and_origins_to_devices(fleet):
-    plan = make_plan(fleet, BUNDLE, ONE_KEY)
-    path = write_run(fleet, plan, BUNDLE, ORIGINS)
-    assert path == run_file(fleet.path, plan.run)
-    assert path.stat().st_mode & 0o777 == 0o600
-    package = decode(path.read_bytes(), RunPackage)
-    assert open_document(package.plan, RunPlan, fleet.owner.member.sign_key) == plan
-    purpose, task = open_sealed(fleet, fleet.content, package.task)
-    assert (purpose, TaskBundle.from_bytes(task)) == (task_purpose(BUNDLE.digest), BUNDLE)
-    purpose, origins = open_sealed(fleet, fleet.content, package.origins)
-    assert (purpose, origins) == (origins_purpose(plan.run_id), ORIGINS.astype("<f4").tobytes())
-
-
-def test_with_one_key_the_aggregators_key_opens_neither_task_nor_origins(fleet):
-    """It forwards the file and has the broadcast key; the content key is the devices' own."""
-    package = decode(write_run(fleet, make_plan(fleet, BUNDLE, ONE_KEY), BUNDLE, ORIGINS).read_bytes(), RunPackage)
-    for key in (fleet.broadcast, GroupKey("reef", "content", fleet.secrets.broadcast_key)):
-        for sealed in (package.task, package.origins):
-            with pytest.raises(SealError):
-                open_sealed(fleet, key, sealed)
-
-
-# -------------------------------------------------------------------------------------------------- under round keys
-
-
 def round_0(fleet, plan, number=None):
     """Return the content key of round 0 of a run, or of run ``number``, as a device derives it."""
     key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
@@ -225,49 +174,31 @@ def round_0(fleet, plan, number=None):
     return GroupKey("reef", "content", key.begin_run(plan.run_id).take().content)
 
 
-def test_under_round_keys_a_plan_names_the_key_version_and_no_mask_epoch(fleet):
+def test_a_plan_names_the_key_version_and_allocates_a_run_number_alone(fleet):
     fleet.rotate()
     before = fleet.secrets
     plan = make_plan(fleet, BUNDLE, OPTIONS)
-    assert (plan.keys, plan.key_version) == ("round", fleet.roster.keys_since)
-    assert (plan.key_id, plan.epoch, plan.epoch_rounds, plan.epochs) == (bytes(16), 0, plan.rounds, 1)
-    after = FleetDirectory(fleet.path).secrets
-    assert after == dataclasses.replace(before, next_run=plan.run + 1, round_keys=True), "no mask epoch is allocated"
-
-
-def test_a_run_with_one_key_ends_the_draws_at_admissions(fleet):
-    make_plan(fleet, BUNDLE, OPTIONS)
-    assert fleet.admission_draws
-    make_plan(fleet, BUNDLE, ONE_KEY)
-    assert not fleet.admission_draws
-
-
-def test_mask_epochs_are_refused_under_round_keys_before_anything_is_allocated(fleet):
-    before = FleetDirectory(fleet.path).secrets
-    with pytest.raises(ConfigError, match="there are no mask epochs") as caught:
-        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, epoch_rounds=2))
-    assert caught.value.hint == "leave out epoch_rounds"
-    assert FleetDirectory(fleet.path).secrets == before
-
-
-def test_unknown_keys_are_refused(fleet):
-    with pytest.raises(ConfigError, match="keys 'epoch' is neither run nor round"):
-        draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, keys="epoch"))
+    assert (plan.run, plan.key_version) == (before.next_run, fleet.roster.keys_since)
+    assert FleetDirectory(fleet.path).secrets == dataclasses.replace(before, next_run=plan.run + 1)
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
 def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
-    """Whatever number the run has; the content key and the keys of another run open neither."""
+    """Whatever number the run has. The keys that the aggregator has open neither, nor do those of another run."""
     for _ in range(earlier):
-        fleet.take_run(0, round_keys=True)
+        fleet.take_run()
     plan = make_plan(fleet, BUNDLE, OPTIONS)
-    package = decode(write_run(fleet, plan, BUNDLE, ORIGINS).read_bytes(), RunPackage)
+    path = write_run(fleet, plan, BUNDLE, ORIGINS)
+    assert path == run_file(fleet.path, plan.run)
+    assert path.stat().st_mode & 0o777 == 0o600
+    package = decode(path.read_bytes(), RunPackage)
     assert open_document(package.plan, RunPlan, fleet.owner.member.sign_key) == plan
     purpose, task = open_sealed(fleet, round_0(fleet, plan), package.task)
     assert (purpose, TaskBundle.from_bytes(task)) == (task_purpose(BUNDLE.digest), BUNDLE)
     purpose, origins = open_sealed(fleet, round_0(fleet, plan), package.origins)
     assert (purpose, origins) == (origins_purpose(plan.run_id), ORIGINS.astype("<f4").tobytes())
-    for key in (fleet.content, fleet.broadcast, round_0(fleet, plan, plan.run + 1)):
+    broadcast = GroupKey("reef", "content", fleet.secrets.broadcast_key)
+    for key in (fleet.broadcast, broadcast, round_0(fleet, plan, plan.run + 1)):
         for sealed in (package.task, package.origins):
             with pytest.raises(SealError):
                 open_sealed(fleet, key, sealed)

@@ -22,7 +22,7 @@ def test_uploads_and_grants_are_in_the_record_once_and_the_truth_masks_to_them(t
     tap = Tap()
     with (
         watched_masking() as truth,
-        make_fleet(tmp_path / "fleet", count=3, rounds=3, faults=tap, keys="round", mode="rotation") as fleet,
+        make_fleet(tmp_path / "fleet", count=3, rounds=3, faults=tap, mode="rotation") as fleet,
     ):
         fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
         fleet.stage.fleet.rotate()
