@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 DEVICES: Final = ("cpu", "cuda")
 GRIDS: Final = ("default", "paper")
-KEYS: Final = ("run", "round")
 ALL: Final = "all"
 
 
@@ -43,9 +42,6 @@ def simulate(
             "The default is that of the kept results; a fleet's is rotation."
         ),
     ] = "permutation",
-    keys: Annotated[
-        str, typer.Option(help="One mask key for the run, or a fresh one for each round: run or round.")
-    ] = "run",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that is searched first for data sets.", file_okay=False)
     ] = None,
@@ -79,7 +75,6 @@ def simulate(
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
     _one_of("mask", mask, tuple(MODES))
-    _one_of("keys", keys, KEYS)
     _one_of("device", device, DEVICES)
     _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
@@ -95,7 +90,6 @@ def simulate(
         rounds=rounds,
         seed=seed,
         mask=mask,
-        keys=keys,
         data_dir=data_dir,
         settings=_settings(settings or []),
         grid=grid,
@@ -110,7 +104,7 @@ def simulate(
         from shoal.experiments.report import report
 
         title = chosen.title if scenario is None else chosen.scenarios[scenario]["title"]
-        report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}, a key a {keys}", results)
+        report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}", results)
     if plot is not None:
         kept = _drawn(results, plot, chosen.figure) and kept
     if not kept:

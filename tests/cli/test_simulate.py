@@ -108,7 +108,7 @@ def test_every_option_reaches_the_experiment():
 
 def test_the_table_has_the_published_number_beside_ours():
     lines = shoal("simulate", "toy", "--algorithm", "all").stdout.splitlines()
-    assert lines[0] == "toy: a toy (a paper, table 1); seed 0, mask permutation, a key a run"
+    assert lines[0] == "toy: a toy (a paper, table 1); seed 0, mask permutation"
     (row,) = (line.split() for line in lines if line.startswith("ifca "))
     assert row == ["ifca", "53.00", "-", "95.25", "1.000", "0.500", "2", "3", "0.010"]
     assert "  published: a 1, b 2.5" in lines

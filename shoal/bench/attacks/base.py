@@ -33,7 +33,7 @@ class Result:
         margin: the attack works if success exceeds chance by more than this.
         note: further findings, in one line.
         pictures: the true image first, then the reconstructions.
-        keys: how long one mask key lasts: ``run`` or ``round``.
+        keys: how long one mask key lasts: a ``round``, as in fleets, or the ``run``, for comparison.
         devices: devices whose uploads the attack uses in one round.
     """
 

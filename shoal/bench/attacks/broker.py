@@ -80,7 +80,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
         fleet.settle()
         records = fleet.records()
         # With the aggregator's keys, to know what the broker should not find.
-        uploads = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir), fleet.plan)
+        uploads = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir))
         masked = [(upload.round, upload.masked) for upload in uploads]
         keys = {round_: round_mask(fleet.stage.fleet, fleet.plan, round_) for round_, _ in masked}
         clients = [fleet.client_id(name) for name in fleet.stage.devices]

@@ -1,4 +1,4 @@
-"""One device hands the mask secret to the aggregator: every device holds the same one, so everything is open.
+"""One device hands the keys of a round to the aggregator: every device holds the same ones, so the whole round is open.
 
 The limit of any scheme with a key that all clients share; Bonawitz et al., "Practical Secure
 Aggregation" (2017), for why pairwise masks differ.
@@ -10,40 +10,36 @@ from typing import Final
 
 import numpy as np
 
-from crypto.mask.derivation import derive
 from crypto.mask.masking import unmask
-from crypto.mask.secret import MaskSecret
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db, share_recovered
 from shoal.bench.attacks.first_layer import read_rows
 from shoal.bench.attacks.lab import LR, ONE_EPOCH, Lab
 from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys, Lifetime
 from shoal.types import Float32Vector, MaskedVector
 
-WHO: Final = "aggregator with the mask secret of one device"
+WHO: Final = "aggregator with the round's keys from one device"
 
 
-def opened(lab: Lab, masked: Float32Vector, mode: str, secret: MaskSecret) -> Float32Vector:
-    """Unmask ``masked`` (d,) with ``secret``, which may be the wrong one."""
-    key = derive(secret, lab.context(mode))
+def opened(lab: Lab, masked: Float32Vector, mode: str, owner: str = "fleet") -> Float32Vector:
+    """Unmask ``masked`` (d,) with the key of a fleet, which may be another one."""
+    key = lab.key(mode, owner=owner)
     return unmask(MaskedVector(masked, key.key_id), key)
 
 
 def run(lab: Lab, mode: str) -> list[Result]:
     """Return the share of another device's update that is opened, and the PSNR of an image read from it."""
-    stolen = MaskSecret.from_bytes(lab.secret().reveal())
     update = lab.update(lab.pick("collusion", 80), ONE_EPOCH)
     shares = [
-        share_recovered(opened(lab, lab.masked(update, mode), mode, secret), update)
-        for secret in (stolen, lab.secret("nobody"))
+        share_recovered(opened(lab, lab.masked(update, mode), mode, owner), update) for owner in ("fleet", "nobody")
     ]
     guess = lab.update(lab.pick("collusion, own", 80, lab.public), ONE_EPOCH)
     image = lab.pick("collusion, image", 1)
-    rows, bias = read_rows(opened(lab, lab.masked(lab.update(image), mode), mode, stolen) / np.float32(-LR), lab)
+    rows, bias = read_rows(opened(lab, lab.masked(lab.update(image), mode), mode) / np.float32(-LR), lab)
     reading = rows[int(np.abs(bias).argmax())]
     square = (lab.side, lab.side)
     pictures = (
         Picture("true", image.x[0].reshape(square)),
-        Picture("with one device's secret", reading.astype(np.float32).reshape(square)),
+        Picture("with one device's key", reading.astype(np.float32).reshape(square)),
     )
     return [
         Result(
@@ -53,7 +49,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             chance=share_recovered(guess, update),
             unit="share",
             margin=0.1,
-            note=f"with a made-up secret {shares[1]:.4f}; chance is the attacker's own training",
+            note=f"with a made-up key {shares[1]:.4f}; chance is the attacker's own training",
         ),
         Result(
             name="collusion: an image",

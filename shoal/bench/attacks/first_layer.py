@@ -50,7 +50,7 @@ def _batch(lab: Lab, mode: str, size: int) -> Result:
     pictures: tuple[Picture, ...] = ()
     for trial in range(lab.trials(12, 6)):
         batch = lab.pick(f"first layer {size} {trial}", size)
-        rows, bias = read_rows(lab.masked(lab.update(batch), mode, epoch=trial % 6) / np.float32(-LR), lab)
+        rows, bias = read_rows(lab.masked(lab.update(batch), mode, round_=1 + trial % 6) / np.float32(-LR), lab)
         if size == 1:
             rows, others = rows[[int(np.abs(bias).argmax())]], lab.public.mean()[None].astype(np.float64)
         else:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db
 from shoal.bench.attacks.lab import CLASSES, LR, Images, Lab
 from shoal.owner.task_compiler.builtin import build
-from shoal.types import Float32Vector, Segment
+from shoal.types import Float32Vector
 
 WHO: Final = "aggregator with the clear model, the image's label and a one-image, one-step update"
 STEPS: Final = 120
@@ -161,15 +160,7 @@ def _cnn(lab: Lab) -> nn.Module:
 def _masked_gradient(lab: Lab, mode: str, model: nn.Module, image: Images) -> Float32Vector:
     x = torch.from_numpy(image.x).reshape(1, 1, lab.side, lab.side)
     step = gradient_of(model, x, torch.from_numpy(image.y), differentiable=False).numpy() * np.float32(-LR)
-    context = MaskContext(
-        fleet="lab",
-        run_id=b"cnn",
-        epoch=1,
-        task_digest=lab.bundle.digest,
-        mode=mode,
-        segments=(Segment("cluster", step.size),),
-    )
-    return mask(step, derive(lab.secret(), context)).values / np.float32(-LR)
+    return mask(step, lab.derive(mode, step.size)).values / np.float32(-LR)
 
 
 ATTACK: Final = Attack("gradient matching", "Zhu et al. 2019 (DLG); Geiping et al. 2020", WHO, run)

@@ -72,7 +72,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             lab.update(skewed(lab, lab.private, int(c), f"gram {trial}"), ONE_EPOCH, seed=i)
             for i, c in enumerate(classes)
         ]
-        seen = products([lab.masked(u, mode, epoch=trial) for u in updates])
+        seen = products([lab.masked(u, mode, round_=1 + trial) for u in updates])
         right.append((assign(seen, shadows, lab.rng("gram starts")) == classes).mean())
     return [
         Result(

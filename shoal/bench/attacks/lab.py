@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from crypto.mask.derivation import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskKey, derive
 from crypto.mask.masking import mask
-from crypto.mask.secret import MaskSecret
+from crypto.mask.schedule import RoundKeys, VersionKey
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
@@ -29,10 +29,13 @@ from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
-from shoal.types import Float32Vector
+from shoal.types import Float32Vector, Segment
 
 T = TypeVar("T")
 
+FLEET: Final = "lab"
+RUN_ID: Final = b"privacy-bench-00"
+KEY_VERSION: Final = 1
 CLASSES: Final = 10
 LR: Final = 0.1
 ONE_STEP: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=LR)
@@ -142,28 +145,25 @@ class Lab:
         pool = self.private if images is None else images
         return pool.rows(self.rng(what).choice(len(pool), n, replace=False))
 
-    def secret(self, owner: str = "fleet") -> MaskSecret:
-        """Return the mask secret of a fleet; another ``owner`` has another one."""
-        return MaskSecret.from_bytes(hashlib.sha256(f"shoal bench privacy/{owner}".encode()).digest())
+    def round_keys(self, round_: int = 1, owner: str = "fleet") -> RoundKeys:
+        """Return the keys that a fleet's devices share in a round; another ``owner`` has others."""
+        secret = hashlib.sha256(f"shoal bench privacy/{owner}".encode()).digest()
+        chain = VersionKey(FLEET, KEY_VERSION, secret).begin_run(RUN_ID, first_round=1)
+        chain.skip_to(round_)
+        return chain.take()
 
-    def context(self, mode: str, epoch: int = 1) -> MaskContext:
-        """Return the public inputs of a mask's derivation."""
-        return MaskContext(
-            fleet="lab",
-            run_id=b"privacy-bench-00",
-            epoch=epoch,
-            task_digest=self.bundle.digest,
-            mode=mode,
-            segments=self.bundle.segments,
-        )
+    def derive(self, mode: str, length: int, round_: int = 1, owner: str = "fleet") -> MaskKey:
+        """Return the mask of a round for vectors of ``length`` coordinates."""
+        keys = self.round_keys(round_, owner)
+        return derive(keys.mask, keys.context(self.bundle.digest, mode, (Segment("cluster", length),)))
 
-    def key(self, mode: str, epoch: int = 1, owner: str = "fleet") -> MaskKey:
-        """Return the mask key of an epoch; each epoch has its own mask."""
-        return self.once(("key", mode, epoch, owner), lambda: derive(self.secret(owner), self.context(mode, epoch)))
+    def key(self, mode: str, round_: int = 1, owner: str = "fleet") -> MaskKey:
+        """Return the mask of a round for the task's vectors; each round has its own."""
+        return self.once(("key", mode, round_, owner), lambda: self.derive(mode, self.length, round_, owner))
 
-    def masked(self, vector: Float32Vector, mode: str, epoch: int = 1) -> Float32Vector:
+    def masked(self, vector: Float32Vector, mode: str, round_: int = 1) -> Float32Vector:
         """Return ``vector`` (d,) masked, as the aggregator receives it."""
-        return mask(np.ascontiguousarray(vector, np.float32), self.key(mode, epoch)).values
+        return mask(np.ascontiguousarray(vector, np.float32), self.key(mode, round_)).values
 
     def update(
         self, images: Images, settings: LocalTraining = ONE_STEP, *, theta: Float32Vector | None = None, seed: int = 0
@@ -194,13 +194,13 @@ class Lab:
             return "values"
         return "magnitudes" if np.array_equal(np.sort(abs(image)), np.sort(abs(vector))) else "lengths"
 
-    def places(self, mode: str, epoch: int = 1) -> NDArray[np.int64]:
+    def places(self, mode: str, round_: int = 1) -> NDArray[np.int64]:
         """Return the clear coordinate that each masked one is a copy of, up to sign: the truth that attacks are scored by.
 
         Shape (d,), int64; -1 for a mixture of coordinates. Read from the mask's own output on 1, 2, 3, ...
         """
         ramp = np.arange(1, self.length + 1, dtype=np.float32)
-        image = np.abs(self.masked(ramp, mode, epoch))
+        image = np.abs(self.masked(ramp, mode, round_))
         index = np.clip(np.rint(image).astype(np.int64), 1, self.length)
         copied = self.keeps(mode) != "lengths"
         return np.where(copied & (index == image), index - 1, -1)

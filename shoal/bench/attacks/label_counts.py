@@ -49,7 +49,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
         pool = np.flatnonzero(np.isin(lab.private.y, classes))
         batch = lab.private.rows(rng.choice(pool, BATCH, replace=False))
         truth = np.bincount(batch.y, minlength=CLASSES)
-        seen = lab.masked(lab.update(batch), mode, epoch=trial % 6) / np.float32(-LR)
+        seen = lab.masked(lab.update(batch), mode, round_=1 + trial % 6) / np.float32(-LR)
         got.append(overlap(estimate(seen, mean_p), truth))
         guessed.append(overlap(np.bincount(lab.public.y, minlength=CLASSES) / len(lab.public) * BATCH, truth))
     return [

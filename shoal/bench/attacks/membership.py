@@ -25,7 +25,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
     for device in range(lab.trials(24, 12)):
         both = lab.pick(f"membership {device}", 2 * SAMPLES)
         members = both.rows(np.arange(SAMPLES))
-        seen = lab.masked(lab.update(members, TRAINING, seed=device), mode, epoch=device)
+        seen = lab.masked(lab.update(members, TRAINING, seed=device), mode, round_=1 + device)
         near = [cosine(seen, -lab.gradient(both.rows(np.array([i])))) for i in range(2 * SAMPLES)]
         scores.append(auc(near[:SAMPLES], near[SAMPLES:]))
     return [

@@ -58,7 +58,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
     for trial in range(lab.trials(12, 6)):
         image = lab.pick(f"pixel values {trial}", 1)
         truth = true_histogram(image.x, levels)
-        found = histogram(lab.masked(lab.gradient(image), mode, epoch=trial % 6), levels)
+        found = histogram(lab.masked(lab.gradient(image), mode, round_=1 + trial % 6), levels)
         got.append(np.minimum(found, truth).sum())
         guessed.append(np.minimum(usual, truth).sum())
     return [

@@ -11,7 +11,7 @@ import numpy as np
 
 from crypto.mask.masking import unmask
 from edge_client.run.policy import check_announcement, check_mean
-from shoal.bench.attacks.lab import Lab
+from shoal.bench.attacks.lab import FLEET, RUN_ID, Lab
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Announcement
@@ -24,7 +24,7 @@ ROUNDS: Final = 50
 
 
 def signed_plan(lab: Lab, mode: str) -> RunPlan:
-    """Return the plan of a FedAvg run of 50 rounds as the owner makes it, for the lab's task and key."""
+    """Return the plan of a FedAvg run of 50 rounds as the owner makes it, for the lab's task and keys."""
     return lab.once(("plan", mode), lambda: _signed_plan(lab, mode))
 
 
@@ -33,8 +33,7 @@ def _signed_plan(lab: Lab, mode: str) -> RunPlan:
     with tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder:
         stage = Stage(Path(folder), "mqtt://nobody", ("dev-00",))
         plan = stage.add_run(lab.bundle, lab.origin[None], options)
-    context = lab.context(mode)
-    return dataclasses.replace(plan, fleet=context.fleet, run_id=context.run_id)
+    return dataclasses.replace(plan, fleet=FLEET, run_id=RUN_ID)
 
 
 def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS) -> Float32Vector:

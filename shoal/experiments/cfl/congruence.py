@@ -119,7 +119,6 @@ def run(options: Options, progress: Progress) -> Result:
             local=local,
             seed=options.seed,
             mask=options.mask,
-            keys=options.keys,
             evaluate_every=0,
             device=options.device,
             deferred=False,

@@ -166,7 +166,6 @@ class _Runs:
                 local=local_of(options),
                 seed=seed,
                 mask=options.mask,
-                keys=options.keys,
                 evaluate_every=0,
                 device=options.device,
                 deferred=False,

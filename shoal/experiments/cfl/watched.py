@@ -51,7 +51,6 @@ def watched(
         local=local,
         seed=options.seed,
         mask=options.mask,
-        keys=options.keys,
         evaluate_every=0,
         count="all",
         trainer=options.knob("trainer", "auto"),

@@ -32,7 +32,7 @@ class Options:
         samples: training samples of each device (n).
         rounds: number of rounds (R).
         seed: seed of data split, origins, batches and mask.
-        mask: a mask mode of `crypto.mask.modes.registry`, or "none"; keys: a mask key for the "run", or for each "round".
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
         data_dir: folder that is searched first for data sets.
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
         grid: points of a sweep: "default", or "paper" for all of the paper's.
@@ -47,7 +47,6 @@ class Options:
     rounds: int | None = None
     seed: int = 0
     mask: str = "none"
-    keys: str = "run"
     data_dir: Path | None = None
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     grid: str = "default"

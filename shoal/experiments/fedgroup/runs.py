@@ -191,7 +191,6 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         pretrain=LocalTraining(epochs=0, steps=steps, batch_size=BATCH, lr=lr),
         seed=options.seed,
         mask=options.mask,
-        keys=options.keys,
         participation=cohort / devices,
         weighting=method.weighting,
         evaluate_every=0,

@@ -3,8 +3,8 @@
 A start is k first models and a step size. All starts of a trial share the data, so their residuals are one matrix
 product a block of devices, and the block is read once for scoring and for the gradients. The semantics are those of
 `aggregator.strategies.ifca.strategy` with ``option = gradient``: each device takes the model of least loss on its own samples
-(the lowest index on ties), its update is one full-batch step of the mean squared error, and the server adds to each
-model's masked offset the mean of those who chose it times their share of all m machines (Alg. 1, line 14).
+(the lowest index on ties), its update is one full-batch step of the mean squared error, and each model moves by the mean of
+those who chose it times their share of all m machines (Alg. 1, line 14), which the server computes on masked updates.
 
 Letters in shapes: r starts, k models, m devices, n samples a device, d coordinates, and c devices of a block.
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crypto.mask.derivation import MaskKey
+from shoal.simulation.engine.masks import RoundMasks
 
 BLOCK_BYTES: Final = 4 << 20
 """Bytes of samples per block: small enough for a core's share of the cache."""
@@ -126,13 +127,11 @@ def matched_distance(thetas: Tensor, truth: Tensor) -> Tensor:
     return matched
 
 
-def permutation_of(key: MaskKey | None, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def permutation_of(key: MaskKey, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the gathers (d,) that mask and unmask: masked = vector[first], vector = masked[second].
 
     Read off the real mask by masking 0, 1, ..., d - 1, which float32 holds exactly.
     """
-    if key is None:
-        return np.arange(d), np.arange(d)
     masked = np.empty(d, np.float32)
     key.apply(np.arange(d, dtype=np.float32), masked)
     order = masked.astype(np.int64)
@@ -166,37 +165,34 @@ class Batch:
     """r starts of IFCA on one mixture, one `step` an iteration.
 
     Attributes:
-        offsets: shape (r, k, d), float32, masked; all that the server would hold.
+        models: shape (r, k, d), float32, as devices hold them.
+        moves: shape (r, k, d), float32, masked, of the last step: the means that the server relays.
         choices: shape (r, m), int64, of the last step.
     """
 
-    def __init__(self, mixture: Mixture, starts: Tensor, rates: Tensor, key: MaskKey | None = None) -> None:
-        """Begin at ``starts`` (r, k, d) with the step sizes ``rates`` (r,)."""
+    def __init__(self, mixture: Mixture, starts: Tensor, rates: Tensor, masks: RoundMasks | None = None) -> None:
+        """Begin at ``starts`` (r, k, d) with the step sizes ``rates`` (r,); without ``masks`` the server sees clear moves."""
         self.mixture = mixture
-        self.origins = starts
+        self.models = starts
+        self.moves = torch.zeros_like(starts)
         self.rates = rates
-        self.offsets = torch.zeros_like(starts)
-        device = starts.device
-        self.mask, self.unmask = (torch.from_numpy(g).to(device) for g in permutation_of(key, starts.shape[2]))
+        self.masks = masks
+        self.round = 0
         m, n, d = mixture.x.shape
         self.block = max(1, BLOCK_BYTES // (4 * n * d))
-        self.choices = torch.zeros((len(starts), m), dtype=torch.int64, device=device)
-
-    def thetas(self) -> Tensor:
-        """Return the devices' view of the models, (r, k, d)."""
-        return self.origins + self.offsets[..., self.unmask]
+        self.choices = torch.zeros((len(starts), m), dtype=torch.int64, device=starts.device)
 
     def keep(self, chosen: Tensor) -> None:
         """Drop the starts that ``chosen`` (r,), bool, leaves out."""
-        self.origins, self.offsets = self.origins[chosen], self.offsets[chosen]
+        self.models, self.moves = self.models[chosen], self.moves[chosen]
         self.rates, self.choices = self.rates[chosen], self.choices[chosen]
 
     def step(self) -> Tensor:
         """Do one round of every start and return how far its models moved on average, (r,), float32."""
         x, y = self.mixture.x, self.mixture.y
         m, n, d = x.shape
-        r, k, _ = self.offsets.shape
-        models = self.thetas().view(r * k, d).T  # (d, r k): one column for each model
+        r, k, _ = self.models.shape
+        models = self.models.view(r * k, d).T  # (d, r k): one column for each model
         sums = torch.zeros((r * k, d), device=x.device)
         first_model = torch.arange(r, device=x.device) * k
         for begin in range(0, m, self.block):
@@ -213,9 +209,20 @@ class Batch:
             self.choices[:, begin : begin + c] = choice.T
         # 2/n is the gradient's factor; 1/m is the server's: the mean of those who chose, times their share of all devices.
         moves = sums.view(r, k, d) * (self.rates * (-2.0 / (n * m)))[:, None, None]
-        self.offsets += moves[..., self.mask]  # the server's part: it adds masked moves to masked offsets
+        self.models = self.models + self._relayed(moves)
         moved: Tensor = torch.linalg.vector_norm(moves, dim=2).mean(1)
         return moved
+
+    def _relayed(self, moves: Tensor) -> Tensor:
+        """Return the clear ``moves`` (r, k, d) as devices get them from the server, which has them under the round's mask."""
+        self.round += 1
+        self.moves = moves
+        if self.masks is None:
+            return moves
+        key = self.masks.take(self.round)
+        first, second = (torch.from_numpy(g).to(moves.device) for g in permutation_of(key, moves.shape[2]))
+        self.moves = moves[..., first]
+        return self.moves[..., second]
 
 
 def run_starts(
@@ -225,7 +232,7 @@ def run_starts(
     *,
     iterations: int,
     threshold: float,
-    key: MaskKey | None = None,
+    masks: RoundMasks | None = None,
     settle: bool = False,
     first_success: bool = False,
 ) -> Endings:
@@ -237,13 +244,13 @@ def run_starts(
         rates: shape (r,), float32, step sizes.
         iterations: T.
         threshold: largest distance that is a success.
-        key: mask of the server's vectors; None works in the clear.
+        masks: masks of the rounds; None works in the clear.
         settle: check every `WINDOW` iterations whether a start can stop early: if the fastest pace of the last window
             could not carry it across ``threshold`` in the remaining iterations, or if it has `DIVERGED`. A pace can grow,
             so this is a heuristic; False runs every iteration.
         first_success: stop all starts as soon as one has settled as a success.
     """
-    batch = Batch(mixture, starts, rates, key)
+    batch = Batch(mixture, starts, rates, masks)
     live = torch.arange(len(starts), device=starts.device)  # indices of the starts that still run
     thetas, choices = starts.clone(), batch.choices.clone()
     distances = torch.full((len(starts),), torch.inf, device=starts.device)
@@ -254,7 +261,7 @@ def run_starts(
         pace = torch.maximum(pace, batch.step())
         if done % WINDOW and done < iterations:
             continue
-        current = batch.thetas()
+        current = batch.models
         distance = matched_distance(current, mixture.truth)
         finite = torch.isfinite(distance)
         thetas[live], choices[live], counts[live] = current, batch.choices, done

@@ -118,7 +118,6 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         pretrain=setup.pretrain,
         seed=options.seed,
         mask=options.mask,
-        keys=options.keys,
         participation=setup.participation,
         weighting=setup.weighting,
         evaluate_every=setup.evaluate_every,

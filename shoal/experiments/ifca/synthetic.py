@@ -19,8 +19,8 @@ from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result, Study
 
 if TYPE_CHECKING:
-    from crypto.mask.derivation import MaskKey
     from shoal.experiments.ifca.linear import Point
+    from shoal.simulation.engine.masks import RoundMasks
 
 ITERATIONS: Final = 300
 STARTS: Final = 10
@@ -147,7 +147,6 @@ def run_trial(point: Point, number: int, plan: Plan) -> Trial:
     mixture = make_mixture(point, (plan.seed, number), plan.device)
     starts = random_starts(plan.starts, point.k, point.d, (plan.seed, number), plan.device)
     rates = torch.tensor(RATES[point.k], device=plan.device)
-    key = mask_key(point.d, plan) if plan.mask != "none" else None
     threshold = SUCCESS * point.sigma
     best, purity, begun, steps = float("inf"), 0.0, 0, 0
     for some in _batches(plan.starts):
@@ -158,7 +157,7 @@ def run_trial(point: Point, number: int, plan: Plan) -> Trial:
             rates.repeat(some),
             iterations=plan.iterations,
             threshold=threshold,
-            key=key,
+            masks=round_masks(point.d, plan, f"ifca-synthetic {number} {begun}".encode()),
             settle=plan.settle,
             first_success=plan.settle,
         )
@@ -189,24 +188,20 @@ def _purity(choices: list[int], groups: list[int]) -> float:
     return sum(max(cluster.values()) for cluster in counts.values()) / len(choices)
 
 
-def mask_key(d: int, plan: Plan) -> MaskKey:
-    """Return the mask that a fleet with this seed would use on ``d`` coordinates; it is no secret here."""
-    from crypto.mask.derivation import MaskContext, derive
-    from crypto.mask.secret import MaskSecret
+def round_masks(d: int, plan: Plan, run_id: bytes) -> RoundMasks | None:
+    """Return the masks of a run's rounds on ``d`` coordinates; None if the plan has no mask."""
+    from shoal.simulation.engine.masks import RoundMasks
     from shoal.types import Segment
 
-    digest = hashlib.sha256(b"ifca-synthetic").digest()
-    secret = MaskSecret(hashlib.sha256(f"ifca-synthetic {plan.seed}".encode()).digest())
-    return derive(
-        secret,
-        MaskContext(
-            fleet="simulated",
-            run_id=b"ifca-synthetic",
-            epoch=0,
-            task_digest=digest,
-            mode=plan.mask,
-            segments=(Segment("cluster", d),),
-        ),
+    if plan.mask == "none":
+        return None
+    return RoundMasks(
+        fleet="simulated",
+        run_id=run_id,
+        seed=plan.seed,
+        task_digest=hashlib.sha256(b"ifca-synthetic").digest(),
+        mode=plan.mask,
+        segments=(Segment("cluster", d),),
     )
 
 
@@ -258,8 +253,6 @@ def run(options: Options, progress: Progress) -> Result:
     unknown = options.strategy_settings(*KNOBS)
     if unknown:
         raise UsageError(f"ifca-synthetic has no setting {sorted(unknown)[0]!r}", hint=f"it has {', '.join(KNOBS)}")
-    if options.keys != "run":
-        raise UsageError("ifca-synthetic has one mask key a run", hint="leave out --keys")
     if options.grid not in ("default", "paper"):
         raise UsageError(f"there is no grid {options.grid!r}", hint="there are default and paper")
     names = options.knob("curves", "".join(CURVES))

@@ -116,7 +116,8 @@ def _alone(name: str, seed: int, data_dir: Path | None, samples: int | None, tes
     All algorithms of a scenario need it, so the latest is cached.
     """
     fleet = _fleet(name, seed, data_dir, samples, test_images)
-    return _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=seed, mask="permutation"), None)
+    # A device that trains alone sends nothing, so there is no mask.
+    return _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=seed), None)
 
 
 def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, options: Options, told: Any) -> _Ended:
@@ -133,7 +134,6 @@ def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, 
         seed=options.seed,
         participation=participation,
         mask=options.mask,
-        keys=options.keys,
         device=options.device,
         evaluate_every=max(1, rounds // EVALUATIONS),
     )

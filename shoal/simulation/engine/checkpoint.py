@@ -29,7 +29,7 @@ from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 S = TypeVar("S")
-VERSION: Final = 4
+VERSION: Final = 5
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 _DOCUMENT: Final = "document"
@@ -69,7 +69,7 @@ class _File:
         version: `VERSION`.
         run: the run's `fingerprint`; data: its devices' `data_digest`.
         point: the run between two rounds.
-        strategy: the strategy's state, encoded; models: with round keys, the states that devices hold.
+        strategy: the strategy's state, encoded; models: the states that devices hold.
     """
 
     version: int
@@ -108,7 +108,7 @@ def save(path: Path, name: str, data: str, point: ResumePoint, state: Any, model
         data: the devices' `data_digest`.
         point: the simulator's state.
         state: the strategy's state.
-        models: with round keys, the states that devices hold.
+        models: the states that devices hold.
     """
     strategy, held = encode_state(state), encode_state(models)
     file = encode_state(

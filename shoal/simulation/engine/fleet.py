@@ -31,7 +31,7 @@ def fleet_options(
     """Return the options of a run that has a fleet's weights, limits and smallest mean, and counts every round.
 
     Args:
-        fleet: from `fleet_run`, of which weighting, weight_cap, norm_limit, min_contributors, mode and keys are taken.
+        fleet: from `fleet_run`, of which weighting, weight_cap, norm_limit, min_contributors and mode are taken.
         rounds: number of rounds.
         local: recipe of local training.
         seed: as in `SimOptions`.
@@ -40,7 +40,6 @@ def fleet_options(
     """
     chosen: dict[str, Any] = {
         "mask": fleet.mode,
-        "keys": fleet.keys,
         "weighting": fleet.weighting,
         "weight_cap": fleet.weight_cap,
         "norm_limit": fleet.norm_limit,

@@ -1,27 +1,27 @@
 """The clear models of a simulated run, held in the place of all devices.
 
-With one key a run, the aggregator's strategy holds masked offsets, and a model is its origin plus its unmasked offset. With
-round keys the strategy holds no vector between rounds (`aggregator.rounds.relay`): `relay` evaluates the recipes of a round
-here, as every device would.
+A strategy holds no vector between rounds (`aggregator.rounds.relay`): `Models.relay` evaluates the recipes of a round here, as
+every device would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aggregator.rounds.relay import RelayedStep, States, settle
-from aggregator.strategies.base import starts_of, whole_offset
-from crypto.mask.derivation import derive, segment_keys
+from aggregator.strategies.base import starts_of
+from crypto.mask.derivation import segment_keys
 from crypto.mask.masking import unmask
-from crypto.mask.schedule import VersionKey
 from edge_client.models.recipes import weighted_sum
+from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import StateId
-from shoal.types import Float32Vector, MaskedVector
+from shoal.simulation.engine.masks import RoundMasks
+from shoal.types import KEY_ID_BYTES, Float32Vector, MaskedVector
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import ClusterModel, RoundPlan, Strategy
     from crypto.mask.derivation import MaskKey
     from shoal.protocol.documents import RunPlan
-
-KEY_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,52 +44,49 @@ class Models:
     """The models of a run in the clear, and the mask of the current round.
 
     Attributes:
-        mask: the mask of the vectors that the strategy receives; None if they are clear.
-        key_id: names it.
+        mask: the mask of the vectors that the strategy receives in this round; None if they are clear.
     """
 
-    def __init__(self, run: RunPlan, origins: NDArray[np.float32], mask: MaskKey | None) -> None:
-        """Hold the origins (run.origins, d), float32; ``mask`` is the mask of a run with one key."""
+    def __init__(self, run: RunPlan, origins: NDArray[np.float32]) -> None:
+        """Hold the origins (run.origins, d), float32."""
         self._run = run
-        self._origins = origins
-        self.mask = mask
-        self.key_id = run.key_id
+        self.mask: MaskKey | None = None
         self._states = States.of_origins(run.origins)
         self._vectors: dict[StateId, Float32Vector] = {StateId(i, 0): row for i, row in enumerate(origins)}
-        self._chain = None
-        if run.keys == "round" and run.mode != "none":
-            # No secret at all: in a simulation masks only show that strategies work on masked vectors.
-            secret = int(run.seed).to_bytes(32, "little")
-            self._chain = VersionKey(run.fleet, KEY_VERSION, secret).begin_run(run.run_id, 1)
+        self._masks: RoundMasks | None = None
+        if run.mode != "none":
+            self._masks = RoundMasks(
+                fleet=run.fleet,
+                run_id=run.run_id,
+                seed=run.seed,
+                task_digest=run.task_digest,
+                mode=run.mode,
+                segments=run.mask_segments,
+            )
 
     def open_round(self, round_: int) -> None:
-        """Derive the mask of round ``round_``, which is later than the last one, if each round has its own."""
-        if self._chain is None:
-            return
-        self._chain.skip_to(round_)
-        keys = self._chain.take()
-        run = self._run
-        self.mask = derive(keys.mask, keys.context(run.task_digest, run.mode, run.mask_segments))
-        self.key_id = self.mask.key_id
+        """Derive the mask of round ``round_``, which is later than the last one, unless vectors are clear."""
+        if self._masks is not None:
+            self.mask = self._masks.take(round_)
+
+    @property
+    def key_id(self) -> bytes:
+        """The 16 bytes that name the mask of this round; zeros if vectors are clear."""
+        return bytes(KEY_ID_BYTES) if self.mask is None else self.mask.key_id
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
         """Return a clear model of the plan, (d,) float32."""
         if plan.shared is None:
-            theta = self._start(plan.models[model], "")
-        else:
-            theta = np.empty(self._run.length, np.float32)
-            theta[self._run.span("shared")] = self._start(plan.shared, "shared")
-            theta[self._run.span("cluster")] = self._start(plan.models[model], "cluster")
-        offset = whole_offset(self._run, plan, model)
-        if offset is None:
-            return theta
-        if self.mask is not None:
-            offset = unmask(MaskedVector(offset, self.mask.key_id), self.mask)
-        theta += offset
+            return self._sum(plan.models[model], "")
+        theta = np.empty(self._run.length, np.float32)
+        theta[self._run.span("shared")] = self._sum(plan.shared, "shared")
+        theta[self._run.span("cluster")] = self._sum(plan.models[model], "cluster")
         return theta
 
-    def _start(self, value: ClusterModel, segment: str) -> Float32Vector:
-        """Return the sum that a model starts from, without its offset, in new memory."""
+    def _sum(self, value: ClusterModel, segment: str) -> Float32Vector:
+        """Return the weighted sum of states that a model of a plan is, in new memory."""
+        if value.offset is not None:
+            raise IntegrityError("a strategy has planned a model that devices do not hold")
         (first, weight), *others = starts_of([(1.0, value)]).items()
         total: Float32Vector = self._state(self._states[first], segment) * np.float32(weight)
         for number, weight in others:

@@ -21,8 +21,7 @@ class SimOptions:
     Attributes:
         rounds: number of counted rounds (see ``count``); those of IFCA's abandoned starts don't count.
         seed: seed of origins, participation, batch orders and the mask.
-        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
-        keys: one mask key a "run", or a fresh one each "round"; see `RunPlan`.
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none"; each round has a mask of its own.
         local: recipe of local training; pretrain: recipe of phase PRETRAIN, ``local`` if None.
         participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
         weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
@@ -43,7 +42,6 @@ class SimOptions:
     local: LocalTraining | LocalSettings
     seed: int = 0
     mask: str = "none"
-    keys: str = "run"
     pretrain: LocalTraining | LocalSettings | None = None
     participation: float = 1.0
     weighting: str = "samples"

@@ -17,8 +17,6 @@ from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.settings import StrategySettings
-from crypto.mask.derivation import MaskContext, MaskKey, derive
-from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
@@ -32,7 +30,7 @@ from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
-__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "mask_of", "sim_plan", "simulate"]
+__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "sim_plan", "simulate"]
 
 FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
@@ -133,7 +131,6 @@ def sim_plan(
     texts = {name: str(value) for name, value in settings.items()}
     kind = strategy or find_strategy(algorithm)
     parsed: StrategySettings = read_settings(kind.settings_type, algorithm, texts)
-    rounds = options.rounds + parsed.discarded_rounds
     segments = options.segments or (("cluster", network.length),)
     plan = RunPlan(
         fleet=FLEET,
@@ -145,10 +142,10 @@ def sim_plan(
         settings=tuple(Setting(k, v) for k, v in sorted(texts.items())),
         origins=parsed.origins,
         max_models=limits.MAX_MODELS,
-        rounds=rounds,
+        rounds=options.rounds + parsed.discarded_rounds,
         mode=options.mask,
-        epoch=1,
-        epoch_rounds=ROUNDS_SPARE * rounds,
+        epoch=0,
+        epoch_rounds=options.rounds + parsed.discarded_rounds,
         key_id=bytes(16),
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
         norm_limit=options.norm_limit,
@@ -163,22 +160,11 @@ def sim_plan(
         pretrain=local_settings(options.pretrain or options.local),
         weight_cap=options.weight_cap,
         capabilities=parsed.capabilities,
-        keys=options.keys,
+        keys="round",
     )
-    key = mask_of(plan)
-    plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
     if strategy is not None:
         return plan
     return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
-
-
-def mask_of(run: RunPlan) -> MaskKey | None:
-    """Return the run's mask, derived from its seed; None for mode ``none`` and with round keys."""
-    if run.mode == "none" or run.keys == "round":
-        return None
-    # No secret at all: in a simulation the mask only shows that strategies work on masked vectors.
-    secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
-    return derive(secret, MaskContext.of_plan(run, run.epoch))
 
 
 def simulate(
@@ -220,7 +206,6 @@ def simulate(
         run,
         start,
         trainer=options.trainer,
-        mask=mask_of(run),
         device=options.device,
         threads=options.threads,
         deferred=options.deferred,
@@ -279,7 +264,7 @@ class _Simulation:
         # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
         while len(self.history) < options.rounds or self.starts:
             round_ += 1
-            if round_ > run.epoch_rounds:
+            if round_ > ROUNDS_SPARE * run.rounds:
                 raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
@@ -291,8 +276,7 @@ class _Simulation:
             for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)
             state, outcome = self.strategy.close(state, plan)
-            if run.keys == "round":
-                state = self.workforce.relay(self.strategy, state, round_)
+            state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or any(
                 o.train and o.phase == Phase.TRAIN for o in plan.assignments.values()

@@ -22,7 +22,6 @@ from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
-from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError
@@ -72,8 +71,6 @@ class Workforce:
         run: the run plan, with recipes, seed, algorithm and segments.
         origins: shape (run.origins, d), float32.
         trainer: "loop", "batched", "dual", or "auto" for the fastest that can train the network.
-        mask: mask of all vectors that a strategy receives in a run with one key; None leaves them clear. With round keys the
-            masks follow from the run's seed.
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
@@ -89,7 +86,6 @@ class Workforce:
         origins: NDArray[np.float32],
         *,
         trainer: str = "auto",
-        mask: MaskKey | None = None,
         device: str = "cpu",
         threads: int = 1,
         deferred: bool | None = None,
@@ -102,7 +98,7 @@ class Workforce:
             )
         torch.set_num_threads(threads)
         self.network, self.run = network, run
-        self.models = Models(run, np.ascontiguousarray(origins, np.float32), mask)
+        self.models = Models(run, np.ascontiguousarray(origins, np.float32))
         self.device = torch.device(device)
         self.deferred = deferred
         self.reads = plan_settings(run).reads if reads is None else reads
@@ -141,7 +137,12 @@ class Workforce:
         return self._probes
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
-        """Return a clear model of the plan, (d,) float32."""
+        """Return a clear model of ``plan``, (d,) float32: that of the round carried out last, or of the next or final one."""
+        current = self._round
+        if current is not None and plan is current.plan:
+            # After the round's close devices may hold no such state any more.
+            theta: Float32Vector = current.models[current.row_of[model]].cpu().numpy().copy()
+            return theta
         return self.models.theta(plan, model)
 
     def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:

@@ -1,19 +1,18 @@
 """Every key that follows from stolen secrets, tried on recorded uploads.
 
-The kind of a stolen string is not known, so each is tried as the mask secret of a mask epoch or of a round, as the secret of a
-run's chain at any round, and as that of a key version at any run. An upload names its mask by a key id, which tells a thief
-whether a derived secret is the right one. From a right one all later secrets of its kind are derived as well.
+The kind of a stolen string is not known, so each is tried as the mask secret of a round, as the secret of a run's chain at any
+round, and as that of a key version at any run. An upload names its mask by a key id, which tells a thief whether a derived
+secret is the right one. From a right one all later secrets of its kind are derived as well.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
-from crypto.mask.derivation import MaskKey, derive, key_id
+from crypto.mask.derivation import MaskContext, MaskKey, derive, key_id
 from crypto.mask.masking import unmask
-from crypto.mask.schedule import RunChain, VersionKey
+from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import SealError, open_from_member, read_head
 from shoal.bench.attacks.past.recording import SeenUpload
@@ -21,9 +20,6 @@ from shoal.bench.attacks.past.theft import Loot
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile, RunPlan
 from shoal.types import Float32Vector, MaskedVector
-
-EPOCHS: Final = 3
-"""Mask epochs by which a mask secret is stepped on."""
 
 
 class Keyring:
@@ -36,11 +32,9 @@ class Keyring:
 
     def __init__(self, uploads: Iterable[SeenUpload], plan: RunPlan) -> None:
         self._plan = plan
-        self._wanted = {u.key_id: u.context for u in uploads}
-        self._rounds: dict[int, dict[int, bytes]] = defaultdict(dict)
-        if plan.keys == "round":
-            for name, context in self._wanted.items():
-                self._rounds[context.key_version][context.round] = name
+        self._wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
+        for upload in uploads:
+            self._wanted[upload.key_version][upload.round] = upload.key_id
 
     def masks(self, loot: Loot, grants: Sequence[bytes] = ()) -> dict[bytes, MaskKey]:
         """Return the masks that follow from ``loot``, by key id.
@@ -49,23 +43,38 @@ class Keyring:
             loot: of one device.
             grants: recorded grants to the device.
         """
-        found = {key.key_id: key for key in loot.masks if key.key_id in self._wanted}
+        wanted = {name for rounds in self._wanted.values() for name in rounds.values()}
+        found = {key.key_id: key for key in loot.masks if key.key_id in wanted}
         for secret in loot.secrets | secrets_in(loot, grants):
-            for name, mask_secret in self._from(secret):
+            for keys in self._from(secret):
+                context = self._context(keys)
+                name = key_id(keys.mask, context)
                 if name not in found:
-                    found[name] = derive(mask_secret, self._wanted[name])
+                    found[name] = derive(keys.mask, context)
         return found
 
-    def _from(self, secret: bytes) -> Iterator[tuple[bytes, MaskSecret]]:
-        """Return (key id, mask secret) of each upload's mask that follows from 32 bytes."""
-        steps = [MaskSecret.from_bytes(secret)]
-        for _ in range(0 if self._rounds else EPOCHS):
-            steps.append(steps[-1].ratchet())
-        for name, context in self._wanted.items():
-            yield from ((name, step) for step in steps if key_id(step, context) == name)
-        for version, rounds in self._rounds.items():
+    def _from(self, secret: bytes) -> Iterator[RoundKeys]:
+        """Return the keys of each round of an upload that follow from 32 bytes."""
+        for version, rounds in self._wanted.items():
+            for round_ in rounds:
+                as_mask = RoundKeys(
+                    fleet=self._plan.fleet,
+                    run_id=self._plan.run_id,
+                    key_version=version,
+                    round=round_,
+                    mask=MaskSecret.from_bytes(secret),
+                    content=bytes(32),
+                )
+                if self._is_wanted(as_mask):
+                    yield as_mask
             for chain in self._chains(secret, version, rounds):
                 yield from self._along(chain, rounds)
+
+    def _context(self, keys: RoundKeys) -> MaskContext:
+        return keys.context(self._plan.task_digest, self._plan.mode, self._plan.mask_segments)
+
+    def _is_wanted(self, keys: RoundKeys) -> bool:
+        return key_id(keys.mask, self._context(keys)) == self._wanted[keys.key_version][keys.round]
 
     def _chains(self, secret: bytes, version: int, rounds: Iterable[int]) -> Iterator[RunChain]:
         plan = self._plan
@@ -78,14 +87,14 @@ class Keyring:
             chain.skip_to(min(rounds))
             yield chain
 
-    def _along(self, chain: RunChain, rounds: dict[int, bytes]) -> Iterator[tuple[bytes, MaskSecret]]:
+    def _along(self, chain: RunChain, rounds: Iterable[int]) -> Iterator[RoundKeys]:
         """Return what a chain gives from its next round on, nothing if that round's key id is not the one recorded."""
         for round_ in sorted(r for r in rounds if r >= chain.next_round):
             chain.skip_to(round_)
             keys = chain.take()
-            if key_id(keys.mask, self._wanted[rounds[round_]]) != rounds[round_]:
+            if not self._is_wanted(keys):
                 return
-            yield rounds[round_], keys.mask
+            yield keys
 
 
 def opened(upload: SeenUpload, masks: dict[bytes, MaskKey]) -> Float32Vector:
@@ -105,6 +114,5 @@ def secrets_in(loot: Loot, grants: Sequence[bytes]) -> set[bytes]:
                 plain, _ = open_from_member(loot.identity, file.sealed, head, at, file.owner.sign_key, private=private)
             except SealError:
                 continue
-            grant = decode(plain, DeviceGrant)
-            found.add(grant.version_secret)
+            found.add(decode(plain, DeviceGrant).version_secret)
     return found

@@ -13,12 +13,11 @@ from unittest.mock import patch
 import numpy as np
 
 from aggregator.membership import AggregatorMembership
-from crypto.mask.derivation import MaskContext, MaskKey
+from crypto.mask.derivation import MaskKey
 from crypto.seal.envelope import open_from_member, read_head
 from edge_client.learning import update
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
-from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
@@ -46,17 +45,16 @@ class SeenUpload:
     """An upload with a masked update, as the aggregator opens it.
 
     Attributes:
-        device, round: from its header.
+        device, round, key_version: from its header.
         key_id: 16 bytes, names the mask.
-        context: the public inputs of the mask's derivation.
         masked: (d,), float32.
         digest: SHA-256 of the masked bytes.
     """
 
     device: str
     round: int
+    key_version: int
     key_id: bytes
-    context: MaskContext
     masked: Float32Vector = field(repr=False)
     digest: bytes = field(repr=False)
 
@@ -114,7 +112,7 @@ def whole(heard: Sequence[Passage], topic: TopicKind, kind: ChunkKind) -> list[t
     return found
 
 
-def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership, plan: RunPlan) -> list[SeenUpload]:
+def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership) -> list[SeenUpload]:
     """Return the masked updates in recorded traffic, opened with the aggregator's keys, each once, in order."""
     found: dict[bytes, SeenUpload] = {}
     for device, sealed in whole(heard, TopicKind.UP, ChunkKind.UPLOAD):
@@ -128,19 +126,13 @@ def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership,
             continue
         raw = bytes(body[: 4 * upload.length])
         digest = hashlib.sha256(raw).digest()
-        context = MaskContext(
-            fleet=upload.fleet,
-            run_id=upload.run_id,
-            epoch=upload.epoch,
-            task_digest=upload.task_digest,
-            mode=upload.mode,
-            segments=plan.mask_segments,
-            key_version=upload.key_version,
-            round=upload.round if plan.keys == "round" else 0,
-        )
-        masked = np.frombuffer(raw, "<f4").astype(np.float32)
         found[digest] = SeenUpload(
-            device=device, round=upload.round, key_id=upload.key_id, context=context, masked=masked, digest=digest
+            device=device,
+            round=upload.round,
+            key_version=upload.key_version,
+            key_id=upload.key_id,
+            masked=np.frombuffer(raw, "<f4").astype(np.float32),
+            digest=digest,
         )
     return list(found.values())
 

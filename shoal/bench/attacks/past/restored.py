@@ -18,7 +18,6 @@ from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.past.recording import quiet_fleet, watched_masking
 from shoal.bench.attacks.past.rounds import NEWCOMER, WITHIN_S, fleet_data, fleet_options
-from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime
 from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
 from shoal.simulation.process_fleet import Stage
 
@@ -26,11 +25,11 @@ WHO: Final = "aggregator that sees both runs of an owner whose directory was res
 ROUNDS: Final = 3
 
 
-def masks_used(lab: Lab, mode: str, lifetime: Lifetime, stage: Stage) -> tuple[int, list[bytes]]:
+def masks_used(lab: Lab, mode: str, stage: Stage) -> tuple[int, list[bytes]]:
     """Run a fleet from its directories; return the run's number, and each mask used as the bytes of one masked probe."""
     data = fleet_data(lab)
     del data[NEWCOMER]
-    options = fleet_options(mode, lifetime, ROUNDS)
+    options = fleet_options(mode, ROUNDS)
     with (
         quiet_fleet(),
         watched_masking() as seen,
@@ -43,13 +42,13 @@ def masks_used(lab: Lab, mode: str, lifetime: Lifetime, stage: Stage) -> tuple[i
     return number, [mask(probe, key).values.tobytes() for key in keys.values()]
 
 
-def restored(lab: Lab, mode: str, lifetime: Lifetime) -> Result:
+def restored(lab: Lab, mode: str) -> Result:
     """Return the number of masks of the restored owner's run that the run before had used."""
     names = tuple(sorted(fleet_data(lab).keys() - {NEWCOMER}))
     with tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder:
         stage = Stage(Path(folder, "owner-and-fleet"), BROKER_URL, names)
         backup = stage.copy_to(Path(folder, "backup"))
-        (first, before), (second, after) = (masks_used(lab, mode, lifetime, s) for s in (stage, backup))
+        (first, before), (second, after) = (masks_used(lab, mode, s) for s in (stage, backup))
     return Result(
         name="restored-owner",
         attacker=WHO,
@@ -58,14 +57,14 @@ def restored(lab: Lab, mode: str, lifetime: Lifetime) -> Result:
         unit="masks",
         margin=0.0,
         note=f"repeated, of {len(after)} in run {second} after the restore; run {first} before had {len(before)}",
-        keys=lifetime,
+        keys="round",
         devices=len(names),
     )
 
 
 def run(lab: Lab, mode: str) -> list[Result]:
-    """Return the result for each key lifetime."""
-    return [restored(lab, mode, lifetime) for lifetime in LIFETIMES]
+    """Return the number of repeated masks."""
+    return [restored(lab, mode)]
 
 
 ATTACK: Final = Attack("restored owner", "Ristenpart and Yilek 2010 (virtual machine resets)", WHO, run)

@@ -29,7 +29,6 @@ from shoal.bench.attacks.past.recording import (
     watched_masking,
 )
 from shoal.bench.attacks.past.theft import Loot, steal
-from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.topics import TopicKind, parse
 from shoal.simulation.loopback_fleet import LoopbackFleet
@@ -96,11 +95,11 @@ class Ambush(Tap):
         return super().__call__(passage)
 
 
-def evidence(lab: Lab, mode: str, lifetime: Lifetime, stolen: int = STOLEN) -> Evidence:
+def evidence(lab: Lab, mode: str, stolen: int = STOLEN) -> Evidence:
     """Run a fleet, steal from it in round ``stolen``, and admit the newcomer after that round."""
     data = fleet_data(lab)
     joining = data.pop(NEWCOMER)
-    options, tap = fleet_options(mode, lifetime, ROUNDS), Ambush()
+    options, tap = fleet_options(mode, ROUNDS), Ambush()
     with (
         quiet_fleet(),
         watched_masking() as truth,
@@ -126,19 +125,18 @@ def evidence(lab: Lab, mode: str, lifetime: Lifetime, stolen: int = STOLEN) -> E
         assert tap.loot is not None
         loots = {VICTIM: tap.loot, NEWCOMER: admission | take(NEWCOMER), ABSENT: take(ABSENT)}
         aggregator, plan = AggregatorMembership(fleet.stage.aggregator_dir), fleet.plan
-        uploads, before = (recorded_uploads(heard, aggregator, plan) for heard in (tap.heard, tap.heard[:admitted]))
+        uploads, before = (recorded_uploads(heard, aggregator) for heard in (tap.heard, tap.heard[:admitted]))
     ring = Keyring(uploads, plan)
     masks = {name: ring.masks(loot, recorded_grants(tap.heard, name)) for name, loot in loots.items()}
     return Evidence(uploads, before, masks, truth)
 
 
-def fleet_options(mode: str, lifetime: Lifetime, rounds: int) -> RunOptions:
+def fleet_options(mode: str, rounds: int) -> RunOptions:
     """Return the options of a FedAvg run that goes on while devices are away."""
     return RunOptions(
         "fedavg",
         rounds=rounds,
         mode=mode,
-        keys=lifetime,
         local=ONE_EPOCH,
         min_contributors=2,
         quorum=0.5,
@@ -158,61 +156,51 @@ def run_rounds(fleet: LoopbackFleet, count: int) -> None:
     fleet.run_until(lambda: len(fleet.records()) >= count, WITHIN_S)
 
 
-def evidence_of(lab: Lab, mode: str, lifetime: Lifetime) -> Evidence:
+def evidence_of(lab: Lab, mode: str) -> Evidence:
     """Return the evidence of a fleet, which both attacks use; it is made once."""
-    return lab.once(("past rounds", mode, lifetime), lambda: evidence(lab, mode, lifetime))
+    return lab.once(("past rounds", mode), lambda: evidence(lab, mode))
 
 
 def past(lab: Lab, mode: str) -> list[Result]:
-    """Return the shares of past updates that a newcomer and a thief open, for each key lifetime."""
-    results = []
-    for lifetime in LIFETIMES:
-        found = evidence_of(lab, mode, lifetime)
-        results += [
-            _result(
-                "past-rounds-newcomer",
-                f"device admitted after round {STOLEN}, {RECORD}",
-                found.share(NEWCOMER, found.before),
-                lifetime,
-                f"{len(found.before)} updates from before its admission",
-            ),
-            _result(
-                "past-rounds-stolen",
-                f"thief with disk and memory of a device in step at round {STOLEN}, {RECORD}",
-                found.share(VICTIM, found.rounds(1, STOLEN - 1)),
-                lifetime,
-                f"updates of rounds before {STOLEN}",
-            ),
-        ]
-    return results
+    """Return the shares of past updates that a newcomer and a thief open."""
+    found = evidence_of(lab, mode)
+    return [
+        _result(
+            "past-rounds-newcomer",
+            f"device admitted after round {STOLEN}, {RECORD}",
+            found.share(NEWCOMER, found.before),
+            f"{len(found.before)} updates from before its admission",
+        ),
+        _result(
+            "past-rounds-stolen",
+            f"thief with disk and memory of a device in step at round {STOLEN}, {RECORD}",
+            found.share(VICTIM, found.rounds(1, STOLEN - 1)),
+            f"updates of rounds before {STOLEN}",
+        ),
+    ]
 
 
 def since(lab: Lab, mode: str) -> list[Result]:
     """Return the shares of updates that devices open from the round on whose keys they hold; no claim is made about these."""
-    results = []
-    for lifetime in LIFETIMES:
-        found = evidence_of(lab, mode, lifetime)
-        before = found.share(ABSENT, found.rounds(1, LEFT - 1))
-        results += [
-            _result(
-                "past-rounds-absent",
-                f"thief with the disk of a device last in step at round {LEFT}, {RECORD}",
-                found.share(ABSENT, found.rounds(LEFT, ROUNDS)),
-                lifetime,
-                f"updates of rounds {LEFT} to {ROUNDS}; {before:.2f} of those before",
-            ),
-            _result(
-                "colluding-device",
-                f"aggregator with disk and memory of a device in step at round {STOLEN}, {RECORD}",
-                found.share(VICTIM, found.rounds(STOLEN, ROUNDS)),
-                lifetime,
-                f"updates of rounds {STOLEN} to {ROUNDS}",
-            ),
-        ]
-    return results
+    found = evidence_of(lab, mode)
+    before = found.share(ABSENT, found.rounds(1, LEFT - 1))
+    return [
+        _result(
+            "past-rounds-absent",
+            f"thief with the disk of a device last in step at round {LEFT}, {RECORD}",
+            found.share(ABSENT, found.rounds(LEFT, ROUNDS)),
+            f"updates of rounds {LEFT} to {ROUNDS}; {before:.2f} of those before",
+        ),
+        _result(
+            "colluding-device",
+            f"aggregator with disk and memory of a device in step at round {STOLEN}, {RECORD}",
+            found.share(VICTIM, found.rounds(STOLEN, ROUNDS)),
+            f"updates of rounds {STOLEN} to {ROUNDS}",
+        ),
+    ]
 
 
-def _result(name: str, attacker: str, success: float, lifetime: Lifetime, note: str) -> Result:
+def _result(name: str, attacker: str, success: float, note: str) -> Result:
     return Result(
         name=name,
         attacker=attacker,
@@ -221,7 +209,7 @@ def _result(name: str, attacker: str, success: float, lifetime: Lifetime, note: 
         unit="share",
         margin=0.0,
         note=note,
-        keys=lifetime,
+        keys="round",
         devices=DEVICES,
     )
 

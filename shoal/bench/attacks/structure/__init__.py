@@ -1,4 +1,4 @@
-"""Attacks on masks by the structure of a network, under one key a run or a fresh key in each round.
+"""Attacks on masks by the structure of a network, under a fresh key in each round and, for comparison, one key a run.
 
 - The attacker is the aggregator alone: it has no device and no initial model, but knows the architecture and public images.
 - `active` and `passive` look for the hidden unit of each coordinate, `images` for images, `linking` for the same coordinate

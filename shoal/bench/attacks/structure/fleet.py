@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge_client.run.policy import check_mean
 from shoal.bench.attacks.lab import Lab
-from shoal.bench.attacks.protocol import ROUNDS, signed_plan
+from shoal.bench.attacks.protocol import signed_plan
 from shoal.bench.attacks.structure.keys import FleetKeys, Lifetime
 from shoal.bench.attacks.structure.network import Network, Rows
 from shoal.protocol.documents import SegmentSpec
@@ -22,8 +22,8 @@ OWN_IMAGES: Final = 80
 class MaskedFleet:
     """A fleet of devices that take one step a round, each on ``batch`` of its images.
 
-    Under one key a run, devices hold the secret origin and the announced mean is an offset from it, as in the protocol
-    today. Under fresh keys, devices hold the model and the announced mean is added to it, under the key of its round.
+    Devices hold the model and add the announced mean to it, under the key of its round. Under one key a run the aggregator
+    takes back each mean with the next one, since both are under one mask: its means are offsets from the origin there.
 
     Attributes:
         round: the open round, from 1.
@@ -54,6 +54,7 @@ class MaskedFleet:
         # Small fleets get different images each; large ones share the private images between them.
         pool, need = len(lab.private), devices * OWN_IMAGES
         self._own = np.resize(self._rng.permutation(pool), need).reshape(OWN_IMAGES, devices).T
+        self._offset = np.zeros(self.network.length, np.float32)
         self.clear = np.zeros((0, self.network.length), np.float32)
         self.x, self.y = lab.private.x[:0], lab.private.y[:0]
 
@@ -78,25 +79,22 @@ class MaskedFleet:
         Raises:
             UntrustedError: the devices' policy refuses it.
         """
-        key = self.keys.key(self.round)
-        norm = float(np.linalg.norm(mean.astype(np.float64)))
-        plan = dataclasses.replace(
-            signed_plan(self._lab, self.keys.mode),
-            segments=(SegmentSpec("cluster", self.network.length),),
-            key_id=key.key_id,
-        )
-        rounds = 1 if self.keys.lifetime == "round" else min(self.round + 1, ROUNDS)
+        sent = mean if self.keys.lifetime == "round" else mean - self._offset
+        norm = float(np.linalg.norm(sent.astype(np.float64)))
+        segments = (SegmentSpec("cluster", self.network.length),)
+        plan = dataclasses.replace(signed_plan(self._lab, self.keys.mode), segments=segments)
         header = MeanHeader(
             fleet=plan.fleet,
             run_id=plan.run_id,
             round=self.round,
-            key_id=key.key_id,
+            key_id=self.keys.key(self.round).key_id,
             model=0,
             length=self.network.length,
+            segment="",
         )
-        check_mean(header, plan, "", 4 * mean.size, norm / rounds)
-        step = self.keys.unmasked(mean[None], self.round)[0]
-        self.held = step + (self.held if self.keys.lifetime == "round" else self.origin)
+        check_mean(header, plan, "", 4 * sent.size, norm)
+        self.held = self.held + self.keys.unmasked(sent[None], self.round)[0]
+        self._offset = mean
         self.round += 1
 
     def energies(self, vectors: Rows, round_: int, keys: FleetKeys | None = None) -> NDArray[np.float64]:

@@ -1,19 +1,21 @@
-"""Masks of a run's rounds under either key lifetime: one key for the whole run, or a fresh key in each round."""
+"""Masks of a run's rounds under either key lifetime: a fresh key in each round, as fleets have, or one key for the run.
+
+One key a run is for comparison only: it shows what fresh keys are good for. It is the key of round 1, used in all rounds; no
+fleet has it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.derivation import MaskKey, derive
+from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask, unmask
-from crypto.mask.schedule import VersionKey
 from shoal.bench.attacks.lab import Lab
-from shoal.types import MaskedVector, Segment
+from shoal.types import MaskedVector
 
 Lifetime = Literal["run", "round"]
 LIFETIMES: Final[tuple[Lifetime, ...]] = ("run", "round")
@@ -27,22 +29,11 @@ class FleetKeys:
     def __init__(self, lab: Lab, mode: str, lifetime: Lifetime, length: int, owner: str = "fleet") -> None:
         """Prepare keys for vectors of ``length`` coordinates; another ``owner`` has independent keys."""
         self.mode, self.lifetime, self.length = mode, lifetime, length
-        self._secret = lab.secret(owner)
-        self._context = dataclasses.replace(lab.context(mode), segments=(Segment("cluster", length),))
-        self._derive = lru_cache(maxsize=4)(self._derived)
+        self._derive = lru_cache(maxsize=4)(lambda round_: lab.derive(mode, length, round_, owner))
 
     def key(self, round_: int) -> MaskKey:
-        """Return the mask key of a round; under lifetime ``run`` every round has the same one."""
-        return self._derive(round_ if self.lifetime == "round" else 0)
-
-    def _derived(self, round_: int) -> MaskKey:
-        c = self._context
-        if self.lifetime == "run":
-            return derive(self._secret, c)
-        chain = VersionKey(c.fleet, 1, self._secret.reveal()).begin_run(c.run_id, first_round=1)
-        chain.skip_to(round_)
-        keys = chain.take()
-        return derive(keys.mask, keys.context(c.task_digest, c.mode, c.segments))
+        """Return the mask key of a round; under lifetime ``run`` every round has that of round 1."""
+        return self._derive(round_ if self.lifetime == "round" else 1)
 
     def masked(self, rows: Rows, round_: int) -> Rows:
         """Return ``rows`` (n, d) masked under a round's key."""

@@ -56,10 +56,9 @@ def test_the_defaults_are_the_first_algorithm_seed_0_and_a_permutation(toy, caps
     cli.simulate("toy")
     (options,) = toy.ran
     assert (options.algorithm, options.seed, options.mask, options.grid) == ("ifca", 0, "permutation", "default")
-    assert options.keys == "run"
     assert (options.devices, options.samples, options.rounds, options.device) == (None, None, None, "cpu")
     assert options.settings == {}
-    assert capsys.readouterr().out.startswith("toy: a toy (a paper); seed 0, mask permutation, a key a run\n")
+    assert capsys.readouterr().out.startswith("toy: a toy (a paper); seed 0, mask permutation\n")
 
 
 def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
@@ -74,13 +73,11 @@ def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
         data_dir=tmp_path,
         settings=["eps1=0.4", " x = y=z ", "eps1=0.5"],
         grid="paper",
-        keys="round",
         json=True,
     )
     (options,) = toy.ran
     assert (options.algorithm, options.devices, options.samples, options.rounds) == ("fedavg", 8, 50, 2)
     assert (options.seed, options.mask, options.data_dir, options.grid) == (7, "none", tmp_path, "paper")
-    assert options.keys == "round"
     assert options.settings == {"eps1": "0.5", "x": "y=z"}
     assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "fedavg"
 
@@ -99,7 +96,6 @@ def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
         ({"experiment": None}, "which experiment?", "shoal simulate --list names them"),
         ({"mask": "rot13"}, "no mask 'rot13'", "use none or permutation or "),
         ({"device": "tpu"}, "no device 'tpu'", "use cpu or cuda"),
-        ({"keys": "day"}, "no keys 'day'", "use run or round"),
         ({"grid": "fine"}, "no grid 'fine'", "use default or paper"),
         ({"experiment": "nothing"}, "no experiment 'nothing'", "there are ifca-synthetic, "),
         ({"algorithm": "sgd"}, "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all for each in turn"),

@@ -1,4 +1,4 @@
-"""One device's mask secret opens every other device's update, and no other secret does."""
+"""The keys that one device holds in a round open every other device's update of it, and no other keys do."""
 
 import numpy as np
 import pytest
@@ -11,24 +11,24 @@ MASKS = [mode for mode in MODES if mode != "none"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_secret_opens_the_vectors_it_masked(lab, mode):
+def test_the_key_opens_the_vectors_it_masked(lab, mode):
     vector = lab.rng("opened").standard_normal(lab.length).astype(np.float32)
-    np.testing.assert_allclose(opened(lab, lab.masked(vector, mode), mode, lab.secret()), vector, atol=1e-5)
+    np.testing.assert_allclose(opened(lab, lab.masked(vector, mode), mode), vector, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MASKS)
-def test_another_fleets_secret_opens_nothing(lab, mode):
+def test_another_fleets_key_opens_nothing(lab, mode):
     vector = lab.rng("opened").standard_normal(lab.length).astype(np.float32)
-    found = opened(lab, lab.masked(vector, mode), mode, lab.secret("another"))
+    found = opened(lab, lab.masked(vector, mode), mode, "another")
     assert abs(np.corrcoef(found, vector)[0, 1]) < 0.1
 
 
 def test_an_update_and_an_image_are_read_under_the_mask(lab):
-    """The attacker's own training recovers far less, and the made-up secret nothing."""
+    """The attacker's own training recovers far less, and the made-up key nothing."""
     share, image, *_ = run(lab, "rotation")
     assert share.success > 0.99
     assert share.chance < 0.5
-    assert float(share.note.split("secret ")[1].split(";")[0]) < 0.05
+    assert float(share.note.split("key ")[1].split(";")[0]) < 0.05
     assert image.success > 40
     assert image.works
     true, read = image.pictures

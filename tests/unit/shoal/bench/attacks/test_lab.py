@@ -47,13 +47,12 @@ def test_tensors_are_numbered_in_the_models_order(lab):
     assert (np.diff(lab.layers) >= 0).all()
 
 
-def test_an_epoch_and_a_fleet_have_masks_of_their_own(lab):
+def test_a_round_and_a_fleet_have_masks_of_their_own(lab):
     vector = lab.rng("a test").standard_normal(lab.length).astype(np.float32)
-    first, second = (lab.masked(vector, "permutation", epoch=e) for e in (1, 2))
+    first, second = (lab.masked(vector, "permutation", round_=r) for r in (1, 2))
     assert not np.array_equal(first, second)
     assert np.array_equal(first, lab.masked(vector, "permutation"))
     assert lab.key("permutation").key_id != lab.key("permutation", owner="another").key_id
-    assert lab.secret().reveal() != lab.secret("another").reveal()
 
 
 def test_a_draw_depends_on_its_name_alone(lab):

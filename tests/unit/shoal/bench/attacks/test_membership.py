@@ -11,7 +11,7 @@ class Bench:
 
     def __init__(self, *, hidden=False):
         self.hidden = hidden
-        self.epochs, self.seeds = [], []
+        self.rounds, self.seeds = [], []
 
     def trials(self, _full, quick):
         return quick
@@ -28,8 +28,8 @@ class Bench:
         assert len(images) == SAMPLES
         return -self.gradient(images)
 
-    def masked(self, vector, _mode, epoch):
-        self.epochs.append(epoch)
+    def masked(self, vector, _mode, round_):
+        self.rounds.append(round_)
         return np.zeros_like(vector) if self.hidden else vector
 
 
@@ -48,4 +48,5 @@ def test_an_update_that_shows_nothing_leaves_a_guess():
 def test_every_device_has_a_mask_and_a_seed_of_its_own():
     bench = Bench()
     run(bench, "none")
-    assert bench.epochs == bench.seeds == list(range(12))
+    assert bench.seeds == list(range(12))
+    assert bench.rounds == list(range(1, 13))

@@ -66,12 +66,11 @@ def test_a_run_counts_every_round_and_has_neither_cap_nor_screen(monkeypatch: py
         seen.update(algorithm=algorithm, settings=settings, options=rest[2])
 
     monkeypatch.setattr(module, "simulate", simulate)
-    options = Options(seed=5, mask="rotation", keys="round", settings={"trainer": "loop"})
+    options = Options(seed=5, mask="rotation", settings={"trainer": "loop"})
     watched("cfl", {"eps1": "0.4"}, population(), Softmax(2, 2), LOCAL, 9, 1, options, Told())
     given = seen["options"]
     assert (seen["algorithm"], seen["settings"]) == ("cfl", {"eps1": "0.4"})
     assert (given.rounds, given.local, given.seed, given.mask, given.trainer) == (9, LOCAL, 5, "rotation", "loop")
-    assert given.keys == "round"
     assert (given.count, given.deferred, given.weight_cap, given.norm_screen) == ("all", False, 0.0, False)
 
 

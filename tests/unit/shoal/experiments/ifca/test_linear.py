@@ -15,8 +15,10 @@ from shoal.experiments.ifca.linear import (
     random_starts,
     run_starts,
 )
-from shoal.protocol.documents import LocalSettings, SegmentSpec
-from tests.helpers.plans import Rounds, contribution, run_plan
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.trainers.networks import Linear
+from shoal.task.manifest import LocalTraining
 
 SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
 
@@ -26,58 +28,9 @@ def starts_of(point, count, rates):
     return starts.repeat_interleave(len(rates), 0), torch.tensor(rates).repeat(count)
 
 
-def strategy_run(mixture, start, rate, iterations, order):
-    """Return models (k, d) and choices (m,) of the strategy ``ifca``, fed with masked updates computed one by one."""
-    m, n, d = mixture.x.shape
-    k = len(start)
-    x, y = mixture.x.numpy(), mixture.y.numpy()
-    devices = tuple(f"dev-{i:04d}" for i in range(m))
-    local = LocalSettings(epochs=0, steps=1, batch_size=0, lr=rate, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
-    settings = {"k": k, "option": "gradient"}
-    run = run_plan("ifca", settings, origins=k, rounds=iterations, local=local, segments=(SegmentSpec("cluster", d),))
-    rounds = Rounds(run, devices)
-    back = np.argsort(order)
-    choices = np.zeros(m, np.int64)
-
-    def models():
-        offsets = [np.zeros(d, np.float32) if s.offset is None else s.offset[back] for s in rounds.state.slots]
-        return [theta + offset for theta, offset in zip(start.numpy(), offsets, strict=True)]
-
-    def answer(device, order_, round_):
-        i = int(device[4:])
-        thetas = models()
-        losses = [float(np.mean((x[i] @ theta - y[i]) ** 2)) for theta in thetas]
-        j = order_.candidates[int(np.argmin(losses))]
-        choices[i] = j
-        gradient = 2 / n * x[i].T @ (x[i] @ thetas[j] - y[i])
-        return contribution(device, (-rate * gradient)[order], model=j, round=round_, samples=n, loss=losses[j])
-
-    for _ in range(iterations):
-        rounds.step(answer)
-    return np.stack(models()), choices
-
-
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("point", [SMALL, Point(k=4, m=12, n=6, scale=0.5, sigma=0.1, d=20)])
-def test_the_batch_ends_at_the_models_of_the_strategy(point, mask):
-    """Same choices and, to 1e-5, the same models after 25 rounds, for every start of the batch."""
-    mixture = make_mixture(point, (0, 0))
-    starts, rates = starts_of(point, 2, [0.5, 0.1])
-    key = (
-        synthetic.mask_key(
-            point.d, synthetic.Plan(iterations=25, starts=2, seed=0, settle=False, mask=mask, device="cpu")
-        )
-        if mask != "none"
-        else None
-    )
-    batch = Batch(mixture, starts, rates, key)
-    for _ in range(25):
-        batch.step()
-    order, _ = permutation_of(key, point.d)
-    for r in range(len(starts)):
-        thetas, choices = strategy_run(mixture, starts[r], float(rates[r]), 25, order)
-        np.testing.assert_array_equal(batch.choices[r].numpy(), choices)
-        np.testing.assert_allclose(batch.thetas()[r].numpy(), thetas, atol=1e-5)
+def masks(d, mask="permutation", seed=0):
+    plan = synthetic.Plan(iterations=25, starts=2, seed=seed, settle=False, mask=mask, device="cpu")
+    return synthetic.round_masks(d, plan, b"run")
 
 
 def test_a_batch_equals_one_start_at_a_time():
@@ -89,7 +42,7 @@ def test_a_batch_equals_one_start_at_a_time():
     for r in range(len(starts)):
         thetas, choices = one_at_a_time(mixture, starts[r], float(rates[r]), 40)
         np.testing.assert_array_equal(batch.choices[r].numpy(), choices)
-        np.testing.assert_allclose(batch.thetas()[r].numpy(), thetas, atol=1e-5)
+        np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)
 
 
 def test_blocks_of_devices_give_the_same_sums(monkeypatch):
@@ -101,24 +54,23 @@ def test_blocks_of_devices_give_the_same_sums(monkeypatch):
     pieces.block = 3
     pieces.step()
     assert torch.equal(whole.choices, pieces.choices)
-    torch.testing.assert_close(whole.offsets, pieces.offsets, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole.models, pieces.models, rtol=1e-5, atol=1e-6)
 
 
-def test_a_mask_hides_the_offsets_and_changes_nothing_else():
+def test_each_round_has_a_mask_which_hides_its_moves_and_changes_nothing_else():
     mixture = make_mixture(SMALL, (0, 3))
     starts, rates = starts_of(SMALL, 2, [0.5])
-    key = synthetic.mask_key(
-        SMALL.d, synthetic.Plan(iterations=5, starts=2, seed=9, settle=False, mask="permutation", device="cpu")
-    )
-    clear, masked = Batch(mixture, starts, rates), Batch(mixture, starts, rates, key)
-    for _ in range(30):
+    clear, masked = Batch(mixture, starts, rates), Batch(mixture, starts, rates, masks(SMALL.d, seed=9))
+    again, orders = masks(SMALL.d, seed=9), []
+    for round_ in range(1, 31):
         clear.step()
         masked.step()
-    torch.testing.assert_close(masked.thetas(), clear.thetas(), rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(masked.offsets, clear.offsets, atol=1e-2)
-    by_key = np.empty(SMALL.d, np.float32)
-    key.apply(clear.offsets[0, 1].numpy(), by_key)
-    np.testing.assert_allclose(masked.offsets[0, 1].numpy(), by_key, atol=1e-6)
+        key, by_key = again.take(round_), np.empty(SMALL.d, np.float32)
+        key.apply(clear.moves[0, 1].numpy(), by_key)
+        assert np.array_equal(masked.moves[0, 1].numpy(), by_key)
+        orders.append(tuple(permutation_of(key, SMALL.d)[0]))
+    assert torch.equal(masked.models, clear.models)
+    assert len(set(orders)) == 30
 
 
 def test_the_distance_is_under_the_best_matching():
@@ -168,29 +120,26 @@ def test_an_overflowing_start_ends_at_an_infinite_distance():
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_the_batch_ends_at_the_models_of_a_simulated_run(mask):
-    """The same start through the strategy, the simulator's devices and its mask ends at the same models."""
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import SimOptions, simulate
-    from shoal.simulation.trainers.networks import Linear
-    from shoal.task.manifest import LocalTraining
-
-    mixture = make_mixture(SMALL, (0, 6))
-    starts, rates = starts_of(SMALL, 1, [0.5])
-    batch = Batch(mixture, starts, rates)
-    for _ in range(20):
+@pytest.mark.parametrize("point", [SMALL, Point(k=4, m=12, n=6, scale=0.5, sigma=0.1, d=20)])
+def test_the_batch_ends_at_the_models_of_a_simulated_run(point, mask):
+    """Each start, through the strategy, the simulator's devices and masks, ends at the same choices and models."""
+    mixture = make_mixture(point, (0, 6))
+    starts, rates = starts_of(point, 2, [0.5, 0.1])
+    batch = Batch(mixture, starts, rates, masks(point.d, mask))
+    for _ in range(25):
         batch.step()
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
-    recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
-    options = SimOptions(20, recipe, mask=mask, evaluate_every=0)
-    settings = {"k": "2", "option": "gradient"}
-    done = simulate("ifca", settings, population, Linear(SMALL.d), options, start=starts[0].numpy())
-    np.testing.assert_allclose(batch.thetas()[0].numpy(), np.stack([done.thetas[j] for j in (0, 1)]), atol=1e-5)
-    assert batch.choices[0].tolist() == list(done.clusters.values())
+    settings = {"k": str(point.k), "option": "gradient"}
+    for r, rate in enumerate(rates.tolist()):
+        options = SimOptions(25, LocalTraining(epochs=0, steps=1, batch_size=0, lr=rate), mask=mask, evaluate_every=0)
+        done = simulate("ifca", settings, population, Linear(point.d), options, start=starts[r].numpy())
+        thetas = np.stack([done.thetas[j] for j in range(point.k)])
+        np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)
+        assert batch.choices[r].tolist() == list(done.clusters.values())
 
 
 def test_a_mask_that_mixes_coordinates_is_refused():
-    """The batch gathers offsets by a permutation; a rotation has none."""
+    """The batch gathers moves by a permutation; a rotation has none."""
 
     class Mixing:
         def apply(self, vector, out):
@@ -209,8 +158,6 @@ def test_a_permutations_gathers_undo_each_other():
     values = np.random.default_rng(0).standard_normal(6)
     np.testing.assert_array_equal(values[mask], np.roll(values, 2))
     np.testing.assert_array_equal(values[mask][unmask], values)
-    for gather in permutation_of(None, 6):
-        assert gather.tolist() == list(range(6))
 
 
 def test_starts_that_are_dropped_leave_the_others_as_they_were():
@@ -222,7 +169,7 @@ def test_starts_that_are_dropped_leave_the_others_as_they_were():
     batch.keep(torch.tensor([True, False, True]))
     for one in (batch, whole):
         one.step()
-    torch.testing.assert_close(batch.thetas(), whole.thetas()[[0, 2]])
+    torch.testing.assert_close(batch.models, whole.models[[0, 2]])
     assert torch.equal(batch.choices, whole.choices[[0, 2]])
 
 

@@ -97,7 +97,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(runs, "simulate", simulate)
 
     def call(algorithm, **changes):
-        options = Options(algorithm=algorithm, seed=4, mask="rotation", keys="round", settings={"mine": "1"})
+        options = Options(algorithm=algorithm, seed=4, mask="rotation", settings={"mine": "1"})
         with pytest.raises(InterruptedError):
             run_setup(setup(**changes), options, Quiet(), ("mine",))
         return SimpleNamespace(**seen)
@@ -122,7 +122,6 @@ def test_each_algorithm_has_its_strategy_protocol_and_segments(asked, algorithm,
     assert (seen.strategy, seen.settings, given.protocol) == (strategy, settings, protocol)
     assert given.segments == (segments if shared else ())
     assert (given.seed, given.mask, given.participation, given.evaluate_every) == (4, "rotation", 0.5, 7)
-    assert given.keys == "round"
     assert (given.weighting, given.weight_cap, given.norm_screen) == ("uniform", 0.0, False)
 
 

@@ -96,12 +96,12 @@ def test_the_default_mask_is_the_fleets(monkeypatch):
     build = shoal.FedAvg.__init__
 
     def spy(self, run, *rest):
-        seen.append((run.mode, run.keys, run.min_contributors, run.norm_limit, run.weight_cap))
+        seen.append((run.mode, run.min_contributors, run.norm_limit, run.weight_cap))
         build(self, run, *rest)
 
     monkeypatch.setattr(shoal.FedAvg, "__init__", spy)
     shoal.simulate(softmax(), plain(), strategy="fedavg", rounds=1)
-    assert set(seen) == {("rotation", "round", 3, 1000.0, 3.0)}
+    assert set(seen) == {("rotation", 3, 1000.0, 3.0)}
 
 
 def test_equal_seeds_give_equal_results():

@@ -37,10 +37,8 @@ def population(seed=3):
     return Population(shards(20), shards(6), shards(6), tuple(d % 2 for d in range(8)))
 
 
-def run(algorithm, rounds, path=None, seen=None, **changes):
-    options = SimOptions(
-        rounds, RECIPE, seed=5, mask="permutation", participation=0.8, checkpoint=path, deferred=False, **changes
-    )
+def run(algorithm, rounds, path=None, seen=None, mask="permutation"):
+    options = SimOptions(rounds, RECIPE, seed=5, mask=mask, participation=0.8, checkpoint=path, deferred=False)
     return simulate(algorithm, CASES[algorithm], population(), Softmax(4, 2), options, watch=seen)
 
 
@@ -48,11 +46,11 @@ class StoppedError(Exception):
     """Simulates the end of the process."""
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), [(a, keys) for a in CASES for keys in ("run", "round")])
-def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, keys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("algorithm", "mask"), [(a, mask) for a in CASES for mask in ("none", "permutation")])
+def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, mask, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"
-    whole = run(algorithm, 8, keys=keys)
+    whole = run(algorithm, 8, mask=mask)
     seen = []
 
     def stop(observation):
@@ -61,8 +59,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, keys, tmp_path, monke
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        run(algorithm, 8, path, stop, keys=keys)
-    again = run(algorithm, 8, path, keys=keys)
+        run(algorithm, 8, path, stop, mask=mask)
+    again = run(algorithm, 8, path, mask=mask)
     untimed = [dataclasses.replace(r, seconds_cpu=0.0) for r in whole.history]
     assert [dataclasses.replace(r, seconds_cpu=0.0) for r in again.history] == untimed
     assert again.clusters == whole.clusters

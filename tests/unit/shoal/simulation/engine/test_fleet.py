@@ -15,8 +15,6 @@ def test_weights_limits_and_the_smallest_mean_are_the_fleets(algorithm, least):
     assert (made.min_contributors, made.weight_cap, made.norm_limit) == (least, fleet.weight_cap, fleet.norm_limit)
     assert (made.weighting, made.mask, made.count, made.norm_screen) == ("samples", "rotation", "all", True)
     assert (made.rounds, made.seed, made.participation) == (4, 7, 0.5)
-    keyed = fleet_options(fleet_run(algorithm, {}, keys="run"), rounds=1, local=LocalTraining(), seed=0)
-    assert (made.keys, keyed.keys) == ("round", "run")
 
 
 def test_other_options_override_the_fleets():

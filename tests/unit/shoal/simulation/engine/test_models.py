@@ -1,4 +1,4 @@
-"""Round keys in the simulator: the clusters and models of a run with one key, under a fresh mask each round."""
+"""The simulator holds the models of all devices: a fresh mask in each round changes neither clusters nor models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shoal.simulation.engine.models import HeldStates
+from shoal.errors import IntegrityError
+from tests.helpers.simulations import NETWORK
 from tests.unit.shoal.simulation.engine.test_simulate import MINI, assert_same_models, figures, population, run
 
 pytestmark = pytest.mark.torch
@@ -28,63 +29,74 @@ CASES = {
 
 @pytest.mark.parametrize("mask", ["permutation", "rotation"])
 @pytest.mark.parametrize("case", CASES)
-def test_fresh_keys_change_nothing(case, mask):
+def test_masks_change_nothing(case, mask):
     algorithm, settings, options = CASES[case]
-    one, fresh = (
-        run(algorithm, settings, **{"local": MINI, **options}, rounds=6, mask=mask, keys=keys)
-        for keys in ("run", "round")
+    clear, masked = (
+        run(algorithm, settings, **{"local": MINI, **options}, rounds=6, mask=mode) for mode in ("none", mask)
     )
-    assert fresh.clusters == one.clusters
-    assert [(r, e.kind) for r, e in fresh.events] == [(r, e.kind) for r, e in one.events]
-    for a, b in zip(figures(one), figures(fresh), strict=True):
+    assert masked.clusters == clear.clusters
+    assert [(r, e.kind) for r, e in masked.events] == [(r, e.kind) for r, e in clear.events]
+    for a, b in zip(figures(clear), figures(masked), strict=True):
         assert (a.sizes, a.ari, a.accuracy) == (b.sizes, b.ari, b.accuracy)
-    assert_same_models(one, fresh, 2e-5)
+    assert_same_models(clear, masked, 2e-5)
 
 
 def test_no_two_rounds_have_one_mask():
     seen = []
-    run("fedavg", mask="rotation", keys="round", watch=lambda o: seen.append({c.key_id for c in o.contributions}))
+    run("fedavg", mask="rotation", watch=lambda o: seen.append({c.key_id for c in o.contributions}))
     assert all(len(ids) == 1 for ids in seen)
     assert len(set().union(*seen)) == len(seen) == 4
 
 
 def test_deferred_means_are_masked_under_the_rounds_key():
     """Sums that are masked once give the same models as single updates."""
-    one, other = (run("ifca", mask="rotation", keys="round", deferred=deferred) for deferred in (False, True))
+    one, other = (run("ifca", mask="rotation", deferred=deferred) for deferred in (False, True))
     assert_same_models(one, other, 2e-5)
 
 
 def test_devices_hold_only_states_that_the_strategy_names():
-    result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, keys="round", mask="permutation")
+    result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, mask="permutation")
     held = result.workforce.models.held
     assert len(held.vectors) == 2
     assert {round_ for _, round_ in held.names.values()} == {result.all_rounds}
     assert held.vectors.keys() == held.names.keys()
 
 
-def test_a_run_with_one_key_holds_no_states():
-    assert run("fedavg").workforce.models.held == HeldStates(next=1)
+def test_a_model_that_devices_do_not_hold_is_refused():
+    result = run("fedavg")
+    plan = result.final_plan()
+    moved = dataclasses.replace(plan, models={0: plan.models[0].moved(np.ones(NETWORK.length, np.float32), 1, 5)})
+    with pytest.raises(IntegrityError, match="do not hold"):
+        result.workforce.theta(moved, 0)
+
+
+def test_a_watch_sees_the_models_that_the_round_began_with():
+    """Devices hold them no more once the round is closed."""
+    before = []
+    result = run("fedavg", rounds=3, watch=lambda o: before.append(o.workforce.theta(o.plan, 0)))
+    shorter = [run("fedavg", rounds=n).thetas[0] for n in (1, 2)]
+    for seen, ended in zip(before[1:], shorter, strict=True):
+        np.testing.assert_array_equal(seen, ended)
+    assert not np.array_equal(before[-1], result.thetas[0])
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_devices_measure_the_distances_of_fesem(deferred):
     """They move between centres, and the aggregator needs no more than means."""
     options = {"local": FAR, "rounds": 8, "participation": 0.7, "seed": 5}
-    one = run("fesem", {"k": "2"}, **options)
-    fresh = run("fesem", {"k": "2"}, keys="round", mask="rotation", deferred=deferred, **options)
-    assert any(e.kind == "reassigned" for _, e in one.events)
-    assert fresh.events == one.events
-    assert fresh.clusters == one.clusters
-    assert_same_models(one, fresh, 2e-5)
+    clear = run("fesem", {"k": "2"}, **options)
+    masked = run("fesem", {"k": "2"}, mask="rotation", deferred=deferred, **options)
+    assert any(e.kind == "reassigned" for _, e in clear.events)
+    assert masked.events == clear.events
+    assert masked.clusters == clear.clusters
+    assert_same_models(clear, masked, 2e-5)
 
 
 def test_newcomers_are_placed_by_loss():
     """A device that arrives after the cold start finds its group without a direction to compare with."""
     data = population()
     late = data.names[3]
-    result = run(
-        "fedgroup", {"groups": "2", "alpha": "5"}, data, rounds=6, keys="round", arrivals={late: 4}, mask="rotation"
-    )
+    result = run("fedgroup", {"groups": "2", "alpha": "5"}, data, rounds=6, arrivals={late: 4}, mask="rotation")
     groups = dict(zip(data.names, data.groups, strict=True))
     mates = {result.clusters[d] for d in data.names if groups[d] == groups[late] and d != late}
     assert mates == {result.clusters[late]}
@@ -98,14 +110,13 @@ def test_seeds_change_the_masks():
             rounds=1,
             seed=seed,
             mask="permutation",
-            keys="round",
             watch=lambda o: ids.append(o.contributions[0].key_id),
         )
     assert len(set(ids)) == 2
 
 
 def test_clear_updates_have_no_mask():
-    result = run("cfl", {"validate": "off", "eps1": "0.9"}, keys="round", rounds=5)
+    result = run("cfl", {"validate": "off", "eps1": "0.9"}, rounds=5)
     assert result.workforce.models.mask is None
-    assert dataclasses.asdict(result.run)["keys"] == "round"
+    assert set(result.workforce.models.key_id) == {0}
     assert np.isfinite(next(iter(result.thetas.values()))).all()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import make_strategy
 from edge_client.learning.data import split
 from shoal.errors import ConfigError
@@ -53,7 +54,7 @@ def test_a_mask_changes_nothing(algorithm, settings, deferred):
     """The same clusters, histories and, bit for bit, the same models under a permutation as in the clear."""
     clear = run(algorithm, settings, local=MINI, deferred=deferred)
     masked = run(algorithm, settings, local=MINI, deferred=deferred, mask="permutation")
-    assert masked.run.key_id != clear.run.key_id
+    assert masked.workforce.models.key_id != clear.workforce.models.key_id
     assert masked.clusters == clear.clusters
     for a, b in zip(figures(clear), figures(masked), strict=True):
         assert dataclasses.replace(b, norms=None) == dataclasses.replace(a, norms=None)
@@ -196,10 +197,14 @@ def test_updates_beyond_the_norm_limit_are_left_out():
     """A limit below the longest update leaves its device out of the mean, and the round names it."""
     free = run("fedavg", rounds=1, norm_screen=False)
     longest = free.history[0].norms[1]
-    limited = run("fedavg", rounds=1, norm_screen=False, norm_limit=0.999 * longest)
+    seen = []
+    limited = run("fedavg", rounds=1, norm_screen=False, norm_limit=0.999 * longest, watch=seen.append)
     assert free.history[0].refused_norm == {}
     assert list(limited.history[0].refused_norm.values()) == [longest]
-    assert limited.state.slot.contributors == free.state.slot.contributors - 1
+    others = [c for c in seen[0].contributions if c.norm < longest]
+    assert len(others) == 9
+    moved = limited.thetas[0] - origins(NETWORK, 1, limited.run.seed)[0]
+    np.testing.assert_allclose(moved, mean_update(others, limited.run.weighting, limited.run.weight_cap), atol=1e-6)
 
 
 def test_settings_that_the_strategy_refuses_are_refused():
@@ -214,16 +219,14 @@ def torch_order(vector):
     return np.concatenate([weight.reshape(INPUTS, CLASSES).T.reshape(-1), bias])
 
 
-@pytest.mark.parametrize("keys", ["round", "run"])
 @pytest.mark.parametrize(
     ("algorithm", "settings", "local"),
     [("fedavg", {}, FULL), ("fedavg", {}, MINI), ("ifca", {"k": "2"}, FULL), ("ifca", {"k": "2"}, MINI)],
 )
-def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, local, keys):
+def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, local):
     """The same plan, data and origins: same clusters, same models to 1e-5, also with mini-batches and half the devices."""
     data = grouped_data(6, 2)
     fields = {"algorithm": algorithm, "settings": settings, "local": local, "rounds": 4, "participation": 0.7}
-    fields["keys"] = keys
     with make_fleet(tmp_path, data, **fields) as fleet:
         records = fleet.run(600)
         plan = fleet.plan
@@ -241,8 +244,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, l
         for contribution in force.carry_out(round_plan):
             state = strategy.absorb(state, contribution)
         state, outcome = strategy.close(state, round_plan)
-        if keys == "round":
-            state = force.relay(strategy, state, round_)
+        state = force.relay(strategy, state, round_)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
         assert len(round_plan.assignments) == 4
     final = strategy.final(state, 5, tuple(data))

@@ -13,7 +13,7 @@ from shoal.errors import DataError, IntegrityError
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import workforce
-from shoal.simulation.engine.simulate import SimOptions, mask_of, sim_plan
+from shoal.simulation.engine.simulate import SimOptions, sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Softmax, origins
 from tests.helpers.simulations import FULL, NETWORK, population
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.torch
 def test_strategies_see_masked_vectors_only():
     """The workforce returns the masked update, for single updates and for deferred means."""
     run_ = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL, mask="permutation"))
-    key = mask_of(run_)
     start = origins(NETWORK, 2, 0)
-    masked = Workforce(population(), NETWORK, run_, start, mask=key, deferred=False)
-    clear = Workforce(population(), NETWORK, run_, start, deferred=False)
-    late = Workforce(population(), NETWORK, run_, start, mask=key, deferred=True)
+    masked = Workforce(population(), NETWORK, run_, start, deferred=False)
+    clear = Workforce(population(), NETWORK, dataclasses.replace(run_, mode="none"), start, deferred=False)
+    late = Workforce(population(), NETWORK, run_, start, deferred=True)
     strategy = make_strategy(run_)
     _, plan = strategy.plan(strategy.init(masked.population.names), 1, masked.population.names)
     ours, theirs, summed = masked.carry_out(plan), clear.carry_out(plan), late.carry_out(plan)
+    key = masked.models.mask
     for a, b in zip(ours, theirs, strict=True):
         out = np.empty_like(b.vector)
         key.apply(b.vector, out)
@@ -78,9 +78,9 @@ SMALL = Population((labelled(0, 0), labelled(1), labelled(0)), test=(labelled(0,
 
 
 def force(algorithm="ifca", *, population=SMALL, mask="none", segments=(), origins=ORIGINS, **options):
-    settings = {"k": "2"} if algorithm == "ifca" else {}
+    settings = {"k": str(len(origins))} if algorithm == "ifca" else {}
     run = sim_plan(algorithm, settings, ONE, SimOptions(rounds=3, local=FULL, mask=mask, segments=segments))
-    return Workforce(population, ONE, run, origins[: run.origins], mask=mask_of(run), **options)
+    return Workforce(population, ONE, run, origins[: run.origins], **options)
 
 
 def order(*candidates, train=True, **changes):
@@ -102,27 +102,19 @@ def test_origins_of_another_number_or_length_are_refused():
             Workforce(SMALL, ONE, run, np.zeros(shape, np.float32))
 
 
-def test_a_model_is_its_scaled_origin_plus_its_unmasked_offset():
+def test_a_model_is_the_weighted_sum_of_its_states():
     """And the origins are left alone."""
     made = force(mask="permutation")
-    offset = np.array([1, 10, 100, 1000], np.float32)
-    plan = plan_of({0: ClusterModel(0, mask_values(offset, made.models.mask), scale=0.5), 1: ClusterModel(1)})
-    assert made.theta(plan, 0).tolist() == [1.5, 11, 101.5, 1002]
+    plan = plan_of({0: ClusterModel(0, scale=0.5, others=((2.0, 1),)), 1: ClusterModel(1)})
+    assert made.theta(plan, 0).tolist() == [0.5, 1, 1.5, 6]
     assert made.theta(plan, 1).tolist() == [0, 0, 0, 2]
     assert ORIGINS.tolist() == [[1, 2, 3, 4], [0, 0, 0, 2]]
 
 
-def mask_values(vector, key):
-    masked = np.empty_like(vector)
-    key.apply(vector, masked)
-    return masked
-
-
-def test_a_shared_segment_is_taken_from_its_own_origin_and_offset():
+def test_a_shared_segment_is_taken_from_its_own_state():
     made = force(segments=(("shared", 2), ("cluster", 2)))
-    shared = ClusterModel(0, np.array([10, 20], np.float32))
-    plan = dataclasses.replace(plan_of({1: ClusterModel(1, np.array([1, 1], np.float32))}), shared=shared)
-    assert made.theta(plan, 1).tolist() == [11, 22, 1, 3]
+    plan = dataclasses.replace(plan_of({1: ClusterModel(1)}), shared=ClusterModel(0))
+    assert made.theta(plan, 1).tolist() == [1, 2, 0, 2]
 
 
 def test_uploads_are_in_order_of_names_and_of_the_ordered_devices_only():
@@ -133,11 +125,12 @@ def test_uploads_are_in_order_of_names_and_of_the_ordered_devices_only():
 def test_of_several_candidates_the_best_is_trained_and_its_loss_reported():
     """Logits of model 4 at x = 1 are 4 and 6, of model 6 0 and 2: equal losses, so the first one is taken."""
     plan = plan_of(
-        {4: ClusterModel(0), 6: ClusterModel(1), 8: ClusterModel(1, np.array([0, 0, 5, 0], np.float32))},
+        {4: ClusterModel(0), 6: ClusterModel(1), 8: ClusterModel(2)},
         a=order(6, 8, margins=True),
         b=order(4, 6),
     )
-    first, second = force().carry_out(plan)
+    third = ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)
+    first, second = force(origins=np.stack([*ORIGINS, third])).carry_out(plan)
     assert (first.model, second.model) == (8, 4)
     assert first.loss == pytest.approx(np.log(1 + np.exp(-3)), abs=5e-5)
     assert second.loss == pytest.approx(np.log(1 + np.exp(-2)), abs=5e-5)
@@ -172,10 +165,9 @@ def test_norms_are_of_the_update_and_of_the_trained_model_in_clear():
 @pytest.mark.parametrize("deferred", [False, True])
 def test_the_nearest_of_the_compared_models_is_reported(deferred):
     """Measured in clear; at a tie it is the model that was trained."""
-    made = force(mask="permutation", deferred=deferred)
     (clear,) = force(deferred=False).carry_out(plan_of(a=order(4)))
-    models = {4: ClusterModel(0), 5: ClusterModel(0), 6: ClusterModel(1), 7: ClusterModel(0)}
-    models[7] = dataclasses.replace(models[7], offset=mask_values(clear.vector, made.models.mask))
+    made = force(mask="permutation", deferred=deferred, origins=np.stack([*ORIGINS, ORIGINS[0] + clear.vector]))
+    models = {4: ClusterModel(0), 5: ClusterModel(0), 6: ClusterModel(1), 7: ClusterModel(2)}
     plan = plan_of(models, a=order(4, compare=(4, 5, 6, 7)), b=order(5, compare=(4, 5)), c=order(6))
     assert [c.nearest for c in made.carry_out(plan)] == [7, 5, 0]
 

@@ -1,5 +1,7 @@
 """Keys of rounds: one for all rounds of a run, or one for each."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from crypto.mask.derivation import derive
 from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.schedule import VersionKey
+from shoal.bench.attacks.lab import FLEET, KEY_VERSION, RUN_ID
 from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys
 from shoal.types import Segment
 
@@ -42,12 +45,14 @@ def test_another_owner_has_other_keys(lab):
 
 def test_fresh_keys_are_those_of_the_key_schedule(lab):
     """A device that takes the rounds one after the other masks alike."""
-    context, rows = lab.context("signed-permutation"), normal(1, LENGTH)
-    chain = VersionKey(context.fleet, 1, lab.secret().reveal()).begin_run(context.run_id, first_round=1)
+    mode, rows = "signed-permutation", normal(1, LENGTH)
+    chain = VersionKey(FLEET, KEY_VERSION, hashlib.sha256(b"shoal bench privacy/fleet").digest()).begin_run(
+        RUN_ID, first_round=1
+    )
     for round_ in (1, 2, 3):
         taken = chain.take()
-        key = derive(taken.mask, taken.context(context.task_digest, context.mode, (Segment("cluster", LENGTH),)))
-        made = FleetKeys(lab, context.mode, "round", LENGTH).masked(rows, round_)
+        key = derive(taken.mask, taken.context(lab.bundle.digest, mode, (Segment("cluster", LENGTH),)))
+        made = FleetKeys(lab, mode, "round", LENGTH).masked(rows, round_)
         assert np.array_equal(mask(rows[0], key).values, made[0])
 
 
