@@ -14,11 +14,11 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
+from aggregator.rounds.snapshot import load as load_snapshot
 from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles
 from aggregator.storage.store import Store
-from aggregator.strategies.base import load_state
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
@@ -315,7 +315,7 @@ def _all_of(store, directory, plan):
     snapshot = store.restore()
     if snapshot is not None:
         with readable(directory):
-            load_state(make_strategy(plan).state_type, snapshot.document, snapshot.vectors, store.fetch)
+            load_snapshot(make_strategy(plan).state_type, snapshot.document, snapshot.vectors)
         store.uploads(snapshot.round)
     return store.records(), read_records(directory)
 

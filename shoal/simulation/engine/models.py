@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aggregator.rounds.relay import RelayedStep, States, settle
-from aggregator.strategies.base import starts_of, whole_offset
+from aggregator.strategies.base import starts_of
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
@@ -82,12 +82,6 @@ class Models:
             theta = np.empty(self._run.length, np.float32)
             theta[self._run.span("shared")] = self._start(plan.shared, "shared")
             theta[self._run.span("cluster")] = self._start(plan.models[model], "cluster")
-        offset = whole_offset(self._run, plan, model)
-        if offset is None:
-            return theta
-        if self.mask is not None:
-            offset = unmask(MaskedVector(offset, self.mask.key_id), self.mask)
-        theta += offset
         return theta
 
     def _start(self, value: ClusterModel, segment: str) -> Float32Vector:
@@ -105,15 +99,12 @@ class Models:
 
     def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
         """Return the strategy's state after round ``round_`` without vectors; the states that follow from it are held here."""
-        inherited = strategy.inherited(state)
-        models = dict(inherited.models)
-        if inherited.shared is not None:
-            models[SHARED_MODEL] = inherited.shared
+        models = strategy.models_of(state)
         state, self._states, steps = settle(state, models, self._states, round_)
         segments = {} if self.mask is None else segment_keys(self.mask)
         for step in steps:
             segment = ""
-            if inherited.shared is not None:
+            if SHARED_MODEL in models:
                 segment = "shared" if step.state.model == SHARED_MODEL else "cluster"
             self._vectors[step.state] = self._evaluate(step, segment, segments.get(segment))
         named = set(self._states.names.values())
