@@ -21,7 +21,7 @@ from aggregator.owner_inbox import OwnerInbox
 from aggregator.run_service import RunService
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.fsync_worker import ThreadSyncer
-from aggregator.storage.run_status import forget_waiting, read_generation, read_records
+from aggregator.storage.run_status import forget_waiting, read_key_version, read_records
 from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, log_refused
 from aggregator.storage.store import erase_updates
 from shoal import limits
@@ -167,7 +167,7 @@ class Daemon:
                         self._erased.add(run.plan.run_id)
                     continue
                 check_assignment(self._membership, run.plan)
-                reason = self._membership.reason(run.plan, read_generation(directory))
+                reason = self._membership.reason(run.plan, read_key_version(directory))
             except (UntrustedError, IntegrityError) as error:
                 self._pass_over(error)
                 continue

@@ -35,12 +35,6 @@ class AggregatorMembership(Membership[AggregatorGrant]):
                 hint="shoal-fleet add-aggregator FLEET_DIR CARD, then join with the new grant",
             )
 
-    def turn_to(self, generation: int) -> None:
-        """Use the broadcast key of the newest waiting grant whose key version is at most ``generation``, if there is one."""
-        grant = self.newer(generation)
-        if grant is not None:
-            self.group = self._broadcast(grant)
-
     def open_from_device(self, member: Member, payload: memoryview, signed: bytes) -> memoryview:
         """Open a device's group envelope with any stored broadcast key; return the plaintext.
 
@@ -61,20 +55,19 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         told = (head.fleet, head.purpose, head.sender) == (self.fleet, channels.PRESENCE.purpose, member.name)
         return told and is_from(payload, head, member.sign_key, signed)
 
-    def reason(self, plan: RunPlan, turned_to: int | None = None) -> str:
+    def reason(self, plan: RunPlan, key_version: int | None = None) -> str:
         """Return why a run can't be served yet, or an empty string; put the key version of the run in force if it is waiting.
 
         Args:
             plan: the run plan.
-            turned_to: newest key version that the run has rolled over to or started to roll over to; None if it still
-                uses the one that it was signed with.
+            key_version: of the run's last round; None if it has had none.
 
         Raises:
             UntrustedError: the run can never be served, because its keys were replaced before it began.
         """
         if self.roster.sequence < plan.roster_sequence:
             return f"run {plan.run} was signed under roster {plan.roster_sequence}, this is {self.roster.sequence}"
-        newest = max(plan.roster_sequence, turned_to or 0)
+        newest = max(plan.roster_sequence, key_version or 0)
         grant = self.newer(plan.roster_sequence)
         if grant is not None:
             self.promote(grant)

@@ -1,24 +1,20 @@
-"""Publish the aggregator's messages: roster, run package, masked offsets, announcements and answers to single devices.
+"""Publish the aggregator's messages: roster, run package, means, announcements and answers to single devices.
 
 Messages to the fleet are signed, sealed under the broadcast key and retained, so that a device that connects later finds
-them on the broker. Messages to one device are not retained. Example: `open_round` publishes the models whose version
-changed since they were published last, then the announcement that names the transfer of every model.
+them on the broker. Messages to one device are not retained. Example: `open_round` publishes the means and checkpoints that
+are not on the broker yet, then the announcement that names the transfer of each.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from aggregator.relayed_models import RelayedModels
 from aggregator.rounds.events import OpenRound
 from aggregator.rounds.held_models import offers_of
-from aggregator.strategies.base import ClusterModel
 from crypto.seal.envelope import GroupKey, seal_message_to_group, seal_message_to_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
@@ -31,15 +27,10 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, Roster, RosterChange, RunPlan
 from shoal.protocol.messages import (
     NO_ASSIGNMENT,
-    NO_TRANSFER,
-    PROPOSAL_MODEL,
-    SHARED_MODEL,
     Action,
     Announcement,
     Assignment,
     Control,
-    ModelHeader,
-    ModelRef,
 )
 from shoal.protocol.states import RoundModels
 from shoal.protocol.topics import Topics
@@ -80,14 +71,12 @@ class Publisher:
         self._group = group
         self._plan = b""
         self._roster: tuple[bytes, RosterChange] | None = None
-        self._epoch = b""
         self._transport = transport
         self._retained = RetainedPublisher(transport)
         self._topics = Topics(group.fleet)
         self._ledger = ledger
         self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
-        self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
         self._sealed_bytes: dict[Channel, int] = {}
         self._relayed = RelayedModels(self._publish_group, self._label)
         if ledger.exists():
@@ -123,54 +112,20 @@ class Publisher:
         self._plan = package
         self._publish_group(channels.RUN, package)
 
-    def epoch(self, epoch: bytes) -> None:
-        """Publish the start of a mask epoch.
-
-        Args:
-            epoch: an encoded `shoal.protocol.epochs.Epoch`; empty for a run's first, which removes the retained one.
-        """
-        self._epoch = epoch
-        if epoch:
-            self._publish_group(channels.EPOCH, epoch)
-        else:
-            self._retained.clear(self._topics.checkpoint)
-
     def regroup(self, group: GroupKey) -> None:
-        """Use another broadcast key from now on, and publish roster, run and epoch again under it."""
+        """Use another broadcast key from now on, and publish roster and run again under it."""
         if group == self._group:
             return
         self._group = group
-        self._sent.clear()  # devices with only the new key could not open a model sealed under the old one
         self._relayed.clear()
         if self._plan:
             self._tell_roster()
             self.run(self._plan)
-            self.epoch(self._epoch)
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
-        """Publish the models that changed, then the announcement that names them, and clear models that it does not name."""
+        """Publish new means and checkpoints, then the announcement, and clear means and checkpoints that it does not name."""
         plan = opened.plan
-        refs: tuple[ModelRef, ...] = ()
-        shared: ModelRef | None = None
-        carried: tuple[ModelRef, ...] = ()
-        proposal: ModelRef | None = None
-        held: RoundModels | None = None
-        if opened.held is not None:
-            held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states), plan.round)
-            keep = self._topics_of(held)
-        else:
-            segment = "" if plan.shared is None else "cluster"
-            refs = tuple(
-                self._model(run, model, slot, plan.round, segment) for model, slot in sorted(plan.models.items())
-            )
-            if plan.shared is not None:
-                shared = self._model(run, SHARED_MODEL, plan.shared, plan.round, "shared")
-            carried = tuple(
-                self._model(run, model, slot, plan.round, "") for model, slot in sorted(plan.carried.items())
-            )
-            proposal = self._proposal(run, opened) if opened.proposal else None
-            travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
-            keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
+        held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states), plan.round)
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {
@@ -189,82 +144,29 @@ class Publisher:
             nonce=opened.nonce,
             deadline_s=run.deadline_s,
             finished=plan.final,
-            models=refs,
+            models=(),
             assignments=tuple(assignments),
             assignment_of=assignment_of,
             mode=run.mode,
-            shared=shared,
-            step=plan.step,
-            carried=carried,
-            generation=opened.generation,
-            proposal=proposal,
             remind_after_s=first_reminder_s(len(plan.assignments), 4 * run.length),
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
-            epoch_bytes=self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
             held=held,
         )
         self._publish_group(channels.ANNOUNCEMENT, encode(announcement), plan.round)
-        self.clear_models(keep)
+        self._clear_all_but(self._topics_of(held))
 
     def _topics_of(self, held: RoundModels) -> set[str]:
         labels = [mean.label for step in held.steps for mean in step.means]
         labels += [checkpoint.label for checkpoint in held.checkpoints]
         return {self._topics.model(label) for label in labels}
 
-    def clear_models(self, keep: Collection[str] = ()) -> None:
-        """Remove the retained models from the broker, except those at the topics ``keep``."""
+    def _clear_all_but(self, keep: set[str]) -> None:
+        """Remove retained means and checkpoints from the broker, except those at the topics ``keep``."""
         for base in self._retained.bases():
-            # The label is the last level of a model's topic, so this is the prefix of all models.
+            # The label is the last level of the topic, so this is the prefix of all of them.
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)
-                # Published again if a later round names the model, as CFL's tree nodes may be.
-                self._sent.pop(base.rpartition("/")[2], None)
         self._remember()
-
-    def _proposal(self, run: RunPlan, opened: OpenRound) -> ModelRef:
-        label = self._group.topic_label(run.run_id, PROPOSAL_MODEL)
-        transfer = self._publish_group(channels.PROPOSAL, opened.proposal, opened.plan.round, label)
-        return ModelRef(model=PROPOSAL_MODEL, origin=0, label=label, transfer=transfer, contributors=0, norm=0.0)
-
-    def _model(self, run: RunPlan, model: int, slot: ClusterModel, round_: int, segment: str) -> ModelRef:
-        label = self._group.topic_label(run.run_id, model)
-        if slot.offset is None:
-            return ModelRef(
-                model=model,
-                origin=slot.origin,
-                label=label,
-                transfer=NO_TRANSFER,
-                contributors=0,
-                norm=0.0,
-                scale=slot.scale,
-            )
-        known = self._sent.get(label)
-        if known is None or known[:3] != (run.run_id, run.epoch, slot.version):
-            values = np.ascontiguousarray(slot.offset, "<f4")
-            header = ModelHeader(
-                fleet=run.fleet,
-                run_id=run.run_id,
-                epoch=run.epoch,
-                key_id=run.key_id,
-                model=model,
-                origin=slot.origin,
-                round=round_,
-                length=len(values),
-                segment=segment,
-                scale=slot.scale,
-            )
-            plain = encode(header) + values.tobytes()
-            transfer = self._publish_group(channels.MODEL, plain, round_, label)
-            known = self._sent[label] = (run.run_id, run.epoch, slot.version, transfer)
-        return ModelRef(
-            model=model,
-            origin=slot.origin,
-            label=label,
-            transfer=known[3],
-            contributors=slot.contributors,
-            norm=slot.norm,
-            scale=slot.scale,
-        )
 
     def _label(self, run_id: bytes, number: int) -> str:
         return self._group.topic_label(run_id, number)

@@ -1,4 +1,4 @@
-"""Publish the means and checkpoints of a run under round keys, and list them for the announcement.
+"""Publish the means and checkpoints of a run, and list them for the announcement.
 
 Each is published once and stays on the broker until the announcement of a later round no longer names it. After a restart, or
 under another broadcast key, all are sealed and published again.

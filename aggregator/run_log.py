@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
-from aggregator.rounds.rollover import HASTY_TRIES, Rollover
 from aggregator.rounds.state import EngineState
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
@@ -105,8 +104,8 @@ class Shortage:
 
 
 def shortage(state: EngineState) -> Shortage | None:
-    """Return the shortage that stops a run after its deadline; None without one, and during a rollover."""
-    if not state.deadline_passed or state.finished or state.rollover is not None or state.step:
+    """Return the shortage that stops a run after its deadline; None without one."""
+    if not state.deadline_passed or state.finished:
         return None
     devices, least = set(state.devices), state.run.min_contributors
     if state.plan is None:
@@ -302,33 +301,21 @@ def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
     return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
 
 
-def _put_off(state: EngineState, rollover: Rollover) -> bool:
-    return rollover.tries >= HASTY_TRIES and not state.deadline_passed
-
-
 def waiting_for(state: EngineState) -> str:
     """Return the line that says what the run is waiting for."""
     if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
         return f"round {state.round}: the owner has replaced the keys, and the newer ones have not arrived yet"
     if state.plan is None and state.roster is not None and state.roster.keys_since < state.newest:
         return f"round {state.round}: the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
-    if state.plan is None and state.rollover is not None and _put_off(state, state.rollover):
-        failed = f"{state.rollover.tries} attempts to end the mask epoch have failed"
-        return f"round {state.round}: {failed}; the next one begins at the deadline"
-    if state.plan is None and state.rollover is not None:
-        return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
     if state.plan is None:
         absent = [d for d in state.devices if d not in state.online]
         there = len(state.devices) - len(absent)
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.assignments)
-    what = f"round {state.round}"
-    unable = state.unable
+    what, unable = f"round {state.round}", state.unable
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
-    if state.deadline_passed and not done and not unable and state.rollover is None:
+    if state.deadline_passed and not done and not unable:
         return f"{what}: none of {total} has answered; a device that refuses a round logs the reason{named}"
-    if state.rollover is not None:
-        what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
     return f"{what}: {done} of {total}{named}"
 
 

@@ -30,16 +30,13 @@ from aggregator.rounds.events import (
     KeysHeld,
     Left,
     OpenRound,
-    Renewed,
-    RolloverFailed,
     Rostered,
     RoundClosed,
     RunFinished,
     Stored,
     WentOffline,
 )
-from aggregator.rounds.resume import ResumeMetadata
-from aggregator.rounds.rollover import stored_proposal
+from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState
 from aggregator.run_log import RunLog, waiting_for
@@ -47,14 +44,11 @@ from aggregator.storage.corruption import readable
 from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
-from aggregator.strategies.base import dump_state
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
 from shoal.errors import ShoalError, reason_of
-from shoal.protocol.codec import decode, encode
+from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
-from shoal.protocol.epochs import Epoch
-from shoal.protocol.messages import Phase
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
@@ -94,7 +88,6 @@ class RunService:
             run,
             make_strategy(run, backend),
             self._store.seed,
-            lambda plan: make_strategy(plan, backend),
             len(decode(package, RunPackage).task),
         )
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
@@ -138,11 +131,11 @@ class RunService:
         self._opened_at_s = now_s
         self._lines.opened(now_s)
         member = self._membership
-        devices, known = member.roster.active(), (member.roster, member.roster_bytes)
+        devices = member.roster.active()
         snapshot = self._store.restore()
         # Before anything is published, since it is sealed under the keys in force.
         if snapshot is not None:
-            self._take_up(snapshot.metadata)
+            self._use_version(snapshot.metadata.key_version)
         self._publisher.roster(self._roster_sent, member.roster)
         if snapshot is not None and self._store.over():
             received = self._store.received(snapshot.round)
@@ -150,27 +143,16 @@ class RunService:
             self._end()
             return
         self._publisher.run(self._package)
-        self._publisher.epoch(self._store.epoch())
         if snapshot is None:
-            generation = member.grant.keys_since
-            self._state, actions = self._engine.begin(devices, generation, *known)
+            self._state, actions = self._engine.begin(devices, member.grant.keys_since, member.roster)
             self._carry_out(actions)
             self._hold_keys()
             return
-        metadata = snapshot.metadata
-        strategy = self._engine.strategy_in(self._engine.run_in(metadata))
         with readable(self._store.directory):
-            before, held = load(
-                strategy.state_type,
-                snapshot.document,
-                snapshot.vectors,
-                self._store.fetch,
-                has_models=self._run.keys == "round",
-            )
+            before, held = load(self._engine.strategy.state_type, snapshot.document, snapshot.vectors)
         again = self._store.uploads(snapshot.round)
-        proposal = stored_proposal(metadata, [contribution for contribution, _ in again])
         self._state, actions = self._engine.resume(
-            devices, before, snapshot.round, snapshot.available, metadata, proposal, *known, held
+            devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, member.roster
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
@@ -179,25 +161,13 @@ class RunService:
         self._drop_revoked()
         self._hold_keys()
 
-    def _take_up(self, metadata: ResumeMetadata) -> None:
-        """Put into force the secrets that the run had changed to before it was interrupted."""
-        if not self._use_version(metadata.generation) and metadata.rollover is not None:
-            self._turn_to(metadata.rollover.generation)
-
-    def _use_version(self, version: int) -> bool:
-        """Put the secrets of a key version in force if they are newer; return whether they are."""
+    def _use_version(self, version: int) -> None:
+        """Put the secrets of a key version in force if they are newer."""
         member = self._membership
         grant = member.newer(version)
-        if grant is None:
-            return False
-        member.promote(grant)
-        self._publisher.regroup(member.group)
-        return True
-
-    def _turn_to(self, generation: int) -> None:
-        """Use the broadcast key that belongs to the secrets of ``generation``."""
-        self._membership.turn_to(generation)
-        self._publisher.regroup(self._membership.group)
+        if grant is not None:
+            member.promote(grant)
+            self._publisher.regroup(member.group)
 
     def _hold_keys(self) -> None:
         """Tell the engine about secrets that are newer than the run's, if there are any."""
@@ -258,7 +228,7 @@ class RunService:
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self.feed(DeadlinePassed(self._state.round, self._state.step))
+            self.feed(DeadlinePassed(self._state.round))
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
             self.uploads.tick(now_s)
@@ -285,7 +255,7 @@ class RunService:
         self._roster_sent = self._membership.roster_bytes
         self._publisher.roster(self._roster_sent, self._membership.roster)
         LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
-        self.feed(Rostered(self._membership.roster, self._roster_sent))
+        self.feed(Rostered(self._membership.roster))
         self._drop_revoked()
 
     def _drop_revoked(self) -> None:
@@ -340,20 +310,12 @@ class RunService:
                     self._opened_at_s, self._bytes_up = now_s, 0
                     self._lines.opened(now_s)
                     self._deadline_s = now_s + self._run.deadline_s
-                case Renewed():
-                    self._renew(action, closed)
-                    closed = None
-                case RolloverFailed(round_, reason):
-                    LOG.warning("rollover failed", extra={"kv": {"round": round_, "reason": reason}})
-                    encoded = dump_state(self._state.strategy)
-                    self._store.fail(round_, (Phase.CHECKPOINT, Phase.ENDORSE), encoded, self._state.resume_metadata)
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished(last):
                     self.finished = True
-                    if last is not None:
-                        self._finish(last, closed)
-                        closed = None
+                    self._finish(last, closed)
+                    closed = None
                 case _:
                     raise AssertionError(action)
         if closed is not None:
@@ -364,7 +326,8 @@ class RunService:
     def _end(self) -> None:
         """Release everything that answers to devices do not need."""
         self.finished, self._deadline_s = True, None
-        self._state = dataclasses.replace(self._state, strategy=None, held=None)
+        held = HeldModels.none(self._state.held.key_version)
+        self._state = dataclasses.replace(self._state, strategy=None, held=held)
         self._store.erase()
 
     def _finish(self, last: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
@@ -372,9 +335,9 @@ class RunService:
 
         If the process stops in between, the round closes again after the restart, since it is not recorded yet.
         """
-        self._publisher.open_round(self._state.run, self._membership.roster, last)
+        self._publisher.open_round(self._run, self._membership.roster, last)
         encoded = dump(last.before, last.held)
-        self._store.snapshot(last.plan.round, last.available, encoded, closed, self._state.resume_metadata)
+        self._store.snapshot(last.plan.round, last.available, encoded, self._state.resume_metadata, closed)
 
     def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
         """Announce a round and make its snapshot durable.
@@ -382,36 +345,22 @@ class RunService:
         A round that follows a complete one is announced first, so that devices work while the disk does. If the process
         stops in between, the uploads of the closed round are still in the store, and closing it again gives the same bits.
         """
-        plan, run = opened.plan, self._state.run
         before = dump(opened.before, opened.held)
 
         def keep() -> None:
-            self._store.snapshot(plan.round, opened.available, before, closed, self._state.resume_metadata)
+            self._store.snapshot(opened.plan.round, opened.available, before, self._state.resume_metadata, closed)
 
-        turns = opened.held is not None and self._membership.newer(opened.held.key_version) is not None
-        follows = not plan.step and not turns and closed is not None and not closed[1]["missing"]
+        version = opened.held.key_version
+        newer_keys = self._membership.newer(version) is not None
+        follows = not newer_keys and closed is not None and not closed[1]["missing"]
         if not follows:
             # A restart must find this very round, and with newer keys also the broadcast key in use.
             keep()
-        if plan.step:
-            self._turn_to(opened.generation)
-        if turns:
-            self._use_version(self._state.generation)
-        self._publisher.open_round(run, self._membership.roster, opened)
+        if newer_keys:
+            self._use_version(version)
+        self._publisher.open_round(self._run, self._membership.roster, opened)
         if follows:
             keep()
-
-    def _renew(self, renewed: Renewed, closed: tuple[int, dict[str, Any]] | None) -> None:
-        """Make a mask epoch durable, publish it, and erase the secrets of the one before."""
-        if closed is not None:
-            self._store.record(*closed)
-        run = self._engine.run_in(renewed.metadata)
-        epoch = encode(Epoch(renewed.certificate, renewed.sealed))
-        self._store.renew(renewed.round, dump_state(renewed.state), renewed.own, renewed.metadata, epoch)
-        self._take_up(renewed.metadata)
-        self._publisher.clear_models()
-        self._publisher.epoch(epoch)
-        LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def close(self) -> None:
         """Close the store; retained messages stay on the broker."""

@@ -6,8 +6,8 @@
 - Only opening and closing a round may take time that grows with the fleet.
 
 `events` are the engine's inputs and outputs, `state` its state, `quorum_and_deadline` the rules by which a round opens and
-closes, `screening` the limit on an update's norm relative to the others, `rollover` and `turnover` the change to the next
-mask epoch.
+closes, `screening` the limit on an update's norm relative to the others. `opening`, `held_models` and `relay` are about the
+models, which devices hold: the aggregator knows their names, and the masked means that devices add to them.
 
 Example: ``CameOnline`` events until enough devices are there; an `OpenRound` action; a ``Stored`` event for each durable
 upload; after the last of them, `RoundClosed` with the round's figures, and `OpenRound` for the next.

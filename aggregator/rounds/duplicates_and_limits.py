@@ -42,15 +42,14 @@ def decide(
         upload: the upload's header.
         digest: the upload's digest.
         pending: digest of the device's upload that is valid and not durable yet, None without one.
-        nonce: of the open round or step.
-        most_attached: bytes that the device may attach to its upload; in a step of a rollover it must attach some.
+        nonce: of the open round.
+        most_attached: bytes that the device may attach to its upload.
     """
     run, plan = state.run, state.plan
-    if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
-        return Decision.REFUSE, "of another run, epoch or task"
-    # Under round keys every round has its own key; the close compares the keys of its updates.
-    right_key = upload.key_id == run.key_id if run.keys == "run" else upload.key_version == state.generation
-    if upload.mode != run.mode or not right_key:
+    if (upload.run_id, upload.task_digest) != (run.run_id, run.task_digest):
+        return Decision.REFUSE, "of another run or task"
+    # Every round has its own key, whose id the aggregator does not know: the close compares the keys of its updates.
+    if upload.mode != run.mode or upload.key_version != state.held.key_version:
         return Decision.REFUSE, "masked under another key or mode"
     if plan is None or upload.round != state.round or upload.nonce != nonce:
         return _decide_late(state, upload, digest)
@@ -87,10 +86,8 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
         return "trained from a model that was not offered"
     if upload.length != (run.length if assignment.train else 0):
         return f"a vector of length {upload.length}"
-    # The aggregator passes a fold on to the whole fleet, so its size counts too.
     # A device that holds no state to seal sends its update alone.
-    least_attached = min(1, most_attached) if run.keys == "run" else 0
-    if not least_attached <= upload.attached <= most_attached:
+    if upload.attached > most_attached:
         return f"{upload.attached} bytes attached to the update"
     if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
         return f"{len(upload.margins)} margins"

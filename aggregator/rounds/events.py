@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.resume import ResumeMetadata
-from aggregator.strategies.base import ClientUpdate, RoundPlan, UploadKey
+from aggregator.strategies.base import ClientUpdate, RoundPlan
 from shoal.protocol.documents import Roster
-from shoal.protocol.epochs import Certificate
 from shoal.protocol.messages import DeclineReason
 
 
@@ -37,7 +35,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A device can't take part in the round, or in the step of a rollover, that was announced with ``nonce``."""
+    """A device can't take part in the round that was announced with ``nonce``."""
 
     device: str
     nonce: bytes
@@ -54,25 +52,23 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The deadline of a round, of a step of a rollover, or of the gathering after either has passed."""
+    """The deadline of a round, or of the gathering after it, has passed."""
 
     round: int
-    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rostered:
-    """The owner published a newer roster; ``data`` is its signed form."""
+    """The owner published a newer roster."""
 
     roster: Roster
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KeysHeld:
-    """Secrets of key version ``generation`` are available; a run under older ones rolls over to them."""
+    """The secrets of key version ``version`` are available; the next round uses them if they are the newest."""
 
-    generation: int
+    version: int
 
 
 Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | Rostered | KeysHeld
@@ -80,7 +76,7 @@ Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | R
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Wait for devices; feed `DeadlinePassed` with the state's round and step after the plan's deadline."""
+    """Wait for devices; feed `DeadlinePassed` with the state's round after the plan's deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +88,14 @@ class OpenRound:
         nonce: an upload to the round must repeat it.
         before: the strategy's state from which, with ``available``, the same plan follows again.
         available: the devices that could take part.
-        generation: in a rollover, the key version of the next mask epoch.
-        proposal: in the second step of a rollover, an encoded `Checkpoint` and the sealed origins, for devices to compare.
-        held: under round keys, the models to announce, from which, with ``before``, the round follows again.
+        held: the models to announce, from which, with ``before``, the round follows again.
     """
 
     plan: RoundPlan
     nonce: bytes
     before: Any
     available: tuple[str, ...]
-    generation: int = 0
-    proposal: bytes = field(default=b"", repr=False)
-    held: HeldModels | None = None
+    held: HeldModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,41 +110,13 @@ class RunFinished:
     """End the run: the final round is closed.
 
     Attributes:
-        last: under round keys, the final round with its checkpoints, to be announced again and made durable.
+        last: the final round with its checkpoints, to be announced again and made durable.
     """
 
-    last: OpenRound | None = None
+    last: OpenRound
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewed:
-    """Make a new mask epoch durable, publish it, then erase everything masked under the previous key.
-
-    Attributes:
-        round: the round after which it begins.
-        certificate, sealed: the proof and the sealed origins for the devices.
-        state: the strategy's state in the new epoch.
-        metadata: `EngineState.resume_metadata` with no round open.
-        own: earlier upload -> the same update masked under the new key.
-    """
-
-    round: int
-    certificate: Certificate
-    sealed: bytes = field(repr=False)
-    state: Any
-    metadata: ResumeMetadata
-    own: Mapping[UploadKey, ClientUpdate]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloverFailed:
-    """Delete the uploads of a failed rollover; the mask epoch stays."""
-
-    round: int
-    reason: str
-
-
-Action = Gather | OpenRound | RoundClosed | RunFinished | Renewed | RolloverFailed
+Action = Gather | OpenRound | RoundClosed | RunFinished
 
 
 @dataclass(frozen=True, slots=True)

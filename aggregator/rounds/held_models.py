@@ -1,4 +1,4 @@
-"""The models of a run under round keys as the aggregator knows them: the states that devices hold, and nothing of their contents.
+"""The models of a run as the aggregator knows them: the states that devices hold, and nothing of their contents.
 
 `HeldModels` is the part of the engine's state that the announcement of a round is made from: the states that models may
 start from, the last steps with their masked means, signed statements about states, and checkpoints that devices have sealed.
@@ -125,7 +125,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class HeldModels:
-    """The models of a run under round keys.
+    """The models of a run.
 
     Attributes:
         key_version: of the open round or the last one.
@@ -159,6 +159,11 @@ class HeldModels:
         states = States.of_origins(run.origins)
         origins = Named(0, tuple(sorted(states.names.values())))
         return cls(key_version, states, named=dict.fromkeys(sorted(devices), origins))
+
+    @classmethod
+    def none(cls, key_version: int) -> HeldModels:
+        """Return the models of a run that is over: none."""
+        return cls(key_version, States({}, 0))
 
     def reach(self, start: Iterable[StateId], since: int = 0) -> frozenset[StateId]:
         """Return the states that follow from ``start`` by the retained steps, those in ``start`` among them.
@@ -324,6 +329,7 @@ def after_round(
     given: Iterable[ClientUpdate],
     declined: Mapping[str, DeclineReason],
     settled: tuple[States, tuple[RelayedStep, ...], frozenset[int]] | None,
+    models: Collection[int] = (),
 ) -> HeldModels:
     """Return the models after a round has closed.
 
@@ -337,6 +343,7 @@ def after_round(
         declined: device -> reason, for those that did not upload.
         settled: the states after the round, the steps to new ones, and the numbers of those in use; None for the final round,
             which changes no model.
+        models: ids of all models after the round, unless it is the final one.
     """
     given = tuple(given)
     known = held.known
@@ -376,7 +383,8 @@ def after_round(
         # The final round is announced again, with its checkpoints, under the same transcript.
         transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
     )
-    return _tidied(_promoted(moved, run.min_contributors))
+    moved = _promoted(moved, run.min_contributors)
+    return _tidied(moved if settled is None else _without_checkpoints_of_the_past(moved, models))
 
 
 def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[int, StateId]) -> bytes:
@@ -475,6 +483,16 @@ def _promoted(held: HeldModels, least: int) -> HeldModels:
     done = {m: c for m, c in held.pending.items() if held._signers(c) >= least}
     pending = {m: c for m, c in held.pending.items() if m not in done}
     return dataclasses.replace(held, certified={**held.certified, **done}, pending=pending)
+
+
+def _without_checkpoints_of_the_past(held: HeldModels, models: Collection[int]) -> HeldModels:
+    """Forget checkpoints of models that are gone, such as the halves of a refused split, unless a recipe needs the state."""
+    known = held.known
+
+    def needed(checkpoints: Mapping[int, KeptCheckpoint]) -> dict[int, KeptCheckpoint]:
+        return {m: c for m, c in checkpoints.items() if m in models or m == SHARED_MODEL or c.state in known}
+
+    return dataclasses.replace(held, certified=needed(held.certified), pending=needed(held.pending))
 
 
 def _tidied(held: HeldModels) -> HeldModels:

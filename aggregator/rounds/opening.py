@@ -1,4 +1,4 @@
-"""The opening of a round under round keys: its plan, the models that it offers, and the checkpoints that it orders.
+"""The opening of a round: its plan, the models that it offers, and the checkpoints that it orders.
 
 A strategy plans with all available devices first. Those that lack a model and can't get it from a checkpoint are left out,
 and the strategy plans again. If too few would remain, `prepare` takes the first of these ways:
@@ -116,7 +116,7 @@ def _checkpoint_round(
     """Return a round in which devices only hand over checkpoints, of the models that the strategy has planned to offer."""
     seals = {device: list(order.seal) for device, order in orders.items() if order.seal}
     ordered = Event(plan.round, "checkpoints_ordered", {"models": seals})
-    plan = dataclasses.replace(plan, assignments=orders, placing=frozenset(), seal=frozenset())
+    plan = dataclasses.replace(plan, assignments=orders, seal=frozenset())
     return Opening(before=before, held=held, after=before, plan=plan, events=(*events, ordered), checkpoints_only=True)
 
 

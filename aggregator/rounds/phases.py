@@ -2,7 +2,6 @@
 
     GATHERING   no round is open: too few devices are online, or keys are awaited
     ROUND       a round is open
-    ROLLOVER    a step between two rounds is open, in which devices change to the next mask epoch
     FINAL       the final round is open
     FINISHED    the final round is closed; no event changes the state any more
 
@@ -26,7 +25,6 @@ class RunPhase(Enum):
 
     GATHERING = "gathering"
     ROUND = "round"
-    ROLLOVER = "rollover"
     FINAL = "final_round"
     FINISHED = "finished"
 
@@ -39,15 +37,9 @@ TRANSITIONS: Final[Mapping[tuple[RunPhase, RunPhase], str]] = MappingProxyType(
     {
         (RunPhase.GATHERING, RunPhase.ROUND): "enough devices online",
         (RunPhase.GATHERING, RunPhase.FINAL): "enough devices online after the last round",
-        (RunPhase.GATHERING, RunPhase.ROLLOVER): "mask epoch ends, enough devices online",
         (RunPhase.ROUND, RunPhase.ROUND): "round closes, next one opens",
         (RunPhase.ROUND, RunPhase.GATHERING): "round closes, too few devices online",
-        (RunPhase.ROUND, RunPhase.ROLLOVER): "round closes, mask epoch ends",
         (RunPhase.ROUND, RunPhase.FINAL): "last round closes",
-        (RunPhase.ROLLOVER, RunPhase.ROLLOVER): "fold received, or another device folds",
-        (RunPhase.ROLLOVER, RunPhase.GATHERING): "too few devices online",
-        (RunPhase.ROLLOVER, RunPhase.ROUND): "next mask epoch begins",
-        (RunPhase.ROLLOVER, RunPhase.FINAL): "next mask epoch begins after the last round",
         (RunPhase.FINAL, RunPhase.FINISHED): "final round closes",
     }
 )
@@ -59,8 +51,6 @@ def phase_of(state: EngineState) -> RunPhase:
         return RunPhase.FINISHED
     if state.plan is None:
         return RunPhase.GATHERING
-    if state.plan.step:
-        return RunPhase.ROLLOVER
     return RunPhase.FINAL if state.plan.final else RunPhase.ROUND
 
 

@@ -27,7 +27,7 @@ def may_open(state: EngineState) -> bool:
 
     The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
     """
-    if state.held is not None and awaits_keys(state):
+    if awaits_keys(state):
         return False
     there = len(state.online)
     if there < devices_needed(state):
@@ -49,9 +49,7 @@ def may_close(state: EngineState) -> bool:
     the newer ones decline the round, and the others may finish it.
     """
     assert state.plan is not None
-    replaced = state.newest > state.generation and not state.plan.final
-    if replaced and state.held is None:
-        return True  # a revoked device can still read this round, so the run changes to the newer keys at once
+    replaced = state.newest > state.held.key_version and not state.plan.final
     if replaced and (not state.awaited or state.deadline_passed):
         return True
     if len(state.received) < uploads_needed(state):

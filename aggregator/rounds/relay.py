@@ -1,6 +1,6 @@
-"""Recipes of a round under round keys: how the models that a strategy has moved follow from states that devices hold.
+"""Recipes of a round: how the models that a strategy has moved follow from states that devices hold.
 
-Under round keys the aggregator keeps no model (docs/adr/0025-round-keys.md). A strategy works as it always does: between
+The aggregator keeps no model (docs/adr/0025-round-keys.md). A strategy works as it always does: between
 rounds each of its models starts from a *state* and has no offset. While it closes a round, models get offsets: masked means
 of that round. `settle` then
 
@@ -95,7 +95,7 @@ def settle(
 
     Args:
         state: the strategy's state after it has closed round ``round_``, alone or together with the next plan's models.
-        models: all its models by id (`Strategy.inherited`). Models that are one object are one state, under the least id; one
+        models: all its models by id (`Strategy.models_of`). Models that are one object are one state, under the least id; one
             that is not in ``state`` gets none.
         states: before the round.
         round_: its number.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_high, median_low
 from typing import Final
@@ -56,7 +56,7 @@ def norm_error(norm: float, limit: float) -> str:
     return f"the update's norm {norm:.3g} is above the plan's limit {limit:.3g}" if norm > limit else ""
 
 
-def screen(given: Iterable[ClientUpdate], levels: Levels, exempt: Collection[int] = ()) -> Screened:
+def screen(given: Iterable[ClientUpdate], levels: Levels) -> Screened:
     """Separate a round's contributions into those the strategy may use and those with too large a norm.
 
     An update is refused if its norm is above ``NORM_LIMIT_RATIO`` times the largest of these medians: of the last round's
@@ -68,19 +68,18 @@ def screen(given: Iterable[ClientUpdate], levels: Levels, exempt: Collection[int
     Args:
         given: the round's contributions; those without training are accepted.
         levels: levels from the previous round; empty in the first.
-        exempt: models whose updates enter no mean.
     """
     given = tuple(given)
     norms: dict[str, list[float]] = defaultdict(list)
     for c in given:
-        for key in _keys(c, exempt):
+        for key in _keys(c):
             norms[key].append(c.norm)
     own = {key: median_low(found) for key, found in norms.items() if len(found) >= LEAST_FOR_MEDIAN}
     accepted: list[ClientUpdate] = []
     refused: dict[str, float] = {}
     passed: dict[str, list[float]] = defaultdict(list)
     for c in given:
-        keys = _keys(c, exempt)
+        keys = _keys(c)
         reference = max((source.get(key, 0.0) for key in keys for source in (levels, own)), default=0.0)
         if reference and c.norm > NORM_LIMIT_RATIO * reference:
             refused[c.device] = c.norm
@@ -102,9 +101,9 @@ def screen(given: Iterable[ClientUpdate], levels: Levels, exempt: Collection[int
     return Screened(tuple(accepted), refused, found)
 
 
-def _keys(contribution: ClientUpdate, exempt: Collection[int]) -> tuple[str, ...]:
+def _keys(contribution: ClientUpdate) -> tuple[str, ...]:
     """Return the levels that a contribution is compared with and counts in; none where it is not screened."""
-    if contribution.phase not in UPDATE_PHASES or contribution.model in exempt:
+    if contribution.phase not in UPDATE_PHASES:
         return ()
     # Pre-training has its own number of steps, so its norms say nothing about those of other rounds.
     recipe = "pretrain" if contribution.phase is Phase.PRETRAIN else "train"

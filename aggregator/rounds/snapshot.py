@@ -1,12 +1,11 @@
-"""The two parts of a run's snapshot as one encoded state: the strategy's state and, under round keys, the models."""
+"""The two parts of a run's snapshot as one encoded state: the strategy's state and the models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aggregator.rounds.held_models import HeldModels
-from aggregator.strategies.base import ClientUpdate, UploadKey, dump_state, load_state
 from shoal.errors import DocumentError
 from shoal.types import Float32Vector
 from shoal.util.state_codec import Encoded, decode_state, encode_state
@@ -14,19 +13,12 @@ from shoal.util.state_codec import Encoded, decode_state, encode_state
 PARTS: Final = ("strategy", "held")
 
 
-def dump(state: Any, held: HeldModels | None) -> Encoded:
+def dump(state: Any, held: HeldModels) -> Encoded:
     """Return a strategy's state between two rounds, and the models, as one document with its vectors.
-
-    Args:
-        state: the strategy's state.
-        held: None in a run with one key.
 
     Raises:
         DocumentError: a part holds something else than its type hints say.
     """
-    if held is None:
-        return dump_state(state)
-    # In full, without references to stored uploads: those have vectors under the keys of past rounds.
     parts = dict(zip(PARTS, (encode_state(state), encode_state(held)), strict=True))
     return Encoded(
         {name: [part.document, sorted(part.arrays)] for name, part in parts.items()},
@@ -34,28 +26,17 @@ def dump(state: Any, held: HeldModels | None) -> Encoded:
     )
 
 
-def load(
-    kind: type[Any],
-    document: Any,
-    vectors: Mapping[str, Float32Vector],
-    fetch: Callable[[UploadKey], ClientUpdate],
-    *,
-    has_models: bool,
-) -> tuple[Any, HeldModels | None]:
+def load(kind: type[Any], document: Any, vectors: Mapping[str, Float32Vector]) -> tuple[Any, HeldModels]:
     """Return the strategy's state and the models that `dump` encoded.
 
     Args:
         kind: the strategy's ``state_type``.
         document: the encoded state.
         vectors: its arrays.
-        fetch: returns an upload that it refers to, in a run with one key.
-        has_models: whether the run is under round keys.
 
     Raises:
         DocumentError: the document or the vectors do not describe them.
     """
-    if not has_models:
-        return load_state(kind, document, vectors, fetch), None
     if not isinstance(document, dict) or set(document) != set(PARTS):
         raise DocumentError("the snapshot lacks the strategy's state or the models")
     (strategy, its_arrays), (held, arrays) = (document[name] for name in PARTS)

@@ -10,20 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.events import Action, RoundRecord
 from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.resume import ResumeMetadata, RolloverProgress
-from aggregator.rounds.rollover import Rollover
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import Levels
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import DeclineReason, Phase
-
-NEWS_KEPT: Final = 64
-"""Largest number of pending events: a rollover may fail for days, and every snapshot contains them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +29,10 @@ class EngineState:
     Attributes:
         devices: the fleet; ``online`` is a subset.
         strategy: the strategy's own state.
-        run: the owner's plan in the current mask epoch.
+        run: the owner's plan.
+        held: the models as devices hold them, with the key version in use.
         round: number of the open round or the last one, 0 before the first.
-        step: number of the rollover's step after that round, 0 outside of a rollover.
-        plan: plan of the open round or step, None while gathering.
+        plan: plan of the open round, None while gathering.
         received: device -> (phase, digest) of its durable upload to the open round.
         contributions: the durable uploads to the open round.
         unavailable: devices with an order that have not uploaded and are not waited for: offline, declined or revoked.
@@ -47,22 +43,18 @@ class EngineState:
         checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
         unasked: number of online devices without an order in the open round.
         deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
-        since: the round after which the mask epoch began.
-        generation: key version in use (the roster sequence at which the secrets were drawn).
         newest: the newest key version that is available.
-        roster, roster_bytes: the newest roster, and the same as the owner signed it.
-        rollover: the rollover in progress.
+        roster: the newest roster; None if it is not known.
         news: events since the last round closed.
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
-        held: under round keys, the models as devices hold them; else None.
     """
 
     devices: PersistentSet[str]
     strategy: Any
     run: RunPlan
+    held: HeldModels
     online: PersistentSet[str] = field(default_factory=PersistentSet)
     round: int = 0
-    step: int = 0
     plan: RoundPlan | None = None
     received: PersistentMap[str, tuple[Phase, bytes]] = field(default_factory=PersistentMap)
     contributions: PersistentList[ClientUpdate] = field(default_factory=PersistentList)
@@ -75,15 +67,10 @@ class EngineState:
     unasked: int = 0
     deadline_passed: bool = False
     finished: bool = False
-    since: int = 0
-    generation: int = 0
     newest: int = 0
     roster: Roster | None = None
-    roster_bytes: bytes = field(default=b"", repr=False)
-    rollover: Rollover | None = None
     news: tuple[Event, ...] = ()
     levels: Levels = field(default_factory=dict)
-    held: HeldModels | None = None
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -120,19 +107,7 @@ class EngineState:
     @property
     def resume_metadata(self) -> ResumeMetadata:
         """Data that `Engine.resume` needs besides the strategy's state."""
-        r = self.rollover
-        progress = None if r is None else RolloverProgress(r.generation, r.tries, r.folder, r.proposal is not None)
-        return ResumeMetadata(
-            epoch=self.run.epoch,
-            key_id=self.run.key_id,
-            since=self.since,
-            generation=self.generation,
-            step=self.step,
-            open=self.plan is not None,
-            levels=self.levels,
-            news=self.news,
-            rollover=progress,
-        )
+        return ResumeMetadata(self.held.key_version, self.levels, self.news)
 
 
 def too_late(state: EngineState) -> str:
@@ -144,11 +119,10 @@ Transition = tuple[EngineState, tuple[Action, ...]]
 
 
 def opened(state: EngineState, plan: RoundPlan) -> EngineState:
-    """Return the state with a round, or a step of a rollover, open."""
+    """Return the state with a round open."""
     return dataclasses.replace(
         state,
         round=plan.round,
-        step=plan.step,
         plan=plan,
         received=PersistentMap(),
         contributions=PersistentList(),
@@ -160,11 +134,6 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
     )
-
-
-def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineState:
-    """Add an event to the next round's record; of more than NEWS_KEPT events only the latest remain."""
-    return dataclasses.replace(state, news=(*state.news, Event(state.round, kind, detail))[-NEWS_KEPT:])
 
 
 def on_offline(state: EngineState, device: str) -> EngineState:

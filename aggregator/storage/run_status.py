@@ -26,13 +26,13 @@ LOG = logging.getLogger("shoal.aggregator")
 R = TypeVar("R")
 
 
-def read_generation(directory: Path) -> int | None:
-    """Return the newest key version that a run uses or is rolling over to; None if the run has not started."""
+def read_key_version(directory: Path) -> int | None:
+    """Return the key version of a run's last round; None if it has had none."""
     found = _read(directory, lambda reader: reader.execute("SELECT head FROM snapshot").fetchone())
     if found is None:
         return None
     with readable(directory):
-        return decode_state(SnapshotHead, json.loads(found[0])).metadata.newest_generation
+        return decode_state(SnapshotHead, json.loads(found[0])).metadata.key_version
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

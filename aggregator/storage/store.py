@@ -5,16 +5,14 @@ point at them). An upload may be acknowledged only after it returns. A torn tail
 no row points at it.
 
 The database grows by one short record a round (records.py). The snapshot of a round deletes, in its own transaction, the
-rows of earlier uploads to which the strategy's state does not refer, and SQLite reuses the freed pages.
+rows of all earlier uploads, and SQLite reuses the freed pages.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
 from aggregator.storage.corruption import reads
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
-from aggregator.strategies.base import ClientUpdate, UploadKey, contribution_of
+from aggregator.strategies.base import ClientUpdate, contribution_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
@@ -37,7 +35,7 @@ from shoal.protocol.messages import Phase, Upload
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
@@ -82,7 +80,7 @@ class SnapshotHead:
     Attributes:
         available: devices that were available to the open round.
         metadata: the engine's part.
-        vectors: name in the strategy's state -> SHA-256 of the vector's bytes in hex, which is also the name of its file.
+        vectors: name in the state -> SHA-256 of the vector's bytes in hex, which is also the name of its file.
     """
 
     available: tuple[str, ...]
@@ -152,18 +150,8 @@ class Store:
                 hint="a run's directory is never reused: move it away, or sign a new run",
             )
         self.seed = bytes(facts["seed"])
-        found = self._db.execute("SELECT head FROM snapshot").fetchone()
-        self._enter(run.epoch if found is None else _head(found[0]).metadata.epoch)
-
-    def _enter(self, epoch: int) -> None:
-        """Use the folders of a mask epoch, and erase those of all others."""
-        for kind in (UPDATES, VECTORS):
-            for other in private_directory(self.directory / kind).iterdir():
-                # Another epoch's folder is of the epoch before, or of a change of epoch that a crash cut short.
-                if other.name != _folder(epoch):
-                    shutil.rmtree(other)
-        self._updates = UpdateFiles(private_directory(self.directory / UPDATES / _folder(epoch)), self._end_of)
-        self._vectors = private_directory(self.directory / VECTORS / _folder(epoch))
+        self._updates = UpdateFiles(private_directory(directory / UPDATES), self._end_of)
+        self._vectors = private_directory(directory / VECTORS)
 
     def _end_of(self, round_: int) -> int:
         """Return the length in bytes of a round's file up to the end of its last committed row."""
@@ -226,39 +214,32 @@ class Store:
             attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
         return contribution_of(upload, vector, norm, attached)
 
-    @reads
-    def fetch(self, key: UploadKey) -> ClientUpdate:
-        """Return a stored upload after a check of its vector's checksum.
-
-        Raises:
-            IntegrityError: the upload is missing, or its file is damaged.
-        """
-        return self._fetch(key)[0]
-
-    def _fetch(self, key: UploadKey) -> tuple[ClientUpdate, bytes]:
-        found = self._db.execute(
-            "SELECT header, digest, start, checksum FROM uploads WHERE round = ? AND phase = ? AND device = ?", key
-        ).fetchone()
-        if found is None:
-            raise IntegrityError(f"the update of {key[2]} in round {key[0]} is not in {self.directory}")
-        header, digest, start, kept = found
-        upload = decode(bytes(header), Upload)
+    def _checked(self, header: bytes, start: int, kept: int) -> ClientUpdate:
+        """Return a stored upload after a check of its vector's checksum."""
+        upload = decode(header, Upload)
+        name = f"the stored update of {upload.device} in round {upload.round}"
         try:
             contribution = self._contribution(upload, start)
         except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
-            raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} is missing or cut short") from error
+            raise IntegrityError(f"{name} is missing or cut short") from error
         held = b"" if contribution.vector is None else contribution.vector.data.cast("B")
         if checksum(held) + checksum(contribution.attached) != kept:
-            raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
-        return contribution, bytes(digest)
+            raise IntegrityError(f"{name} was altered or is torn")
+        return contribution
 
     @reads
     def uploads(self, round_: int) -> list[tuple[ClientUpdate, bytes]]:
-        """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
-        keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
+        """Return the durable uploads of a round with the digests that their devices signed, in order of device id.
+
+        Raises:
+            IntegrityError: the file of an upload is damaged.
+        """
+        rows = self._db.execute(
+            "SELECT header, digest, start, checksum FROM uploads WHERE round = ? ORDER BY device", (round_,)
+        )
         found = []
-        for key in keys.fetchall():
-            found.append(self._fetch(key))
+        for header, digest, start, kept in rows.fetchall():
+            found.append((self._checked(bytes(header), start, kept), bytes(digest)))
             if len(found) % CHECKED_AT_ONCE == 0:
                 drop_pages([c.vector for c, _ in found[-CHECKED_AT_ONCE:] if c.vector is not None])
         return found
@@ -274,133 +255,49 @@ class Store:
         round_: int,
         available: Iterable[str],
         state: Encoded,
+        metadata: ResumeMetadata,
         closed: tuple[int, dict[str, Any]] | None = None,
-        metadata: ResumeMetadata | None = None,
     ) -> None:
-        """Make the state before round ``round_`` durable, and delete uploads and vectors to which it does not refer.
+        """Make the state before round ``round_`` durable; delete earlier uploads, and vectors to which it does not refer.
 
         Args:
             round_: the round that opens.
             available: the devices that were available to it.
-            state: the strategy's state before it.
+            state: the strategy's state before it and the models, see `aggregator.rounds.snapshot`.
+            metadata: the engine's part.
             closed: number and record of the previous round, written in the same transaction.
-            metadata: the engine's part; None means the run's first mask epoch.
         """
-        head = self._write_vectors(self._vectors, available, state, metadata)
+        head = SnapshotHead(tuple(available), metadata, self._write_vectors(state))
+        row = (round_, json.dumps(encode_state(head).document), json.dumps(state.document))
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._write_snapshot(round_, head, state)
-            self._forget_uploads(round_, state.keys)
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?)", row)
+            self._db.execute("DELETE FROM uploads WHERE round < ?", (round_,))
             if closed is not None:
                 records.write(self._db, *closed)
         # After the commit: until then the snapshot before may be restored, and needs its files.
-        self._sweep(round_, set(head.vectors.values()), {key[0] for key in state.keys})
+        self._sweep(round_, set(head.vectors.values()))
 
-    def _write_snapshot(self, round_: int, head: SnapshotHead, state: Encoded) -> None:
-        """Replace the snapshot within the caller's transaction."""
-        row = (round_, json.dumps(encode_state(head).document), json.dumps(state.document))
-        self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?)", row)
-
-    def _forget_uploads(self, before: int, needed: frozenset[UploadKey]) -> None:
-        """Delete the rows of uploads of rounds before ``before`` that are not ``needed``."""
-        # Most strategies need no upload of an earlier round: one statement then deletes all, and no row is read.
-        if not any(key[0] < before for key in needed):
-            self._db.execute("DELETE FROM uploads WHERE round < ?", (before,))
-            return
-        found = self._db.execute("SELECT round, phase, device FROM uploads WHERE round < ?", (before,)).fetchall()
-        gone = [key for key in found if key not in needed]
-        self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ? AND device = ?", gone)
-
-    def _write_vectors(
-        self, folder: Path, available: Iterable[str], state: Encoded, metadata: ResumeMetadata | None
-    ) -> SnapshotHead:
-        """Make a state's vectors durable in ``folder``; return the head of its snapshot."""
+    def _write_vectors(self, state: Encoded) -> dict[str, str]:
+        """Make a state's vectors durable; return `SnapshotHead.vectors`."""
         digests = {}
         for name, vector in state.arrays.items():
             is_bytes = vector.dtype == np.uint8
             data = np.ascontiguousarray(vector, np.uint8 if is_bytes else "<f4").data.cast("B")
             digests[name] = _digest(data)
-            path = folder / f"{digests[name]}{SEALED if is_bytes else FLOATS}"
+            path = self._vectors / f"{digests[name]}{SEALED if is_bytes else FLOATS}"
             # The name is the digest of the bytes, and only a complete file gets it: an existing one is right.
             if not path.exists():
-                # Without its name: one sync of the folder below makes the names of all vectors durable.
+                # Without its name: the sync of the folder below makes the names of all vectors durable.
                 write_atomic(path, data, sync_name=False)
-        sync_directory(folder)
-        return SnapshotHead(tuple(available), metadata or ResumeMetadata(self.run.epoch, self.run.key_id), digests)
+        sync_directory(self._vectors)
+        return digests
 
-    def renew(
-        self,
-        round_: int,
-        state: Encoded,
-        own: Mapping[UploadKey, ClientUpdate],
-        metadata: ResumeMetadata,
-        epoch: bytes,
-    ) -> None:
-        """Begin a mask epoch: erase every upload except those that devices masked under the new key.
-
-        The new epoch's files are in separate folders until one transaction switches to them, so that after a crash the
-        store is either in the old epoch or in the new one.
-
-        Args:
-            round_: the last round before it.
-            state: the strategy's state in the new epoch.
-            own: the uploads masked under the new key, by their unchanged keys.
-            metadata: the engine's part, with no round open.
-            epoch: the bytes that `epoch` returns from then on.
-        """
-        name = _folder(metadata.epoch)
-        updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
-        for left in (*updates.iterdir(), *vectors.iterdir()):
-            left.unlink()  # left by an earlier attempt that crashed
-        files = UpdateFiles(updates, lambda _: 0)
-        rows = [self._rewritten(files, metadata.epoch, own[key]) for key in sorted(own)]
-        files.syncer()()
-        files.release()
-        # The folders' names must be durable before the transaction below makes them the ones in use.
-        for folder in (updates, updates.parent, vectors.parent):
-            sync_directory(folder)
-        head = self._write_vectors(vectors, (), state, metadata)
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("DELETE FROM uploads")
-            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            self._write_snapshot(round_, head, state)
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (epoch,))
-        self._updates.release()
-        self._enter(metadata.epoch)
-
-    def epoch(self) -> bytes:
-        """Return the encoded `shoal.protocol.epochs.Epoch` of the current mask epoch; empty in a run's first."""
-        found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
-        return b"" if found is None else bytes(found[0])
-
-    def _rewritten(self, files: UpdateFiles, epoch: int, contribution: ClientUpdate) -> tuple[Any, ...]:
-        """Write an upload's new vector to ``files``; return its row."""
-        header, digest = self._db.execute(
-            "SELECT header, digest FROM uploads WHERE round = ? AND phase = ? AND device = ?", contribution.key
-        ).fetchone()
-        upload = dataclasses.replace(decode(bytes(header), Upload), epoch=epoch, key_id=contribution.key_id)
-        vector = contribution.row.astype("<f4", copy=False).tobytes()
-        start = files.append(upload.round, memoryview(vector))
-        return (*contribution.key, encode(upload), digest, start, checksum(vector))
-
-    def fail(self, round_: int, phases: Iterable[int], state: Encoded, metadata: ResumeMetadata) -> None:
-        """Delete the uploads of a round's failed phases and store the state with no round open, in one transaction.
-
-        With two transactions, a crash in between could let the failed step be announced again as a different one.
-        """
-        head = self._write_vectors(self._vectors, (), state, dataclasses.replace(metadata, open=False))
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
-            self._write_snapshot(round_, head, state)
-        self._updates.rewind(round_)
-
-    def _sweep(self, round_: int, digests: set[str], rounds: set[int]) -> None:
+    def _sweep(self, round_: int, digests: set[str]) -> None:
         for path in (*self._vectors.glob(f"*{FLOATS}"), *self._vectors.glob(f"*{SEALED}")):
             if path.stem not in digests:
                 path.unlink()
-        self._updates.sweep(round_, rounds)
+        self._updates.sweep(round_)
 
     @reads
     def restore(self) -> Snapshot | None:
@@ -443,7 +340,7 @@ class Store:
         return last is not None and bool(last["final"])
 
     def erase(self) -> None:
-        """Erase all client updates after the end of the run; models' offsets and records stay."""
+        """Erase all client updates after the end of the run; its last snapshot and records stay."""
         self._updates.release()
         erase_updates(self.directory)
 
@@ -471,12 +368,8 @@ def check_version(database: sqlite3.Connection, directory: Path) -> None:
 
 def erase_updates(directory: Path) -> None:
     """Erase all client updates in the directory of a finished run."""
-    for path in (directory / UPDATES).glob("*/*.f32"):
+    for path in (directory / UPDATES).glob("*.f32"):
         path.unlink()
-
-
-def _folder(epoch: int) -> str:
-    return f"epoch-{epoch:06d}"
 
 
 def _head(text: str) -> SnapshotHead:

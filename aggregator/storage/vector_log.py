@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 class UpdateFiles:
-    """The files of one mask epoch."""
+    """The files of a run."""
 
     def __init__(self, directory: Path, end_of: Callable[[int], int]) -> None:
         """Use the existing ``directory``; ``end_of`` returns the length of a round's file up to its last committed row."""
@@ -61,11 +61,6 @@ class UpdateFiles:
             self._ends[round_] = start + len(data) - len(view)
         self._dirty.add(round_)
         return start
-
-    def rewind(self, round_: int) -> None:
-        """Reset the end of a round's file to its last committed row, so that later appends overwrite the rest."""
-        if round_ in self._ends:
-            self._ends[round_] = self._end_of(round_)
 
     def syncer(self) -> Callable[[], None]:
         """Return a function that makes all appended data durable; any thread may call it."""
@@ -138,12 +133,11 @@ class UpdateFiles:
             file.seek(start)
             return file.read(length)
 
-    def sweep(self, before: int, needed: Iterable[int]) -> None:
-        """Retire the files of rounds before ``before`` that are not ``needed``; views of them are invalid afterwards."""
-        keep = set(needed)
+    def sweep(self, before: int) -> None:
+        """Retire the files of rounds before ``before``; views of them are invalid afterwards."""
         for path in self._directory.glob(ROUNDS):
             old = int(path.stem)
-            if old < before and old not in keep:
+            if old < before:
                 self._pages.pop(old, None)
                 handle = self._files.pop(old, None)
                 if handle is not None:

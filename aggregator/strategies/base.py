@@ -1,16 +1,17 @@
 """The interface of strategies and its types: `ClusterModel`, `ClientUpdate`, `RoundPlan`, `Outcome` and `Strategy`.
 
-A strategy is a pure transition system on masked offsets: ``init`` makes a state, ``plan`` gives the devices their
-assignments for the next round, ``absorb`` adds one client update, ``close`` aggregates the updates into new offsets. It uses
-no clock, socket, disk or random source; the daemon, the loopback fleet and the simulator run the same object.
+A strategy is a pure transition system on masked updates: ``init`` makes a state, ``plan`` gives the devices their
+assignments for the next round, ``absorb`` adds one client update, ``close`` moves the models by means of the updates. It
+uses no clock, socket, disk or random source; the daemon, the loopback fleet and the simulator run the same object.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from itertools import islice
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,7 @@ from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
 from shoal.types import Float32Vector
-from shoal.util.state_codec import Encoded, Stored, decode_state, encode_state
 from shoal.util.wanted import wanted
-
-if TYPE_CHECKING:
-    from aggregator.strategies.renewal import Inherited, Renewal
-
-S = TypeVar("S")
 
 ORTHOGONAL_MODES: Final = frozenset({"none", "permutation", "signed-permutation", "rotation"})
 """Mask modes that keep dot products, norms and means: all modes there are."""
@@ -42,10 +37,10 @@ class ClusterModel:
     """One model as the aggregator knows it: theta = scale * origin + sum of weight * other origin + unmask(offset).
 
     Attributes:
-        origin: number of the vector that it starts from: one of the run's sealed origins or, under round keys, a state that
-            devices hold (`aggregator.rounds.relay`).
-        offset: shape (d,), float32, masked; None while it is zero.
-        contributors: fewest devices in any mean that was added to the offset; 0 while it is zero.
+        origin: number of the state that it starts from, which devices hold: one of the run's sealed origins, or a later
+            state (`aggregator.rounds.relay`).
+        offset: shape (d,), float32, masked: what the round that closes adds; None between rounds.
+        contributors: fewest devices in any mean that was added to the offset; 0 without one.
         version: round whose close last changed the slot.
         scale: 1 but for FedGroup's inter-group aggregation, which adds up whole models.
         others: (weight, number) of further vectors in the sum; none unless models of several states are added up.
@@ -95,8 +90,8 @@ class ClientUpdate:
         vector: shape (d,), float32, masked update; None if the assignment was not to train.
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
-        attached: the bytes that follow the update in the upload: in the steps of a rollover, and checkpoints under round keys.
-        statement: under round keys, the device's signed statement about the states that it holds.
+        attached: the bytes that follow the update in the upload: checkpoints.
+        statement: the device's signed statement about the states that it holds.
         nearest: of the models to compare with, the one nearest to the trained model; 0 where not asked.
     """
 
@@ -172,12 +167,9 @@ class RoundPlan:
     """The models that a round sends and each device's assignment. A device without an assignment does not take part.
 
     Attributes:
-        shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
-            length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
-        step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rounds/rollover.py).
-        carried: in a rollover, vectors to be masked under the next key, as cluster models of scale 0.
-        placing: models whose updates only place newcomers and enter no mean; their norms are not limited by others'.
-        seal: under round keys, models of which the next round will need a checkpoint.
+        shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model; ``models`` are then ``cluster``
+            segments.
+        seal: models of which the next round will need a checkpoint.
     """
 
     round: int
@@ -185,9 +177,6 @@ class RoundPlan:
     assignments: Mapping[str, Assignment]
     final: bool = False
     shared: ClusterModel | None = None
-    step: int = 0
-    carried: Mapping[int, ClusterModel] = field(default_factory=dict)
-    placing: frozenset[int] = frozenset()
     seal: frozenset[int] = frozenset()
 
 
@@ -259,40 +248,11 @@ class Strategy(Protocol):
     def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Return the round in which every device takes and reports on the model it ends with."""
 
-    def inherited(self, state: Any) -> Inherited:
-        """Return the models and vectors that the next mask epoch needs; called between rounds, with no update pending."""
+    def models_of(self, state: Any) -> Mapping[int, ClusterModel]:
+        """Return by id every model that `close` may have moved, and models that `final` makes of them.
 
-    def renewed(self, state: Any, renewal: Renewal) -> Any:
-        """Return the state in the next mask epoch, without any vector that ``renewal`` does not contain."""
-
-    def retain(self, state: Any, active: frozenset[str]) -> Any:
-        """Return the state, just renewed, without devices that are not ``active``: they were revoked."""
-
-
-def dump_state(state: Any) -> Encoded:
-    """Return a strategy's state between two rounds as a document, vectors and the keys of the uploads that it refers to.
-
-    Raises:
-        DocumentError: the state holds something else than its type hints say.
-    """
-    return encode_state(state, Stored(ClientUpdate, UploadKey))
-
-
-def load_state(
-    kind: type[S], document: Any, vectors: Mapping[str, Float32Vector], fetch: Callable[[UploadKey], ClientUpdate]
-) -> S:
-    """Return the state that `dump_state` encoded.
-
-    Args:
-        kind: the strategy's ``state_type``.
-        document: the encoded state.
-        vectors: its arrays.
-        fetch: returns an upload that it refers to.
-
-    Raises:
-        DocumentError: the document or the vectors do not describe a state of this class.
-    """
-    return decode_state(kind, document, vectors, Stored(ClientUpdate, UploadKey, fetch))
+        With weight sharing the shared segment is among them, as `SHARED_MODEL`.
+        """
 
 
 def norm_of(vector: Float32Vector) -> float:
@@ -305,17 +265,14 @@ def norm_of(vector: Float32Vector) -> float:
     return float(np.sqrt(total))
 
 
-def gather(gathered: Gathered, contribution: ClientUpdate, run: RunPlan) -> Gathered:
+def gather(gathered: Gathered, contribution: ClientUpdate) -> Gathered:
     """Return ``gathered`` with one more contribution.
 
     Raises:
-        KeyMismatchError: it is masked under another key than the run's or, with round keys, than the round's other updates.
+        KeyMismatchError: it is masked under another key than the round's other updates.
         IntegrityError: the same device contributed to this phase before.
     """
-    key_id = run.key_id
-    if run.keys == "round":
-        key_id = next((c.key_id for c in gathered.values()), contribution.key_id)
-    if contribution.key_id != key_id:
+    if any(c.key_id != contribution.key_id for c in islice(gathered.values(), 1)):
         raise KeyMismatchError(f"{contribution.device} masked its update under another key")
     if contribution.key in gathered:
         raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")
@@ -398,24 +355,6 @@ def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phas
 def final_assignment(candidates: tuple[int, ...]) -> Assignment:
     """Return the assignment to take the best of ``candidates`` and report its accuracy on the test share."""
     return Assignment(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
-
-
-def whole_offset(run: RunPlan, plan: RoundPlan, model: int) -> Float32Vector | None:
-    """Return a model's masked offset, (d,) float32, with the shared segment in its place; None while all of it is zero.
-
-    With weight sharing it is an offset from the shared coordinates of origin ``plan.shared.origin`` and all others of the
-    model's own origin.
-    """
-    own = plan.models[model].offset
-    if plan.shared is None:
-        return own
-    if own is None and plan.shared.offset is None:
-        return None
-    offset = np.zeros(run.length, np.float32)
-    for segment, part in (("shared", plan.shared.offset), ("cluster", own)):
-        if part is not None:
-            offset[run.span(segment)] = part
-    return offset
 
 
 def evaluates(run: RunPlan, round_: int) -> bool:

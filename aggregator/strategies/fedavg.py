@@ -1,11 +1,12 @@
 """Federated averaging: fedgroup Alg. 1.
 
-One model for all devices. Its masked offset moves by the weighted mean of the round's masked updates (line 8).
+One model for all devices. It moves by the weighted mean of the round's masked updates (line 8).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,7 +32,6 @@ from aggregator.strategies.base import (
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
@@ -93,10 +93,10 @@ class FedAvg:
 
     def absorb(self, state: FedAvgState, contribution: ClientUpdate) -> FedAvgState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: FedAvgState, plan: RoundPlan) -> tuple[FedAvgState, Outcome]:
-        """Move the offset by the weighted mean update (line 8), if it is the mean of enough devices."""
+        """Move the model by the weighted mean update (line 8), if it is the mean of enough devices."""
         given = in_order(state.gathered.values())
         slot = advanced(state.slot, given, self.run, self.mean, plan.round)
         events: tuple[Event, ...] = ()
@@ -114,14 +114,6 @@ class FedAvg:
         """Every device takes the one model."""
         return RoundPlan(round_, {MODEL: state.slot}, {d: final_assignment((MODEL,)) for d in devices}, final=True)
 
-    def inherited(self, state: FedAvgState) -> Inherited:
-        """The one model outlives the mask epoch."""
-        return Inherited({MODEL: state.slot})
-
-    def renewed(self, state: FedAvgState, renewal: Renewal) -> FedAvgState:
-        """Return the state in the next mask epoch."""
-        return dataclasses.replace(state, slot=fresh_slot(renewal, MODEL), gathered={})
-
-    def retain(self, state: FedAvgState, active: frozenset[str]) -> FedAvgState:
-        """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, devices=tuple(d for d in state.devices if d in active))
+    def models_of(self, state: FedAvgState) -> Mapping[int, ClusterModel]:
+        """Return the one model."""
+        return {MODEL: state.slot}

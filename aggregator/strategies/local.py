@@ -8,7 +8,7 @@ devices that must not see each other's updates.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.numerics.backend import Backend
@@ -30,7 +30,6 @@ from aggregator.strategies.base import (
     require,
     train_assignment,
 )
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
@@ -48,7 +47,7 @@ class LocalState:
     Attributes:
         devices: in order of their names, then newcomers; the position is the model id.
         slots: in the same order.
-        untrained: w_0, with which a newcomer starts.
+        untrained: w_0, with which a newcomer starts; devices can name only states that a model of the run starts from.
     """
 
     devices: tuple[str, ...]
@@ -96,7 +95,7 @@ class Local:
 
     def absorb(self, state: LocalState, contribution: ClientUpdate) -> LocalState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: LocalState, plan: RoundPlan) -> tuple[LocalState, Outcome]:
         """Each slot moves by its own device's update."""
@@ -113,19 +112,9 @@ class Local:
         models = {place[d]: state.slots[place[d]] for d in devices}
         return RoundPlan(round_, models, {d: final_assignment((place[d],)) for d in devices}, final=True)
 
-    def inherited(self, state: LocalState) -> Inherited:
-        """Return every device's model, and w_0, for newcomers, after them."""
-        return Inherited(dict(enumerate((*state.slots, state.untrained))))
-
-    def renewed(self, state: LocalState, renewal: Renewal) -> LocalState:
-        """Return the state in the next mask epoch."""
-        *slots, untrained = (fresh_slot(renewal, i) for i in range(len(state.slots) + 1))
-        return LocalState(state.devices, tuple(slots), untrained)
-
-    def retain(self, state: LocalState, active: frozenset[str]) -> LocalState:
-        """Return the state without the models of devices that are not ``active``; the others' ids close up."""
-        kept = [(d, s) for d, s in zip(state.devices, state.slots, strict=True) if d in active]
-        return dataclasses.replace(state, devices=tuple(d for d, _ in kept), slots=tuple(s for _, s in kept))
+    def models_of(self, state: LocalState) -> Mapping[int, ClusterModel]:
+        """Return every device's model."""
+        return dict(enumerate(state.slots))
 
 
 def _with(state: LocalState, devices: Iterable[str]) -> LocalState:

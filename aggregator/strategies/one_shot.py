@@ -5,9 +5,9 @@ Line 2: k-means of the models, here of their deltas from the one origin, which h
 matrix. Line 3: FedAvg inside each cluster, by the plan's ``local`` recipe, for the rounds that follow.
 
 The paper does not say from which model the clusters start: here from the mean of their members' models (default) or from
-the origin. A device that missed line 1 trains alone from the same origin when it is available, and joins the nearest
-centroid. If fewer than k devices, or fewer than two, uploaded in the first round, line 1 is repeated. After a rollover that
-lost the centroids, a late device scores the clusters' models instead, trains the best and joins that cluster.
+the origin. A device that missed line 1 scores the clusters' models, trains the best and joins that cluster: its own model
+can't be compared with the others', which were masked under another key. If fewer than k devices, or fewer than two, uploaded
+in the first round, line 1 is repeated.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.clustering import kmeans_from_gram
-from aggregator.numerics.rows import drop_pages
 from aggregator.numerics.similarity import gram
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
@@ -40,25 +39,15 @@ from aggregator.strategies.base import (
     gather,
     in_order,
     mean_update,
-    norm_of,
     parse_settings,
     require,
     require_one_origin,
     train_assignment,
 )
-from aggregator.strategies.renewal import (
-    Carried,
-    Inherited,
-    Renewal,
-    fresh_slot,
-    renewed_rows,
-    retained,
-)
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase
-from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +66,8 @@ class OneShotSettings(StrategySettings):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Local convergence has a recipe of its own, and centroids outlive a mask epoch."""
-        return Capabilities(pretrain=True, carry=True)
+        """Local convergence has a recipe of its own."""
+        return Capabilities(pretrain=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +75,16 @@ class OneShotState:
     """The clusters, once they are found.
 
     Attributes:
-        slots, centroids: one a cluster; a centroid is the mean delta, (d,) float32, of its members' own models. There
-            are none after a rollover that lost them.
-        behind: number of devices averaged in each centroid.
+        slots: one a cluster.
         origin: the origin from which devices train alone.
         since: round whose models were clustered, 0 before.
         clusters: cluster of every device that has one.
-        news: events of a rollover, for the next round's outcome.
     """
 
     slots: tuple[ClusterModel, ...] = ()
-    centroids: tuple[Float32Vector, ...] = ()
-    behind: tuple[int, ...] = ()
     origin: ClusterModel = field(default_factory=ClusterModel)
     since: int = 0
     clusters: Mapping[str, int] = field(default_factory=dict)
-    news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -135,11 +118,14 @@ class OneShot:
         return OneShotState()
 
     def plan(self, state: OneShotState, round_: int, available: tuple[str, ...]) -> tuple[OneShotState, RoundPlan]:
-        """Devices without a cluster train alone, whether drawn or not; of the others, those drawn train their cluster's."""
+        """Devices without a cluster train, whether drawn or not; of the others, those drawn train their cluster's model.
+
+        Before the clusters are found they train alone, afterwards the cluster's model of least loss.
+        """
         placed = tuple(d for d in available if d in state.clusters)
         evaluate = evaluates(self.run, round_)
         first = train_assignment((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
-        if state.since and not state.centroids:
+        if state.since:
             first = train_assignment(tuple(range(len(state.slots))), evaluate=evaluate)
         assignments = {d: first for d in available if d not in state.clusters}
         for d in drawn(self.run, round_, placed) if placed else ():
@@ -150,13 +136,12 @@ class OneShot:
 
     def absorb(self, state: OneShotState, contribution: ClientUpdate) -> OneShotState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: OneShotState, plan: RoundPlan) -> tuple[OneShotState, Outcome]:
-        """Line 2 in the round that has the models; line 3, and latecomers to their centroids, in those that follow."""
+        """Line 2 in the round that has the models; line 3 in those that follow, and latecomers join the cluster they chose."""
         given = in_order(state.gathered.values())
-        news = state.news
-        state = dataclasses.replace(state, news=(), gathered={})
+        state = dataclasses.replace(state, gathered={})
         models = [c for c in given if c.phase is Phase.PRETRAIN]
         capped: dict[str, float] = {}
         if state.since:
@@ -170,8 +155,11 @@ class OneShot:
             capped = self._capped(
                 m for m, old, new in zip(by_cluster, state.slots, slots, strict=True) if new is not old
             )
-            late = [c for c in given if c.device not in state.clusters]
-            state, events = self._place(dataclasses.replace(state, slots=slots), late, plan.round)
+            late = {c.device: c.model for c in given if c.device not in state.clusters}
+            state = dataclasses.replace(state, slots=slots, clusters={**state.clusters, **late})
+            events = tuple(
+                Event(plan.round, "newcomer", {"device": d, "cluster": j, "by": "loss"}) for d, j in late.items()
+            )
         elif len(models) < max(2, self.settings.k):
             detail = {"models": len(models), "clusters": self.settings.k}
             events = (Event(plan.round, "clustering-postponed", detail),)
@@ -180,7 +168,7 @@ class OneShot:
             if self.settings.start == "mean":
                 by_cluster = [[c for c in models if state.clusters[c.device] == j] for j in range(len(state.slots))]
                 capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
-        return state, Outcome(state.clusters, (*news, *events), capped)
+        return state, Outcome(state.clusters, events, capped)
 
     def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
         return capped_devices(means, self.run.weighting, self.run.weight_cap)
@@ -189,42 +177,21 @@ class OneShot:
         self, state: OneShotState, models: list[ClientUpdate], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
         labels = kmeans_from_gram(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run.seed)
-        slots, centroids = [], []
+        slots = []
         for j in range(int(labels.max()) + 1):
             members = [c for c, label in zip(models, labels, strict=True) if label == j]
-            centroids.append(self.average(members, "uniform"))
             begins = self.settings.start == "mean"
             slots.append(advanced(state.origin, members if begins else [], self.run, self.average, round_))
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
-        # With round keys no later model can be compared with these centroids: latecomers choose by loss.
-        remembers = self.run.keys == "run"
         events = (Event(round_, "clustered", {"sizes": sizes}),)
         state = OneShotState(
             slots=tuple(slots),
-            centroids=tuple(centroids) if remembers else (),
-            behind=tuple(sizes) if remembers else (),
             origin=state.origin,
             since=round_,
             clusters=clusters,
         )
         return state, events
-
-    def _place(
-        self, state: OneShotState, late: list[ClientUpdate], round_: int
-    ) -> tuple[OneShotState, tuple[Event, ...]]:
-        """The nearest centroid takes who has trained alone; who has trained a cluster's model has chosen by itself."""
-        placed, events = {}, []
-        for c in late:
-            detail: dict[str, Any] = {"device": c.device, "cluster": c.model, "by": "loss"}
-            if c.phase is Phase.PRETRAIN:
-                nearest = int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids]))
-                # One latecomer's update in memory at a time, however many there are.
-                drop_pages([c.row])
-                detail = {"device": c.device, "cluster": nearest}
-            placed[c.device] = detail["cluster"]
-            events.append(Event(round_, "newcomer", detail))
-        return dataclasses.replace(state, clusters={**state.clusters, **placed}), tuple(events)
 
     def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its cluster's model; one without a cluster takes the model of least loss."""
@@ -234,32 +201,6 @@ class OneShot:
         }
         return RoundPlan(round_, models, assignments, final=True)
 
-    def inherited(self, state: OneShotState) -> Inherited:
-        """Return the clusters' models, the origin after them, and the centroids."""
-        carried = {
-            _centroid(j): Carried(row, count)
-            for j, (row, count) in enumerate(zip(state.centroids, state.behind, strict=True))
-        }
-        return Inherited({**dict(enumerate(state.slots)), self.untrained: state.origin}, carried=carried)
-
-    def renewed(self, state: OneShotState, renewal: Renewal) -> OneShotState:
-        """Return the state in the next mask epoch; centroids come all or not at all."""
-        rows = renewed_rows(renewal, [_centroid(j) for j in range(len(state.centroids))])
-        lost = bool(state.centroids) and not rows
-        return OneShotState(
-            slots=tuple(fresh_slot(renewal, j) for j in range(len(state.slots))),
-            centroids=rows,
-            behind=() if lost else state.behind,
-            origin=fresh_slot(renewal, self.untrained),
-            since=state.since,
-            clusters=state.clusters,
-            news=(*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
-        )
-
-    def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
-        """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, clusters=retained(state.clusters, active))
-
-
-def _centroid(cluster: int) -> str:
-    return f"centroid-{cluster}"
+    def models_of(self, state: OneShotState) -> Mapping[int, ClusterModel]:
+        """Return the clusters' models."""
+        return dict(enumerate(state.slots))

@@ -81,16 +81,15 @@ class UploadVerifier:
             roster: the newest roster.
 
         Raises:
-            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit or, under round keys,
-                without a valid statement about the device's states.
+            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit, or without a valid
+                statement about the device's states.
             ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
         message, body = self._open(device, transfer, roster, channels.UPLOAD)
         header = decode(message, Upload)
         self._check_header(header, body, device)
         self._check_samples(header)
-        if self._run.keys == "round":
-            self._check_statement(header, roster)
+        self._check_statement(header, roster)
         norm = self._checked_norm(header, body)
         return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
 

@@ -64,7 +64,7 @@ def stored_update(run_directory: Path, length: int) -> tuple[int, Float32Vector]
     ) as db:
         rows = db.execute("SELECT round, start, checksum FROM uploads ORDER BY round, device").fetchall()
     for round_, start, kept in rows:
-        for path in (run_directory / UPDATES).glob(f"*/{round_:06d}.f32"):
+        for path in (run_directory / UPDATES).glob(f"{round_:06d}.f32"):
             try:
                 update = np.fromfile(path, "<f4", length, offset=start)
             except FileNotFoundError:

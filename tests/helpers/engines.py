@@ -5,7 +5,7 @@ from aggregator.rounds.engine import (
     CameOnline,
     Stored,
 )
-from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.plans import KEY_VERSION, digest_of, engine_of, run_plan, stored, upload_of
 
 
 class Name(str):
@@ -41,7 +41,7 @@ def online(engine, state, *devices):
 def opened(devices=DEVICES, **changes):
     """Return (engine, state) with round 1 open for all devices."""
     engine = engine_of(run_plan(**changes))
-    state, actions = engine.begin(devices)
+    state, actions = engine.begin(devices, KEY_VERSION)
     assert kinds(actions) == ["Gather"]
     state, actions = online(engine, state, *devices)
     assert kinds(actions) == ["OpenRound"]
@@ -56,3 +56,9 @@ def give(engine, state, *devices, **changes):
         state, more = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
         actions += more
     return state, actions
+
+
+def mean_of(state):
+    """Return the mean (d,) float32 of the last round of a run with one model."""
+    (mean,) = state.held.steps[-1].means
+    return mean.vector

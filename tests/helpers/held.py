@@ -1,4 +1,4 @@
-"""Models under round keys, statements, checkpoints and updates made by hand, for tests of the engine without a network."""
+"""Models, statements, checkpoints and updates made by hand, for tests of the engine without a network."""
 
 import dataclasses
 
@@ -7,45 +7,24 @@ import numpy as np
 from aggregator.rounds.held_models import HeldModels, after_round, agree
 from aggregator.rounds.relay import RelayedStep, States
 from aggregator.strategies.base import ClientUpdate
-from crypto.seal.envelope import GroupKey, seal_to_group
-from crypto.seal.identity import Identity
-from shoal.membership.statements import sign_statement
-from shoal.protocol.codec import encode
-from shoal.protocol.messages import Phase, Sealed
-from shoal.protocol.states import HeldState, SealedCheckpoints, StateId, Statement, checkpoint_purpose
-from tests.helpers.plans import run_plan
+from shoal.protocol.messages import Phase
+from shoal.protocol.states import StateId
+from tests.helpers.plans import ROUND_KEY, run_plan
+from tests.helpers.statements import sealed_checkpoints, signed_statement
 
 NAMES = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
-IDENTITIES = {name: Identity.generate(name) for name in NAMES}
-ROUND_KEY = b"K" * 16
-CONTENT = GroupKey("demo", "content", bytes(32))
 
 
 def held_plan(**changes):
-    """Return a plan under round keys."""
-    return run_plan(
-        **{"keys": "round", "key_version": 3, "key_id": bytes(16), "epoch": 0, "min_contributors": 2} | changes
-    )
-
-
-def digest(state, kind=0):
-    """Return a digest of a state; another ``kind`` is that of other bits."""
-    return bytes([kind, state.model % 256]) + state.round.to_bytes(30, "big")
+    """Return a plan in which two devices certify a state."""
+    return run_plan(**{"min_contributors": 2} | changes)
 
 
 def update(device, round_, states, *, model=0, run=None, seals=(), kinds=None, key_id=ROUND_KEY, trained=True):
     """Return an update whose statement names ``states``, with checkpoints of ``seals``, pairs (model, state)."""
     run = run or held_plan()
-    named = tuple(HeldState(s.model, s.round, digest(s, (kinds or {}).get(s, 0))) for s in sorted(states))
-    statement = sign_statement(IDENTITIES[device], Statement(run.fleet, run.run_id, round_, device, named))
-    attached = b""
-    if seals:
-        envelopes = []
-        for _, state in seals:
-            head = Sealed(run.fleet, checkpoint_purpose(run.run_id, round_, state), device, "*")
-            envelopes.append(seal_to_group(IDENTITIES[device], CONTENT, head, b"state"))
-        sealed = SealedCheckpoints(tuple(m for m, _ in seals), tuple(len(e) for e in envelopes))
-        attached = encode(sealed) + b"".join(envelopes)
+    statement = signed_statement(device, run, round_, states, kinds=kinds)
+    attached = sealed_checkpoints(device, run, round_, seals) if seals else b""
     return ClientUpdate(
         round=round_,
         phase=Phase.TRAIN,
@@ -89,6 +68,7 @@ def moved(held, round_, updates, *, run=None, offers=None, models=(0,), declined
         given=updates,
         declined=declined or {},
         settled=(States(names, number), tuple(steps), used),
+        models=offers,
     )
 
 

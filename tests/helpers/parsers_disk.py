@@ -326,8 +326,7 @@ def _all_of(store, directory, plan):
     snapshot = store.restore()
     if snapshot is not None:
         with readable(directory):
-            kind = make_strategy(plan).state_type
-            load_snapshot(kind, snapshot.document, snapshot.vectors, store.fetch, has_models=True)
+            load_snapshot(make_strategy(plan).state_type, snapshot.document, snapshot.vectors)
         store.uploads(snapshot.round)
     return store.records(), read_records(directory)
 

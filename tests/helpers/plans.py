@@ -7,13 +7,20 @@ import json
 import numpy as np
 
 from aggregator.rounds.engine import Engine
-from aggregator.strategies.base import ClientUpdate, contribution_of, dump_state, load_state, norm_of
+from aggregator.rounds.held_models import HeldModels, offers_of
+from aggregator.rounds.relay import States, settle
+from aggregator.strategies.base import ClientUpdate, contribution_of, norm_of, starts_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
-from shoal.protocol.messages import Phase, Upload
+from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
+from shoal.protocol.states import StateId
+from shoal.util.state_codec import decode_state, encode_state
+from tests.helpers.statements import sealed_checkpoints, signed_statement
 
-KEY_ID = b"k" * 16
+KEY_VERSION = 3
+ROUND_KEY = b"k" * 16
+"""Names the mask of updates made by hand."""
 D = 6
 FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
 
@@ -32,9 +39,9 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "max_models": 4096,
         "rounds": 20,
         "mode": "permutation",
-        "epoch": 1,
+        "epoch": 0,
         "epoch_rounds": 20,
-        "key_id": KEY_ID,
+        "key_id": bytes(16),
         "segments": (SegmentSpec("cluster", D),),
         "norm_limit": 100.0,
         "min_contributors": 1,
@@ -46,6 +53,8 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "seed": 7,
         "local": FULL_BATCH,
         "pretrain": FULL_BATCH,
+        "keys": "round",
+        "key_version": KEY_VERSION,
     }
     fields |= changes
     if "epoch_rounds" not in changes:
@@ -57,13 +66,28 @@ def engine_of(run, seed=bytes(16)):
     return Engine(run, make_strategy(run), seed)
 
 
-def upload_of(engine, state, device, /, values=None, **changes):
-    """Return the upload that answers the open round's order: vector ``values`` (d,), ones by default."""
+def resumed(engine, devices, round_=1, before=None):
+    """Return the engine's state with a round open for ``devices``, which hold the run's origins."""
+    held = HeldModels.begin(engine.run, devices, KEY_VERSION)
+    before = engine.strategy.init(devices) if before is None else before
+    return engine.resume(devices, before, held, round_, devices)[0]
+
+
+def upload_of(engine, state, device, /, values=None, signer=None, **changes):
+    """Return the upload that answers the open round's assignment, and its body: vector ``values`` (d,), ones by default.
+
+    Its statement names all states of the run's models, and ``signer`` signs it: the device's keys, if the test has any. The
+    checkpoints that the assignment orders follow the vector.
+    """
     run, assignment = engine.run, state.plan.assignments[device]
     body = b""
     if assignment.train:
         values = np.ones(run.length) if values is None else values
         body = np.asarray(values, "<f4").tobytes()
+    states, attached = state.held.states, b""
+    if assignment.seal:
+        offers = offers_of(state.plan, states)
+        attached = sealed_checkpoints(device, run, state.round, [(m, offers[m]) for m in assignment.seal])
     fields = {
         "fleet": run.fleet,
         "run": run.run,
@@ -76,7 +100,8 @@ def upload_of(engine, state, device, /, values=None, **changes):
         "recipient": bytes(32),
         "task_digest": run.task_digest,
         "mode": run.mode,
-        "key_id": run.key_id,
+        "key_id": ROUND_KEY if body else bytes(16),
+        "key_version": state.held.key_version,
         "model": assignment.candidates[0],
         "samples": 10,
         "loss": 1.0,
@@ -84,8 +109,12 @@ def upload_of(engine, state, device, /, values=None, **changes):
         "correct": 3 if assignment.evaluate else 0,
         "tested": 4 if assignment.evaluate else 0,
         "length": len(body) // 4,
+        "attached": len(attached),
+        "nearest": min(assignment.compare, default=0),
     }
-    return Upload(**{**fields, **changes}), body
+    if "statement" not in changes:
+        fields["statement"] = signed_statement(device, run, state.round, states.names.values(), signer=signer)
+    return Upload(**{**fields, **changes}), body + attached
 
 
 def digest_of(upload, body):
@@ -97,7 +126,14 @@ def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **change
     """Return a contribution with vector ``values`` (d,), or without one."""
     vector = None if values is None else np.asarray(values, np.float32)
     made = ClientUpdate(
-        round=1, phase=Phase.TRAIN, device=device, model=model, samples=samples, loss=loss, key_id=KEY_ID, vector=vector
+        round=1,
+        phase=Phase.TRAIN,
+        device=device,
+        model=model,
+        samples=samples,
+        loss=loss,
+        key_id=ROUND_KEY,
+        vector=vector,
     )
     made = dataclasses.replace(made, norm=0.0 if vector is None else norm_of(vector))
     return dataclasses.replace(made, **changes)
@@ -105,44 +141,92 @@ def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **change
 
 def stored(upload, body):
     """Return an upload as the store returns it."""
-    return contribution_of(upload, np.frombuffer(body, "<f4") if body else None)
+    vector = np.frombuffer(body, "<f4", upload.length) if upload.length else None
+    return contribution_of(upload, vector, attached=body[4 * upload.length :])
 
 
 class Rounds:
-    """A strategy driven without an engine: ``answer(device, assignment, round)`` gives each device's contribution."""
+    """A strategy driven without an engine: ``answer(device, assignment, round)`` gives each device's contribution.
 
-    def __init__(self, run, devices):
+    It holds the models in the devices' place, without masks.
+
+    Args:
+        run: the plan.
+        devices: their names.
+        origins: (run.origins, d) where the models start; zeros by default.
+
+    Attributes:
+        plan: of the round that is open, or of the last one.
+        steps: those of the last round, by which models reached new states.
+    """
+
+    def __init__(self, run, devices, origins=None):
         self.strategy = make_strategy(run)
         assert models_needed(run) >= 1
         self.devices = tuple(devices)
         self.state = self.strategy.init(self.devices)
         self.round = 0
         self.events = []
+        self.plan, self.steps = None, ()
+        self.states = States.of_origins(run.origins)
+        origins = np.zeros((run.origins, run.length)) if origins is None else origins
+        self._contributors = {}
+        self._vectors = {StateId(i, 0): np.asarray(origin, np.float64) for i, origin in enumerate(origins)}
+
+    def theta(self, slot, segment=""):
+        """Return a model, or a segment of one, in the clear: float64."""
+        total = sum(w * self._part(self.states[number], segment) for number, w in starts_of([(1.0, slot)]).items())
+        return total if slot.offset is None else total + slot.offset
+
+    def contributors(self, slot):
+        """Return the number of devices in the mean that moved a model last; 0 at its origin."""
+        return self._contributors.get(self.states[slot.origin], 0)
+
+    def _part(self, state, segment):
+        # Origins are whole vectors, later states have only their segment.
+        vector = self._vectors[state]
+        return vector[self.strategy.run.span(segment)] if state.round == 0 else vector
+
+    def whole(self, plan, model):
+        """Return a model of a plan in the clear, (d,) float64, with the shared segment in its place."""
+        if plan.shared is None:
+            return self.theta(plan.models[model])
+        run, found = self.strategy.run, np.empty(self.strategy.run.length)
+        found[run.span("shared")] = self.theta(plan.shared, "shared")
+        found[run.span("cluster")] = self.theta(plan.models[model], "cluster")
+        return found
 
     def step(self, answer, present=None):
         """Do one round with the devices ``present`` and return its outcome."""
         self.round += 1
-        self.state, plan = self.strategy.plan(self.state, self.round, tuple(sorted(present or self.devices)))
-        for device, assignment in plan.assignments.items():
+        self.state, self.plan = self.strategy.plan(self.state, self.round, tuple(sorted(present or self.devices)))
+        for device, assignment in self.plan.assignments.items():
             given = answer(device, assignment, self.round)
             if given is not None:
                 self.state = self.strategy.absorb(self.state, given)
-        self.state, outcome = self.strategy.close(self.state, plan)
+        self.state, outcome = self.strategy.close(self.state, self.plan)
+        self.settle()
         self.events.extend(outcome.events)
         return outcome
 
+    def settle(self):
+        """Let the devices take the means of the round that has closed."""
+        models = self.strategy.models_of(self.state)
+        self.state, states, steps = settle(self.state, models, self.states, self.round)
+        self.steps = steps
+        for step in steps:
+            self._contributors[step.state] = step.contributors
+            segment = ""
+            if SHARED_MODEL in models:
+                segment = "shared" if step.state.model == SHARED_MODEL else "cluster"
+            self._vectors[step.state] = sum(w * self._part(ref, segment) for w, ref in step.terms)
+            if step.mean is not None:
+                self._vectors[step.state] = self._vectors[step.state] + step.mean
+        self.states = states
+
     def reload(self):
-        """Replace the state by the one loaded from its dump."""
-        encoded = dump_state(self.state)
-        seen = contributions_in(self.state)
+        """Replace the state by the one loaded from its encoded form, which is returned."""
+        encoded = encode_state(self.state)
         document = json.loads(json.dumps(encoded.document))
-        self.state = load_state(self.strategy.state_type, document, encoded.arrays, seen.__getitem__)
+        self.state = decode_state(self.strategy.state_type, document, encoded.arrays)
         return encoded
-
-
-def contributions_in(state):
-    """Return every contribution that a CFL state refers to, by key."""
-    found = list(getattr(state, "newest", {}).values())
-    found += [c for node in getattr(state, "tree", {}).values() for edge in node.edges for c in edge]
-    found += [c for trial in getattr(state, "trials", {}).values() for c in trial.evidence]
-    return {c.key: c for c in found}

@@ -45,10 +45,7 @@ class Quadratic:
         self.assignments = []
 
     def theta(self, model):
-        for slot in slots(self.rounds.state):
-            if slot[0] == model:
-                return np.zeros(D) if slot[1].offset is None else slot[1].offset.astype(np.float64)
-        raise AssertionError(model)
+        return self.rounds.theta(dict(slots(self.rounds.state))[model])
 
     def loss(self, device, model):
         return float(np.linalg.norm(self.goals[device] - self.theta(model)))

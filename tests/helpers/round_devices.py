@@ -80,7 +80,7 @@ class RoundFleet:
         self.versions = {roster.keys_since: b"v" * 32}
         self.version_of = {}
         fields = {"rounds": 6, "quorum": 0.5, "min_contributors": 2, "deadline_s": DEADLINE_S, "mode": "rotation"}
-        fields |= {"keys": "round", "key_version": roster.keys_since, "key_id": NO_KEY, "epoch": 0, "origins": origins}
+        fields |= {"key_version": roster.keys_since, "origins": origins}
         self.plan = run_plan(fleet="reef", roster_sequence=roster.sequence, **{**fields, **plan})
         self.origins = np.random.default_rng(7).standard_normal((origins, D)).astype(np.float32)
         self.line, self.disk, self.now_s = Retaining(), SlowDisk(), 0.0

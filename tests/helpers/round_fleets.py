@@ -51,7 +51,7 @@ def relayed_steps(fleet):
     finally:
         store.close()
     kind = make_strategy(fleet.plan).state_type
-    _, held = load(kind, snapshot.document, snapshot.vectors, fetch=None, has_models=True)
+    _, held = load(kind, snapshot.document, snapshot.vectors)
     return held.steps
 
 

@@ -1,7 +1,6 @@
 """The aggregator's uploads with a real engine, store and seals, and doubles of the disk's speed and the publisher."""
 
 from dataclasses import dataclass
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +12,13 @@ from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
 from crypto.seal.envelope import seal_to_member
-from crypto.seal.identity import Identity
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster, SegmentSpec
 from shoal.protocol.messages import Action, Reminder
 from tests.helpers.plans import run_plan, upload_of
+from tests.helpers.statements import identity
 
 STRANGER = "stranger"
 DEVICES = ("dev-1", "dev-2", "dev-3")
@@ -84,12 +83,6 @@ class SlowDisk:
 
     def close(self):
         """Do nothing: there is no thread."""
-
-
-@cache
-def identity(name):
-    """Return a party's keys; the same ones in each test."""
-    return Identity.generate(name)
 
 
 @dataclass(frozen=True)
@@ -166,7 +159,7 @@ class Scene:
         self.disk.waiting.clear()
         self.store = Store(directory, self.run)
         self.state, _ = self.engine.resume(
-            DEVICES, self._opened.before, self._opened.plan.round, self._opened.available
+            DEVICES, self._opened.before, self._opened.held, self._opened.plan.round, self._opened.available
         )
         self._build()
         self.on_committed([Stored(*found) for found in self.store.uploads(self.state.round)])

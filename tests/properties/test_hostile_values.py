@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import CameOnline, Stored
-from aggregator.strategies.base import dump_state, norm_of
+from aggregator.rounds.snapshot import dump
+from aggregator.strategies.base import norm_of
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol import round_state as agent
 from shoal.errors import UntrustedError, WireError
@@ -66,10 +67,10 @@ def test_whatever_devices_report_the_run_goes_on(name, random):
         verdict, _ = engine.validate(state, upload, digest_of(upload, body))
         if verdict is not Decision.STORE:
             upload, body = honest(engine, state, device)
-        norm = norm_of(np.frombuffer(body, "<f4")) if body else 0.0
+        norm = norm_of(np.frombuffer(body, "<f4", upload.length)) if upload.length else 0.0
         assert norm <= engine.run.norm_limit
         state, _ = engine.handle(state, Stored(stored_with(upload, body), digest_of(upload, body)))
-        dump_state(state.strategy)
+        dump(state.strategy, state.held)
     assert state.finished
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,6 @@ from shoal.errors import IntegrityError
 from shoal.protocol.messages import Phase
 from shoal.simulation.engine.checkpoint import ResumePoint
 from shoal.util.state_codec import Stored, decode_state, encode_state
-from tests.helpers.epochs import inside
 from tests.helpers.states import damaged, instances, places, same
 
 STATES = sorted({s.state_type for s in STRATEGIES.values()}, key=lambda t: t.__name__)
@@ -25,6 +25,21 @@ some = settings(deadline=None, max_examples=25, suppress_health_check=list(Healt
 
 def fetch(_key):
     return BLANK
+
+
+def inside(value, kind):
+    """Return everything of a kind that a state refers to, however deep."""
+    if isinstance(value, kind):
+        yield value
+    if dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            yield from inside(getattr(value, f.name), kind)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from inside(part, kind)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from inside(part, kind)
 
 
 def through_json(document):

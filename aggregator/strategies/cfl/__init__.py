@@ -4,10 +4,10 @@
   whose updates are least alike (`split`).
 - By default both halves train for a few rounds and the split stands only if each prefers its own model
   (`split_validation`); a split that does not pay is reverted (`merge`), and devices may change clusters (`reassignment`).
-- Split clusters form a tree with their models; a late device follows the most similar updates down to a leaf (`tree`,
-  `newcomers`).
+- Split clusters form a tree with their models (`tree`); a late device scores the leaves' models and joins the leaf of the
+  best one (`newcomers`).
 
-`strategy` is the algorithm, `state` its settings and state, `renewal` the change of the mask epoch.
+`strategy` is the algorithm, `state` its settings and state.
 
 Example: with two hidden groups, one cluster trains until its mean update is small, the candidate split is
 validated, and two leaves train on from the common model.

@@ -1,8 +1,8 @@
-"""Placement of devices that join later, or whose update was missing when their cluster was split (cfl Alg. 4).
+"""Placement of devices that join later, or whose update was missing when their cluster was split.
 
-Alg. 4 compares a newcomer's update with cached ones. If a rollover of the mask has emptied an edge of its node, the newcomer
-scores the models of the leaves below that node instead, as in IFCA, trains the best and becomes a member of that leaf; it
-waits while all of these leaves are on trial.
+Alg. 4 of the paper compares a newcomer's update with cached ones, which were masked under another key. So a newcomer scores
+the models of the leaves below its node instead, as in IFCA, trains the best and becomes a member of that leaf; it waits while
+all of these leaves are on trial.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from aggregator.strategies.base import ClientUpdate, Event, train_assignment
-from aggregator.strategies.cfl.reassignment import trusted
 from aggregator.strategies.cfl.state import ROOT, CflState, Step
-from aggregator.strategies.cfl.tree import follow, leaves
+from aggregator.strategies.cfl.tree import leaves
 from shoal.protocol.messages import Assignment, Phase
 
 
@@ -32,14 +31,12 @@ def welcome(state: CflState, there: set[str]) -> CflState:
 
 
 def assignments(state: CflState, there: set[str]) -> dict[str, Assignment]:
-    """Return the assignments of unplaced devices: to train their node's model, or the best of the leaves below it."""
+    """Return the assignments of unplaced devices: to train the best model of the leaves below their node."""
     asked = {}
     for device, at in state.unplaced.items():
         if device not in there:
             continue
-        candidates: tuple[int, ...] = (at,)
-        if not all(state.tree[at].edges):
-            candidates = tuple(leaf for leaf in leaves(state.tree, at) if leaf not in state.trials)
+        candidates = tuple(leaf for leaf in leaves(state.tree, at) if leaf not in state.trials)
         if candidates:
             asked[device] = train_assignment(candidates, evaluate=False)
     return asked
@@ -60,26 +57,3 @@ def join(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
     unplaced = {d: n for d, n in state.unplaced.items() if d not in chosen}
     events = (Event(round_, "newcomer", {"device": d, "cluster": at, "by": "loss"}) for d, at in chosen.items())
     return dataclasses.replace(state, clusters=clusters, unplaced=unplaced), tuple(events)
-
-
-def place(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
-    """Move each newcomer one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
-    events = []
-    for update in given:
-        at = state.unplaced.get(update.device)
-        if at is None or update.model != at or update.vector is None:
-            continue
-        child = follow(trusted(state, state.tree[at]), update)
-        if child in state.tree:
-            state = dataclasses.replace(state, unplaced={**state.unplaced, update.device: child})
-        elif child not in state.trials:
-            state = _with_member(state, child, update.device)
-            events.append(Event(round_, "newcomer", {"device": update.device, "cluster": child}))
-    return state, tuple(events)
-
-
-def _with_member(state: CflState, leaf: int, device: str) -> CflState:
-    cluster = state.clusters[leaf]
-    cluster = dataclasses.replace(cluster, members=(*cluster.members, device))
-    unplaced = {d: n for d, n in state.unplaced.items() if d != device}
-    return dataclasses.replace(state, unplaced=unplaced, clusters={**state.clusters, leaf: cluster})

@@ -1,7 +1,7 @@
 """Reassignment of devices to other clusters: IFCA's identity step among the leaves of CFL.
 
-A split can be wrong for one device, a newcomer can follow the wrong edge, and a device's data may change; Alg. 5 and Alg. 4
-do not correct this. So in every ``look_every``-th round the devices that train are offered other leaves' models besides
+A split can be wrong for one device, a newcomer can choose the wrong leaf, and a device's data may change; Alg. 5 does not
+correct this. So in every ``look_every``-th round the devices that train are offered other leaves' models besides
 their own. Each trains the one of least training loss (ifca Alg. 1, line 7) and belongs to that leaf from then on. The model
 of its own leaf was also fitted to its training data, so chance alone does not move a device.
 """
@@ -17,7 +17,7 @@ from typing import Final
 
 from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.cfl.state import CflSettings, CflState, Step
-from aggregator.strategies.cfl.tree import Node, leaves, parents
+from aggregator.strategies.cfl.tree import leaves, parents
 from shoal.protocol.messages import Phase
 
 MOST_OFFERED: Final = 4
@@ -86,7 +86,7 @@ def move(state: CflState, given: Collection[ClientUpdate], least_side: int, roun
         for c in given
         if c.phase is Phase.TRAIN and own.get(c.device, c.model) != c.model and c.model in state.clusters
     }
-    heard = state.newest.keys() | {c.device for c in given}
+    heard = state.heard.keys() | {c.device for c in given}
     living = Counter(leaf for device, leaf in own.items() if device in heard)
     granted = _granted(wishes, living, least_side, turn)
     if not granted:
@@ -119,16 +119,3 @@ def _granted(wishes: Mapping[str, Wish], living: Mapping[int, int], least_side: 
                 break
         else:
             return granted
-
-
-def trusted(state: CflState, node: Node) -> Node:
-    """Return ``node`` without updates of devices that have left the edge which holds them: they would mislead newcomers.
-
-    If all updates of an edge are of such devices it is unchanged, because an empty edge can't place newcomers by similarity.
-    """
-    own = {d: c.id for c in state.clusters.values() for d in c.members}
-    edges = []
-    for child, edge in zip(node.children, node.edges, strict=True):
-        below = leaves(state.tree, child) if child in state.tree else (child,)
-        edges.append(tuple(c for c in edge if own.get(c.device, below[0]) in below) or edge)
-    return dataclasses.replace(node, edges=(edges[0], edges[1]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.strategies.base import ClientUpdate, ClusterModel, train_assignment
+from aggregator.strategies.base import ClusterModel, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
 
 
@@ -34,7 +34,6 @@ class Trial:
 
     Attributes:
         cluster: the parent's id; left, right: the halves.
-        evidence: the masked updates that suggested it, by which newcomers will be placed.
         figures: measures of the cut, for the events.
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
@@ -43,7 +42,6 @@ class Trial:
     cluster: int
     left: Half
     right: Half
-    evidence: tuple[ClientUpdate, ...]
     figures: Mapping[str, Any]
     trained: int = 0
     waited: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, Gathered, require
+from aggregator.strategies.base import ClusterModel, Event, Gathered, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
@@ -34,8 +34,8 @@ class CflSettings(StrategySettings):
             paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
             below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
         refused_cool_down: rounds of peace after a failed trial and after a merge.
-        max_age: rounds after which a member's update is too old to be compared; a device without a newer one when
-            its cluster is cut is placed like a newcomer.
+        max_age: rounds without an update after which a device no longer counts when devices may change clusters
+            (reassignment.py).
         merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
             checks, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone never merges. A check takes the
             place of a training round of these two leaves, so every 20 costs them 5%.
@@ -77,8 +77,8 @@ class CflSettings(StrategySettings):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Trials and merge checks ask for margins; updates stored by devices place newcomers in later mask epochs."""
-        return Capabilities(margins=self.uses_validation, keep_updates=True, keep_path=self.path)
+        """Trials and merge checks ask for margins."""
+        return Capabilities(margins=self.uses_validation, keep_path=self.path)
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""
@@ -138,10 +138,11 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class CflState:
-    """All clusters, the trials under way, the tree, and each device's newest update.
+    """All clusters, the trials under way, and the tree.
 
     Attributes:
-        unplaced: newcomers and the node whose model they train next (Alg. 4).
+        unplaced: newcomers, and the node of the tree among whose leaves they choose.
+        heard: device -> round of its newest update that its cluster has used.
         early_norm: largest update norm of the first rounds.
         next_id: the next model id.
     """
@@ -150,7 +151,7 @@ class CflState:
     trials: Mapping[int, Trial] = field(default_factory=dict)
     tree: Mapping[int, Node] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
-    newest: Mapping[str, ClientUpdate] = field(default_factory=dict)
+    heard: Mapping[str, int] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
     gathered: Gathered = field(default_factory=dict)

@@ -37,13 +37,11 @@ from aggregator.strategies.base import (
 from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
-from aggregator.strategies.cfl import renewal as cfl_renewal
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
 from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
-from aggregator.strategies.renewal import Inherited, Renewal
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 
@@ -52,7 +50,7 @@ MAX_WAITS = 5
 
 
 class Cfl:
-    """CFL on masked offsets."""
+    """CFL on masked updates."""
 
     name = "cfl"
     settings_type = CflSettings
@@ -78,10 +76,10 @@ class Cfl:
         return CflState({ROOT: Cluster(ROOT, devices, ClusterModel())})
 
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
-        """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
+        """Clusters train; halves on trial train their own model, then score both; newcomers train the best leaf's model.
 
         The draw of partial participation is for training. All available devices score and all available newcomers train,
-        since scores contain no update and a newcomer's first updates only place it. If trials leave no available device
+        since scores contain no update and a newcomer's first update places it. If trials leave no available device
         anything to do, they are abandoned.
         """
         there, present = set(available), set(drawn(self.run, round_, available))
@@ -109,18 +107,12 @@ class Cfl:
                 assignment = train_assignment(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
                 assignments.update({d: assignment for d in cluster.members if d in present})
         assignments |= cfl_newcomers.assignments(state, there)
-        for at in sorted({m for o in assignments.values() for m in o.candidates} - models.keys()):
-            models[at] = state.tree[at].slot
         if there and not assignments and state.trials:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
-        if self.run.epoch_rounds < self.run.rounds:
-            assignments = cfl_renewal.keeping(state, assignments)
-        seal = frozenset[int]()
-        if self.run.keys == "round":
-            seal = self._sealed_ahead(state, round_, any(d in there and d not in assignments for d in state.unplaced))
-            seal &= models.keys() | state.tree.keys()
-            models |= {node: state.tree[node].slot for node in sorted(seal - models.keys())}
-        return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree), seal=seal)
+        seal = self._sealed_ahead(state, round_, any(d in there and d not in assignments for d in state.unplaced))
+        seal &= models.keys() | state.tree.keys()
+        models |= {node: state.tree[node].slot for node in sorted(seal - models.keys())}
+        return state, RoundPlan(round_, models, assignments, seal=seal)
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
@@ -142,13 +134,13 @@ class Cfl:
 
     def absorb(self, state: CflState, contribution: ClientUpdate) -> CflState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: CflState, plan: RoundPlan) -> tuple[CflState, Outcome]:
         """Alg. 5, lines 12 to 22, for every cluster; trials, checks and newcomers move on by one step."""
         given = in_order(state.gathered.values())
-        newest = {d: c for d, c in state.newest.items() if plan.round - c.round <= self.settings.max_age}
-        state = dataclasses.replace(state, gathered={}, newest=newest)
+        heard = {d: round_ for d, round_ in state.heard.items() if plan.round - round_ <= self.settings.max_age}
+        state = dataclasses.replace(state, gathered={}, heard=heard)
         if plan.round <= self.settings.early_rounds:
             largest = max((c.norm for c in given), default=0.0)
             state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))
@@ -178,10 +170,6 @@ class Cfl:
         for node in due:
             state, news = cfl_merge.close_check(state, node, given, self.settings, self.least_side, plan.round)
             events.extend(news)
-        state, news = cfl_newcomers.place(state, given, plan.round)
-        events.extend(news)
-        if self.run.keys == "round":
-            state = cfl_renewal.without_updates(state)
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
 
@@ -190,9 +178,9 @@ class Cfl:
             return state, ()
         mean = self.average(given, self.run.weighting, self.run.weight_cap)
         norms = Norms(norm_of(mean), max(c.norm for c in given))
-        newest = {**state.newest, **{c.device: c for c in given}}
+        heard = {**state.heard, **{c.device: round_ for c in given}}
         moved = dataclasses.replace(cluster, slot=cluster.slot.moved(mean, len(given), round_))
-        state = dataclasses.replace(state, newest=newest, clusters={**state.clusters, cluster.id: moved})
+        state = dataclasses.replace(state, heard=heard, clusters={**state.clusters, cluster.id: moved})
         trace: tuple[Event, ...] = ()
         if self.settings.trace:
             figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
@@ -200,41 +188,32 @@ class Cfl:
         quiet = round_ <= self.settings.warm_up or round_ < cluster.quiet_until
         if quiet or not settled(self.settings, norms, state.early_norm):
             return state, trace
-        # Updates from another model, as a cluster's members bring them from before a split, are not compared.
-        # Nor are updates under other keys than this round's, of which round keys leave no vector.
-        rows = [newest[d] for d in sorted(cluster.members) if d in newest and newest[d].model == cluster.id]
-        rows = [c for c in rows if c.vector is not None]
-        cut = find_cut(self.settings, rows, self.least_side, norms, self.backend)
+        cut = find_cut(self.settings, given, self.least_side, norms, self.backend)
         if cut is None:
             return state, trace
         step = self._open_trial if self.settings.validate else self._split_at_once
-        state, events = step(state, cluster, cut, given, round_)
+        state, events = step(state, cluster, cut, round_)
         return state, (*trace, *events)
 
-    def _split_at_once(
-        self, state: CflState, before: Cluster, cut: Cut, given: list[ClientUpdate], round_: int
-    ) -> Step:
+    def _split_at_once(self, state: CflState, before: Cluster, cut: Cut, round_: int) -> Step:
         """Alg. 5 alone: both children start at the parent's old model plus their own side's mean."""
         parent = state.clusters[before.id]
-        fresh = {c.device for c in given}
         halves = []
         for i, side in enumerate(cut.sides):
-            now = [c for c in side if c.device in fresh]
             slot = parent.slot
-            if len(now) >= self.run.min_contributors:
-                mean = self.average(now, self.run.weighting, self.run.weight_cap)
-                slot = before.slot.moved(mean, len(now), round_)
+            if len(side) >= self.run.min_contributors:
+                mean = self.average(list(side), self.run.weighting, self.run.weight_cap)
+                slot = before.slot.moved(mean, len(side), round_)
             halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
-        evidence = [c for side in cut.sides for c in side]
-        return self._split(state, parent, (halves[0], halves[1]), evidence, cut.figures, round_)
+        return self._split(state, parent, (halves[0], halves[1]), cut.figures, round_)
 
-    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, _given: list[ClientUpdate], round_: int) -> Step:
+    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, round_: int) -> Step:
         parent = state.clusters[before.id]
         left, right = (
             Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
         )
-        trial = Trial(parent.id, left, right, tuple(in_order(c for side in cut.sides for c in side)), cut.figures)
+        trial = Trial(parent.id, left, right, cut.figures)
         detail = {"cluster": parent.id, "sizes": [len(left.members), len(right.members)], **cut.figures}
         state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
         return state, (Event(round_, "trial-opened", detail),)
@@ -268,7 +247,7 @@ class Cfl:
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = state.clusters[trial.cluster]
         state = dataclasses.replace(state, trials=trials)
-        return self._split(state, parent, (trial.left, trial.right), list(trial.evidence), detail, round_)
+        return self._split(state, parent, (trial.left, trial.right), detail, round_)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Continue with the parent cluster as it was and begin its cool-down."""
@@ -285,16 +264,12 @@ class Cfl:
         state: CflState,
         parent: Cluster,
         halves: tuple[Half, Half],
-        evidence: list[ClientUpdate],
         detail: Mapping[str, Any],
         round_: int,
     ) -> Step:
         """Replace ``parent`` by its halves and grow the tree; members without an update are placed like newcomers."""
-        sides = [frozenset(h.members) for h in halves]
-        edges = tuple(tuple(c for c in evidence if c.device in side) for side in sides)
         first, second = halves
-        check_at = round_ + self.settings.check_every
-        node = Node(parent.id, parent.slot, (first.model, second.model), (edges[0], edges[1]), check_at)
+        node = Node(parent.id, parent.slot, (first.model, second.model), round_ + self.settings.check_every)
         clusters = {k: c for k, c in state.clusters.items() if k != parent.id}
         quiet = round_ + 1 + self.settings.cool_down
         clusters |= {h.model: Cluster(h.model, h.members, h.slot, quiet) for h in halves}
@@ -326,14 +301,7 @@ class Cfl:
             )
         return RoundPlan(round_, models, assignments, final=True)
 
-    def inherited(self, state: CflState) -> Inherited:
-        """All models outlive the mask epoch, and the updates that place newcomers (renewal.py)."""
-        return cfl_renewal.inherited(state)
-
-    def renewed(self, state: CflState, renewal: Renewal) -> CflState:
-        """Return the state in the next mask epoch."""
-        return cfl_renewal.renewed(state, renewal, self.run.key_id)
-
-    def retain(self, state: CflState, active: frozenset[str]) -> CflState:
-        """Return the state without devices that are not ``active``."""
-        return cfl_renewal.retain(state, active)
+    def models_of(self, state: CflState) -> Mapping[int, ClusterModel]:
+        """Return the models of clusters, of the tree's nodes and of halves on trial."""
+        models = {c.id: c.slot for c in state.clusters.values()} | {n.id: n.slot for n in state.tree.values()}
+        return models | {h.model: h.slot for t in state.trials.values() for h in (t.left, t.right)}

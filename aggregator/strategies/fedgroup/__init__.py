@@ -1,10 +1,10 @@
 """FedGroup and FedGrouProx (Duan et al.): groups from a cold start, then FedAvg within each group.
 
 - In the cold start some devices train alone from the origin; their updates are clustered by EDC or MADC (`cold_start`).
-- A late device trains alone once and joins the group whose direction is most similar to its update.
+- A late device scores the groups' models, trains the best and joins that group.
 - With ``eta_g`` above 0 groups also exchange models (`intergroup`). `prox` adds FedProx's term.
 
-`strategy` is the algorithm, `state` its settings, its state and the change of the mask epoch.
+`strategy` is the algorithm, `state` its settings and its state.
 
 Example: with ``groups=3`` and ``alpha=20``, 60 devices pre-train in the first round, three groups result, and each round
 after that averages within the groups.

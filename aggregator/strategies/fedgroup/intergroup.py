@@ -11,7 +11,8 @@ and the variance,
 which is exactly the length after the intra-group update. A group that did not move this round counts with its last known
 length (inter-group aggregation may have changed it since), and not at all without one.
 
-Devices may report false lengths. A length near zero gives its group a huge share of the others' models. If a resulting
+Devices may report false lengths. A group of absurd length adds nothing to the others' models. A length near zero gives its
+group a huge share of them. If a resulting
 model is one that devices would refuse (`fits`), no group is changed by inter-group aggregation in this round.
 """
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from aggregator.strategies.base import ClientUpdate, ClusterModel, norm_of, starts_of, weights_of
 from shoal.errors import IntegrityError
-from shoal.limits import MAX_SCALE
+from shoal.limits import MAX_SCALE, MIN_WEIGHT
 from shoal.types import Float32Vector
 
 
@@ -76,6 +77,8 @@ def _plus_others(
     slots: tuple[ClusterModel, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int
 ) -> ClusterModel:
     own = slots[j]
+    # A recipe can't have a smaller weight, and it would change nothing: the length is false or absurd.
+    lengths = tuple(length if length and eta / length >= MIN_WEIGHT else 0.0 for length in lengths)
     others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
     if not others:
         return own

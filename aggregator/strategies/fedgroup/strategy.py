@@ -1,23 +1,24 @@
 """FedGroup: Duan et al., Algs 2 and 3, with Eqs 4 to 9.
 
 Group cold start (Alg. 3): alpha * m devices, drawn at random, pre-train from the origin by the plan's ``pretrain``
-recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7), and each group remembers its direction, the mean of
-its devices' updates. Line 16 calls that mean the group's model and leaves w_0 out; a model is origin + mean here
-(``start = mean``), or the origin, as Alg. 2 has it (``start = origin``). RCC draws the directions instead.
+recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7). Line 16 calls the mean of a group's updates its model and
+leaves w_0 out; a model is origin + mean here (``start = mean``), or the origin, as Alg. 2 has it (``start = origin``). RCC
+draws the directions that updates are compared with instead.
 
-Training (Alg. 2): a cohort is drawn. Devices in it that belong to no group pre-train from the origin in a round of their own
-and join the group whose direction has the highest cosine (Eq. 9, for EDC as for MADC); RAC sends them to one at random
-instead. Then the whole cohort trains, each device its group's model, and every group runs FedAvg by itself (lines 5 to 7);
-the model of an empty group does not change (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless
-``eta_g`` is set. The auxiliary global model is the mean of the groups'; a device that never joined a group ends with it.
+Training (Alg. 2): a cohort is drawn, and each device in it trains its group's model. Every group runs FedAvg by itself
+(lines 5 to 7); the model of an empty group does not change (line 12). Inter-group aggregation (lines 16 to 19,
+intergroup.py) is off unless ``eta_g`` is set. The auxiliary global model is the mean of the groups'; a device that never
+joined a group ends with it.
 
-After a rollover that lost the directions (state.py), newcomers don't pre-train: they score the groups' models, train the
-best with the rest of the cohort, and join the group that they chose.
+Newcomers don't pre-train: the groups' directions, which Eq. 9 compares their updates with, were masked under another key.
+They score the groups' models, train the best with the rest of the cohort, and join the group that they chose. RAC sends them
+to one at random instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -45,13 +46,10 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.fedgroup import intergroup
-from aggregator.strategies.fedgroup import state as fedgroup_state
 from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
-from aggregator.strategies.renewal import Inherited, Renewal, retained
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
-from shoal.types import Float32Vector
 
 Step = tuple[FedGroupState, tuple[Event, ...]]
 
@@ -76,11 +74,6 @@ class FedGroup:
         self.settings.check()
         require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_origin(run)
-        require(
-            not self.settings.eta_g or run.epoch_rounds >= run.rounds,
-            f"eta_g adds up models of one origin, but the mask changes after {run.epoch_rounds} of {run.rounds} rounds",
-            "let one mask epoch cover the run, or leave eta_g at 0",
-        )
         self.auxiliary = self.settings.groups
         self.untrained = self.settings.groups + 1
 
@@ -95,25 +88,20 @@ class FedGroup:
         return FedGroupState()
 
     def plan(self, state: FedGroupState, round_: int, available: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
-        """The group cold start, a cohort's newcomers' cold start, or the cohort's training."""
+        """The group cold start, or the training of a cohort."""
         if not state.since:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
             return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
-        there = frozenset(available)
-        waiting = tuple(d for d in state.cohort if d in state.clusters and d in there)
-        state = dataclasses.replace(state, cohort=())
-        cohort = waiting or drawn(self.run, round_, available)
-        cold = tuple(d for d in cohort if d not in state.clusters)
-        if cold and self.settings.rac:
+        cohort = drawn(self.run, round_, available)
+        if self.settings.rac:
+            cold = tuple(d for d in cohort if d not in state.clusters)
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
             state = dataclasses.replace(state, clusters={**state.clusters, **dict(zip(cold, places, strict=True))})
-        elif cold and state.directions:
-            return dataclasses.replace(state, cohort=cohort), self._pretraining(state, round_, cold)
         evaluate = evaluates(self.run, round_)
         assignments = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
-        # Under round keys devices add up the groups' models, and each holds only its own group's.
-        seal = frozenset(range(len(state.slots)) if self.run.keys == "round" and self._adds(state) else ())
+        # Devices add up the groups' models, and each holds only its own group's.
+        seal = frozenset(range(len(state.slots)) if self._adds else ())
         used = sorted(seal.union(*(o.candidates for o in assignments.values())))
         return state, RoundPlan(round_, {j: state.slots[j] for j in used}, assignments, seal=seal)
 
@@ -124,11 +112,12 @@ class FedGroup:
     def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Assignment:
         own = state.clusters.get(device)
         groups = tuple(range(len(state.slots))) if own is None else (own,)
-        return dataclasses.replace(train_assignment(groups, evaluate=evaluate), norm=self._adds(state))
+        return dataclasses.replace(train_assignment(groups, evaluate=evaluate), norm=self._adds)
 
-    def _adds(self, state: FedGroupState) -> bool:
+    @property
+    def _adds(self) -> bool:
         """Whether groups' models are added up."""
-        return self.settings.eta_g > 0 and not state.apart
+        return self.settings.eta_g > 0
 
     def _pretraining(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         assignment = train_assignment((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
@@ -136,24 +125,21 @@ class FedGroup:
 
     def absorb(self, state: FedGroupState, contribution: ClientUpdate) -> FedGroupState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: FedGroupState, plan: RoundPlan) -> tuple[FedGroupState, Outcome]:
-        """Alg. 3 or Eq. 9 after pre-training, else Alg. 2 lines 5 to 7."""
+        """Alg. 3 after pre-training, else Alg. 2 lines 5 to 7."""
         given = in_order(state.gathered.values())
-        news = state.news
-        state = dataclasses.replace(state, news=(), gathered={})
+        state = dataclasses.replace(state, gathered={})
         capped: dict[str, float] = {}
         if not state.since:
             state, events = self._start(state, given, plan.round)
-        elif any(c.phase is Phase.PRETRAIN for c in given):
-            state, events = self._welcome(state, given, plan.round)
         else:
             means = [[c for c in given if c.model == j] for j in range(len(state.slots))]
             least = max(1, self.run.min_contributors)
             capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
             state, events = self._train(state, given, plan.round)
-        return state, Outcome(state.clusters, (*news, *events), capped)
+        return state, Outcome(state.clusters, events, capped)
 
     def _start(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         """Alg. 3, lines 6 to 18."""
@@ -162,40 +148,28 @@ class FedGroup:
         if len(given) < needed:
             return state, (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
         rows = [c.row for c in given]
-        centres: list[Float32Vector] = []
         if s.rcc:
             centres = [rows[i] for i in random_centres(rows, s.groups, self.run.seed)]
-            labels = nearest_directions(rows, centres, self.backend)
+            labels, count = nearest_directions(rows, centres, self.backend), len(centres)
         else:
             labels = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend).tolist()
-        slots, directions = [], []
-        for j in range(len(centres) or max(labels) + 1):
+            count = max(labels) + 1
+        slots = []
+        for j in range(count):
             members = [c for c, label in zip(given, labels, strict=True) if label == j]
-            directions.append(centres[j] if centres else self.average(members, "uniform"))
             enough = s.start == "mean" and len(members) >= max(1, self.run.min_contributors)
             begin = state.origin
             slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
         clusters = {c.device: label for c, label in zip(given, labels, strict=True)}
         sizes = [labels.count(j) for j in range(len(slots))]
-        # With round keys no later update can be compared with these directions: newcomers choose by loss.
-        remembers = self.run.keys == "run"
         state = dataclasses.replace(
             state,
             slots=tuple(slots),
-            directions=tuple(directions) if remembers else (),
-            behind=((1,) * len(slots) if centres else tuple(sizes)) if remembers else (),
             since=round_,
             clusters=clusters,
             lengths=(0.0,) * len(slots),
         )
         return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
-
-    def _welcome(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
-        """Eq. 9."""
-        places = nearest_directions([c.row for c in given], list(state.directions), self.backend)
-        placed = {c.device: j for c, j in zip(given, places, strict=True)}
-        event = Event(round_, "newcomers", {"groups": placed})
-        return dataclasses.replace(state, clusters={**state.clusters, **placed}), (event,)
 
     def _train(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         by_group = [[c for c in given if c.model == j] for j in range(len(state.slots))]
@@ -210,7 +184,7 @@ class FedGroup:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
             events += discrepancy(given, before, after, round_)
         lengths = state.lengths
-        if self._adds(state):
+        if self._adds:
             lengths = tuple(
                 known if after is before else self._length_after(mine, before, after)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
@@ -234,16 +208,6 @@ class FedGroup:
         used = {o.candidates[0] for o in assignments.values()}
         return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments, final=True)
 
-    def inherited(self, state: FedGroupState) -> Inherited:
-        """Groups, auxiliary model, w_0 and directions outlive the mask epoch (state.py)."""
-        return fedgroup_state.inherited(state, self.settings.groups, directions=not self.settings.rac)
-
-    def renewed(self, state: FedGroupState, renewal: Renewal) -> FedGroupState:
-        """Return the state in the next mask epoch: groups with origins of their own, and no inter-group aggregation."""
-        s = self.settings
-        return fedgroup_state.renewed(state, renewal, s.groups, directions=not s.rac, adds=s.eta_g > 0)
-
-    def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
-        """Return the state without devices that are not ``active``."""
-        cohort = tuple(d for d in state.cohort if d in active)
-        return dataclasses.replace(state, clusters=retained(state.clusters, active), cohort=cohort)
+    def models_of(self, state: FedGroupState) -> Mapping[int, ClusterModel]:
+        """Return the groups' models and, once there are groups, the auxiliary model."""
+        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary} if state.since else {}

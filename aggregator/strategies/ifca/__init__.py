@@ -4,7 +4,7 @@
 - Several random starts may run for a few rounds each; the one with the least training loss is chosen.
 - Once choices are stable, devices are sent only their own model, with a full broadcast now and then (`broadcast`).
 
-`strategy` is the algorithm, `state` its settings and state, `renewal` the change of the mask epoch.
+`strategy` is the algorithm, `state` its settings and state.
 
 Example: with k = 2, an assignment names both models; an upload names the model that the device chose and trained; the two
 means move the two models.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.strategies.base import ClusterModel, Event, Gathered, parse_settings, require
+from aggregator.strategies.base import ClusterModel, Gathered, parse_settings, require
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
@@ -67,7 +67,6 @@ class IfcaState:
         settled: whether it was chosen for good.
         choice: each device's last chosen cluster.
         broadcast: stability of the devices' cluster identities.
-        news: events of a rollover, for the next round's outcome.
     """
 
     devices: tuple[str, ...]
@@ -84,7 +83,6 @@ class IfcaState:
     settled: bool = False
     choice: Mapping[str, int] = field(default_factory=dict)
     broadcast: Broadcast = field(default_factory=Broadcast)
-    news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
     def settle(self) -> IfcaState:
@@ -131,11 +129,5 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         sorted(g.name for g in run.segments) in (["cluster"], ["cluster", "shared"]),
         "ifca needs one cluster segment and at most one shared one",
         "leave some parameters out of the shared ones",
-    )
-    require(
-        s.restarts == 1 or len(run.segments) == 1 or run.epoch_rounds >= s.restarts * s.restart_rounds,
-        f"the mask changes after {run.epoch_rounds} rounds, in the middle of {s.restarts} starts of {s.restart_rounds}, "
-        "which share weights",
-        "let the first mask epoch cover all starts, or start once: one rollover folds one shared segment",
     )
     return s

@@ -38,11 +38,10 @@ from aggregator.strategies.base import (
     train_assignment,
     weights_of,
 )
-from aggregator.strategies.ifca import renewal as ifca_renewal
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
-from aggregator.strategies.renewal import Inherited, Renewal
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import SHARED_MODEL
 from shoal.types import Float32Vector
 
 
@@ -112,18 +111,17 @@ class Ifca:
         models = dict(zip(ids, state.slots, strict=True))
         # Devices that follow their own model alone need the others for the next full broadcast.
         probes = state.settled and state.broadcast.probes_next(s.stable_rounds, s.probe_every)
-        seal = frozenset(ids) if probes and self.run.keys == "round" else frozenset[int]()
+        seal = frozenset(ids) if probes else frozenset[int]()
         return state, RoundPlan(round_, models, assignments, shared=state.shared, seal=seal)
 
     def absorb(self, state: IfcaState, contribution: ClientUpdate) -> IfcaState:
         """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
         """Average within each cluster (an empty one does not change), then end a start after its last round."""
         given = in_order(state.gathered.values())
         first = state.first
-        news = state.news
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
         capped = self._capped(state, given)
@@ -134,14 +132,13 @@ class Ifca:
             shared=shared,
             choice=choice,
             broadcast=broadcast,
-            news=(),
             gathered={},
             started=state.started + 1,
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
         told = state.choice if state.settled else choice  # a start that has just ended has no choices any more
-        return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events), capped)
+        return state, Outcome({d: told.get(d, 0) for d in state.devices}, events, capped)
 
     def _averaged(
         self, state: IfcaState, given: list[ClientUpdate], round_: int
@@ -238,19 +235,14 @@ class Ifca:
         assignments = {d: final_assignment(ids) for d in devices}
         return RoundPlan(round_, models, assignments, final=True, shared=state.shared)
 
-    def inherited(self, state: IfcaState) -> Inherited:
-        """All starts outlive the mask epoch while restarts are under way (renewal.py), else the k models."""
-        if self.run.keys == "round":
-            return ifca_renewal.moving(state)
-        return ifca_renewal.inherited(state, self.settings.k * self.settings.restarts)
-
-    def renewed(self, state: IfcaState, renewal: Renewal) -> IfcaState:
-        """Return the state in the next mask epoch; model ids are origin numbers again."""
-        return ifca_renewal.renewed(state, renewal)
-
-    def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
-        """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""
-        return ifca_renewal.retain(state, active)
+    def models_of(self, state: IfcaState) -> Mapping[int, ClusterModel]:
+        """Return the models of the current start and of the best finished one."""
+        models = dict(enumerate(state.best, state.best_start * len(state.best)))
+        models |= dict(enumerate(state.slots, state.first))
+        # The shared segment of a start that has just ended moved as that of the best start, if it is the best.
+        ended = state.best_shared
+        shared = ended if ended is not None and ended.offset is not None else state.shared
+        return models if shared is None else {**models, SHARED_MODEL: shared}
 
 
 def _scaled(mean: Float32Vector, count: int, among: int | None) -> Float32Vector:

@@ -148,9 +148,9 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     seed = store.seed
     store.close()
     backend = select("cpu", work_flops=2.0 * fleet.devices**2 * plan.length)
-    engine = Engine(plan, make_strategy(plan, backend), seed, lambda later: make_strategy(later, backend))
+    engine = Engine(plan, make_strategy(plan, backend), seed)
     roster = fleet.fleet.roster
-    state, actions = engine.begin(roster.active(), roster.keys_since, roster, fleet.fleet.roster_bytes)
+    state, actions = engine.begin(roster.active(), roster.keys_since, roster)
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
@@ -181,7 +181,6 @@ def _upload(
     """Return the header of the upload with which the device at ``place`` answers its assignment."""
     plan, server, models = fleet.plan, fleet.fleet.roster.aggregator, opened.held
     assert server is not None
-    assert models is not None
     states = models.states.names.values()
     choice = place % GROUPS % len(assignment.candidates)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()

@@ -35,7 +35,7 @@ from shoal.util.console import note
 
 SAMPLES_TRIED: Final = 8
 """Samples on which a model is tried before the run."""
-MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final")
+MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final", "models_of")
 """Attributes of a strategy that `simulate` uses."""
 
 

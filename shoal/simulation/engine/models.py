@@ -100,15 +100,12 @@ class Models:
 
     def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
         """Return the strategy's state after round ``round_`` without vectors; the states that follow from it are held here."""
-        inherited = strategy.inherited(state)
-        models = dict(inherited.models)
-        if inherited.shared is not None:
-            models[SHARED_MODEL] = inherited.shared
+        models = strategy.models_of(state)
         state, self._states, steps = settle(state, models, self._states, round_)
         segments = {} if self.mask is None else segment_keys(self.mask)
         for step in steps:
             segment = ""
-            if inherited.shared is not None:
+            if SHARED_MODEL in models:
                 segment = "shared" if step.state.model == SHARED_MODEL else "cluster"
             self._vectors[step.state] = self._evaluate(step, segment, segments.get(segment))
         named = set(self._states.names.values())

@@ -270,7 +270,7 @@ class _Simulation:
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
             short = tuple(c for c in given if c.norm <= run.norm_limit)
-            screened = screen(short, self.levels, plan.placing) if options.norm_screen else Screened(short)
+            screened = screen(short, self.levels) if options.norm_screen else Screened(short)
             refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > run.norm_limit}}
             self.levels = screened.levels
             for contribution in screened.accepted:

@@ -71,7 +71,7 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
             owner.rotate()
             publish(fleet)
             secrets.append(owner.secrets)
-            fleet.run_until(lambda: fleet.service.state.generation == owner.roster.keys_since, 60)
+            fleet.run_until(lambda: fleet.service.state.held.key_version == owner.roster.keys_since, 60)
         deliveries += recorded(fleet, tap)
         directory = fleet.stage.device_dir(VICTIM)
         stored = b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
@@ -92,7 +92,7 @@ def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
         for name in ("dev-03", "dev-04"):
             owner.revoke(name)
             publish(fleet)
-            fleet.run_until(lambda: fleet.service.state.generation == owner.roster.keys_since, 60)
+            fleet.run_until(lambda: fleet.service.state.held.key_version == owner.roster.keys_since, 60)
         fleet.revive_device(VICTIM)
         membership = fleet.devices[VICTIM].runtime._membership
         fleet.run_until(lambda: membership.grant.broadcast_key == owner.secrets.broadcast_key, 60)

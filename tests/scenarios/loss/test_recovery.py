@@ -75,7 +75,7 @@ def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undistur
         for device in fleet.devices.values():
             device.worker.work()
         fleet.broker.pump()
-        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
         assert file.stat().st_size == 3 * 4 * fleet.plan.length
         fleet.kill_aggregator()
         assert not answers(fleet, tap, "dev-00")
@@ -188,7 +188,7 @@ def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         fleet.kill_aggregator()
-        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
         raw = bytearray(file.read_bytes())
         raw[5] ^= 1
         file.write_bytes(raw)

@@ -48,7 +48,7 @@ def test_two_revocations_in_a_row(tmp_path, published):
         publish(fleet)
         at = len(fleet.records())
         closed(fleet, 1)
-        assert fleet.service.state.generation == fleet.stage.fleet.roster.keys_since
+        assert fleet.service.state.held.key_version == fleet.stage.fleet.roster.keys_since
         records = one_model(fleet, names(4))
         for name in ("dev-04", "dev-05"):
             assert fleet.devices[name].runtime.revoked

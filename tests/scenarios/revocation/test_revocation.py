@@ -69,7 +69,7 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
             fleet.revive_aggregator()
         sent, started_s = len(uploads_of(fleet, tap, "dev-03")), fleet.now_s
         version = owner.roster.keys_since
-        fleet.run_until(lambda: fleet.service.state.generation == version, 60)
+        fleet.run_until(lambda: fleet.service.state.held.key_version == version, 60)
         done, later = len(fleet.records()), len(tap.heard)
         records = fleet.run(60)
         assert fleet.now_s - started_s < fleet.plan.deadline_s / 2

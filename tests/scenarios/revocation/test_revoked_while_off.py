@@ -32,7 +32,7 @@ def scene(tmp_path):
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
         publish(fleet)
-        fleet.run_until(lambda: fleet.service.state.generation == fleet.stage.fleet.roster.keys_since, 60)
+        fleet.run_until(lambda: fleet.service.state.held.key_version == fleet.stage.fleet.roster.keys_since, 60)
         # A broker forgets a session, with all that it has queued, when the device is away for ten minutes.
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
         yield fleet, tap

@@ -136,8 +136,8 @@ def test_cfl_does_not_split_devices_without_groups(tmp_path):
         assert set(records[-1]["clusters"].values()) == {0}
 
 
-def test_a_newcomer_finds_its_group_by_the_tree(tmp_path):
-    """Alg. 4: a device that joins after the split is led to its group by the cached updates, and ends with its model."""
+def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):
+    """A device that joins after the split scores the models of both leaves, and ends with that of its group."""
     data = grouped_data(10, 2)
     late = data.pop("dev-09")
     with make_fleet(tmp_path / "fleet", data, **CFL) as fleet:
@@ -187,7 +187,7 @@ def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_pa
         model = fleet.model("dev-00").theta
         after = weighted_sum([(1.0, before), (1.0, means[0])])
         assert weighted_sum([(1.0, after), (1.0, means[1])]).tobytes() == model.tobytes()
-        held = [np.fromfile(p, "<f4") for p in (fleet.stage.aggregator_dir / "run-000001").glob("*/*/*.f32")]
+        held = [np.fromfile(p, "<f4") for p in (fleet.stage.aggregator_dir / "run-000001").glob("*/*.f32")]
         assert len(held) == 2
         clear = [np.sort(np.abs(vector)) for vector in (*means, before, after, model)]
         for vector in held:

@@ -92,8 +92,8 @@ def test_a_proximal_run_without_the_term_is_not_signed(tmp_path):
         make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
 
 
-def test_fedgroup_puts_newcomers_through_a_cold_start_of_their_own(tmp_path):
-    """Eq. 9 for the devices that the group cold start did not draw, and for one that joins the fleet later."""
+def test_newcomers_of_fedgroup_take_the_group_of_least_loss(tmp_path):
+    """Devices that the group cold start did not draw, and one that joins the fleet later."""
     data = grouped_data(7, 2)
     late = data.pop("dev-06")
     with make_fleet(tmp_path / "fleet", data, **{**FEDGROUP, "rounds": 7}) as fleet:

@@ -12,7 +12,8 @@ from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
-from tests.helpers.held import ROUND_KEY, held_plan, rounds
+from tests.helpers.held import held_plan, rounds
+from tests.helpers.plans import ROUND_KEY
 
 
 class Broker:

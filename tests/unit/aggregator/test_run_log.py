@@ -170,7 +170,7 @@ def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again
     engine, state = opened(min_contributors=4, quorum=1.0)
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, _ = give(engine, state, "dev-1", "dev-2")
-    nonce = engine.nonce(state.round, state.plan.step)
+    nonce = engine.nonce(state.round)
     for device, reason in (("dev-3", DeclineReason.TASK), ("dev-4", DeclineReason.DISK)):
         state, _ = engine.handle(state, Declined(device, nonce, reason))
     state, _ = engine.handle(state, DeadlinePassed(1))

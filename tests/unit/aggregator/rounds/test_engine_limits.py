@@ -8,7 +8,7 @@ import pytest
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
 from shoal.protocol.messages import DeclineReason
-from tests.helpers.engines import DEVICES, opened
+from tests.helpers.engines import DEVICES, mean_of, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
 
 GIANT = DEVICES[-1]
@@ -32,15 +32,15 @@ def test_a_hundredfold_update_is_left_out_in_the_first_round_and_in_later_ones()
         assert set(record.refused_norm) == {GIANT}
         assert record.refused_norm[GIANT] == pytest.approx(record.norms[GIANT])
         assert record.contributed == len(DEVICES)
-        assert np.linalg.norm(state.strategy.slot.offset) == pytest.approx(record.round * np.sqrt(D) / 100, rel=1e-5)
-        assert state.strategy.slot.contributors == len(DEVICES) - 1
+        assert np.linalg.norm(mean_of(state)) == pytest.approx(np.sqrt(D) / 100, rel=1e-5)
+        assert state.held.steps[-1].means[0].contributors == len(DEVICES) - 1
 
 
 def test_an_honest_round_is_complete():
     engine, state = opened()
     state, record = round_of(engine, state, factor=9.0)
     assert (record.refused_norm, record.capped) == ({}, {})
-    assert state.strategy.slot.contributors == len(DEVICES)
+    assert state.held.steps[-1].means[0].contributors == len(DEVICES)
 
 
 def test_a_weight_above_the_cap_is_reduced_and_recorded():
@@ -56,12 +56,12 @@ def test_the_level_of_the_last_round_outlives_a_restart():
     engine, state = opened()
     state, _ = round_of(engine, state, factor=1.0)
     again = engine_of(engine.run)
-    resumed, _ = again.resume(DEVICES, state.strategy, 2, DEVICES, state.resume_metadata)
+    resumed, _ = again.resume(DEVICES, state.strategy, state.held, 2, DEVICES, state.resume_metadata)
     assert resumed.levels == state.levels == state.resume_metadata.levels
     first, one = round_of(engine, state)
     second, two = round_of(again, resumed)
     assert one.refused_norm == two.refused_norm
-    assert first.strategy.slot.offset.tobytes() == second.strategy.slot.offset.tobytes()
+    assert mean_of(first).tobytes() == mean_of(second).tobytes()
 
 
 def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():

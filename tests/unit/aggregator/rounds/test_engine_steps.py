@@ -4,7 +4,6 @@ Seconds differ from machine to machine, so these tests count: looks at device na
 allocator. A copy of a set of names looks at no name and is one call, but it takes bytes.
 """
 
-import dataclasses
 import gc
 import sys
 import tracemalloc
@@ -12,13 +11,11 @@ import tracemalloc
 import pytest
 
 from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, Stored, WentOffline
-from aggregator.rounds.rollover import HASTY_TRIES, Rollover
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
-from shoal.protocol.documents import Member, Roster
 from shoal.protocol.messages import DeclineReason, Phase
 from tests.helpers.engines import Name
-from tests.helpers.plans import KEY_ID, run_plan
+from tests.helpers.plans import ROUND_KEY, run_plan
 
 pytestmark = pytest.mark.slow
 SMALL = 300
@@ -123,7 +120,7 @@ def given(state, device):
             model=assignment.candidates[0],
             samples=10,
             loss=1.0,
-            key_id=KEY_ID,
+            key_id=ROUND_KEY,
         ),
         DIGEST,
     )
@@ -203,7 +200,7 @@ def test_presences_after_the_deadline_of_a_round_that_all_have_declined(compare)
         engine, state, devices = opened(count)
         for device in devices:
             state, _ = engine.handle(state, Declined(device, engine.nonce(1), DeclineReason.DATA))
-        state, _ = engine.handle(state, DeadlinePassed(1, 0))
+        state, _ = engine.handle(state, DeadlinePassed(1))
         cost = Cost()
         for device in devices:
             state = cost.feed(engine, state, CameOnline(device))
@@ -219,22 +216,6 @@ def test_newcomers_while_a_round_is_open(compare):
         for i in range(count):
             state = cost.feed(engine, state, CameOnline(Name(f"new-{i:05}")))
         assert len(state.devices) == count + 2
-        return cost
-
-    compare(measured)
-
-
-def test_presences_while_a_rollover_is_put_off(compare):
-    def measured(count):
-        engine, state, devices = begun(count)
-        members = tuple(Member(d, bytes(32), bytes(32)) for d in devices)
-        roster = Roster(
-            fleet="demo", sequence=1, issued_at_s=0, expires_at_s=1, aggregator=None, devices=members, revoked=()
-        )
-        state = dataclasses.replace(state, round=1, roster=roster, rollover=Rollover(0, HASTY_TRIES))
-        cost = Cost()
-        for device in devices:
-            state = cost.feed(engine, state, CameOnline(device))
         return cost
 
     compare(measured)

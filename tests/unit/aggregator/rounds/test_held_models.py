@@ -20,7 +20,9 @@ from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL, DeclineReason
 from shoal.protocol.states import StateId
-from tests.helpers.held import NAMES, ROUND_KEY, begun, digest, held_plan, moved, rounds, update
+from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+from tests.helpers.plans import ROUND_KEY
+from tests.helpers.statements import digest
 
 ORIGIN = StateId(0, 0)
 TRAIN = train_assignment((0,), evaluate=False)
@@ -313,3 +315,14 @@ def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint
     assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2"), 1) == {}
     comparing = RoundPlan(5, {}, {"dev-1": dataclasses.replace(TRAIN, compare=(1,))})
     assert lost(held, comparing, offers, ("dev-1", "dev-3"), 1) == {1: first}
+
+
+def test_checkpoints_of_models_that_are_gone_are_forgotten():
+    """Such as those of the halves of a refused split: each would be announced until the end of the run."""
+    held = rounds(2, seal=lambda r: f"dev-{r}")
+    checkpoint, gone = held.certified[0], StateId(7, 1)
+    others = {7: dataclasses.replace(checkpoint, state=gone), 8: dataclasses.replace(checkpoint, state=StateId(0, 2))}
+    held = dataclasses.replace(held, certified={0: checkpoint, **others}, pending={7: others[7]})
+    after = rounds(1, held=held)
+    assert set(after.certified) == {0, 8}, "a step that is still announced begins at the state of model 8"
+    assert after.pending == {}

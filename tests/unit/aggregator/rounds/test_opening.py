@@ -1,4 +1,4 @@
-"""The opening of a round under round keys: devices that are left out, models that go back, sums that only the plan names."""
+"""The opening of a round: devices that are left out, models that go back, sums that only the plan names."""
 
 import dataclasses
 
@@ -12,7 +12,8 @@ from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL, Phase
 from shoal.protocol.states import StateId
-from tests.helpers.held import NAMES, begun, digest, held_plan, moved, rounds, update
+from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+from tests.helpers.statements import digest
 
 RUN = held_plan()
 

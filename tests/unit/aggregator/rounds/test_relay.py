@@ -1,4 +1,4 @@
-"""Recipes under round keys: strategies reach the same clusters and models as on offsets, and hold no vector between rounds."""
+"""Recipes: devices reach the clusters and models that sums of all means give; strategies hold no vector between rounds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.relay import States, replace_models, settle
-from aggregator.strategies.base import ClusterModel, dump_state
+from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import IntegrityError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL, Phase
 from shoal.protocol.states import StateId
+from shoal.util.state_codec import encode_state
 from tests.helpers.plans import contribution, run_plan
 
 D = 12
@@ -47,13 +48,13 @@ CASES = {
 class Fleet:
     """Eight devices in two groups, each of which would like to be at its own goal: a step of length .5 leads half-way.
 
-    The models are at the aggregator (``relayed=False``: origin plus offset) or at the devices (``relayed=True``: states).
+    With ``relayed`` devices hold the models: states that follow by recipes. Without, nothing settles the strategy, and a model
+    is its origin plus the sum of its means.
     """
 
     def __init__(self, case, *, relayed):
         algorithm, settings, changes = CASES[case]
-        keys = "round" if relayed else "run"
-        self.run = run_plan(algorithm, settings, **{"segments": (SegmentSpec("cluster", D),), "keys": keys, **changes})
+        self.run = run_plan(algorithm, settings, **{"segments": (SegmentSpec("cluster", D),), **changes})
         self.strategy = make_strategy(self.run)
         self.state = self.strategy.init(DEVICES)
         self.relayed = relayed
@@ -105,8 +106,7 @@ class Fleet:
         self.state, outcome = self.strategy.close(self.state, plan)
         self.events += outcome.events
         if self.relayed:
-            inherited = self.strategy.inherited(self.state)
-            models = dict(inherited.models) | ({} if inherited.shared is None else {SHARED_MODEL: inherited.shared})
+            models = self.strategy.models_of(self.state)
             self.state, self.states, steps = settle(self.state, models, self.states, self.round)
             for step in steps:
                 segment = "" if plan.shared is None else "shared" if step.state.model == SHARED_MODEL else "cluster"
@@ -116,16 +116,15 @@ class Fleet:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_models_and_clusters_are_those_of_offsets(case):
-    offsets, relayed = Fleet(case, relayed=False), Fleet(case, relayed=True)
+def test_models_and_clusters_are_those_of_the_sums_of_all_means(case):
+    summed, relayed = Fleet(case, relayed=False), Fleet(case, relayed=True)
     for _ in range(14):
-        (thetas, one), (found, other) = offsets.step(), relayed.step()
+        (thetas, one), (found, other) = summed.step(), relayed.step()
         assert one.clusters == other.clusters
-        # Under round keys a plan also offers models of which the next round needs checkpoints.
-        assert thetas.keys() <= found.keys()
+        assert thetas.keys() == found.keys()
         for model, theta in thetas.items():
             np.testing.assert_allclose(found[model], theta, rtol=0, atol=1e-4)
-    assert [(e.round, e.kind) for e in offsets.events] == [(e.round, e.kind) for e in relayed.events]
+    assert [(e.round, e.kind) for e in summed.events] == [(e.round, e.kind) for e in relayed.events]
 
 
 def test_the_cases_cover_splits_refusals_merges_and_restarts():
@@ -147,7 +146,7 @@ def test_nothing_masked_outlives_a_round(case):
     fleet = Fleet(case, relayed=True)
     for _ in range(14):
         fleet.step()
-        assert not dump_state(fleet.state).arrays
+        assert not encode_state(fleet.state).arrays
 
 
 def test_only_states_that_a_model_starts_from_are_known():

@@ -83,14 +83,6 @@ def test_pre_training_is_compared_with_pre_training_only():
     assert refused(of(501.0, phase=Phase.PRETRAIN), first.levels) == {"dev-0"}
 
 
-def test_updates_that_only_place_newcomers_are_not_limited():
-    newcomer = update("new", 100.0, model=7)
-    assert screen([*of(1.0, 1.0, 1.0), newcomer], {}).refused == {"new": 100.0}
-    done = screen([*of(1.0, 1.0, 1.0), newcomer], {}, exempt={7})
-    assert not done.refused
-    assert "train/7" not in done.levels
-
-
 def test_scores_are_not_limited():
     score = contribution("dev-9", None, phase=Phase.SCORE)
     assert score in screen([*of(1.0, 1.0, 1.0), score], {}).accepted

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
-from aggregator.rounds.resume import RolloverProgress
-from aggregator.rounds.rollover import Rollover
+from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.state import (
-    NEWS_KEPT,
     EngineState,
-    noted,
     on_declined,
     on_offline,
     on_online,
@@ -29,7 +27,7 @@ OUTCOME = Outcome(clusters={"a": 0, "b": 0})
 
 
 def fleet(online=FLEET, **changes):
-    return EngineState(PersistentSet(FLEET), None, run_plan(), PersistentSet(online), **changes)
+    return EngineState(PersistentSet(FLEET), None, run_plan(), HeldModels.none(3), PersistentSet(online), **changes)
 
 
 def plan_for(*devices, **changes):
@@ -68,7 +66,7 @@ def test_an_opened_round_forgets_the_answers_of_the_one_before():
         deadline_passed=True,
     )
     state = opened(before, plan_for("a", "b"))
-    assert (state.round, state.step) == (7, 0)
+    assert state.round == 7
     assert not any((state.received, state.contributions, state.declined, state.refused, state.deadline_passed))
     assert state.waiting == ("a", "b")
     assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
@@ -193,14 +191,6 @@ def test_the_counts_are_those_of_the_sets_whatever_happens():
 # ------------------------------------------------------------------------------------------------------ the end
 
 
-def test_only_the_latest_events_are_kept_for_the_next_record():
-    state = fleet(round=3)
-    for number in range(NEWS_KEPT + 5):
-        state = noted(state, "failed", {"try": number})
-    assert [e.detail["try"] for e in state.news] == list(range(5, NEWS_KEPT + 5))
-    assert state.news[0] == Event(3, "failed", {"try": 5})
-
-
 def test_the_record_of_a_round():
     updates = [
         contribution("b", [3, 4, 0, 0, 0, 0], samples=30, loss=2.0, correct=3, tested=4),
@@ -208,7 +198,8 @@ def test_the_record_of_a_round():
     ]
     state = on_declined(asking("a", "b", "c"), "c", DATA)
     state = received(received(state, "a"), "b")
-    state = noted(dataclasses.replace(state, contributions=PersistentList(updates)), "rollover", {"epoch": 2})
+    news = (Event(7, "model_went_back", {"model": 0, "to": 2}),)
+    state = dataclasses.replace(state, contributions=PersistentList(updates), news=news)
     outcome = Outcome({"a": 0, "b": 1}, (Event(7, "split", {"cluster": 0}),), {"b": 20.0, "a": 5.0})
     record = record_of(state, state.plan, outcome)
     assert (record.round, record.final, record.ordered, record.contributed) == (7, False, 3, 2)
@@ -218,7 +209,10 @@ def test_the_record_of_a_round():
     assert list(record.norms.items()) == [("a", 1.0), ("b", 5.0)]
     assert list(record.capped) == ["a", "b"]
     assert record.clusters == {"a": 0, "b": 1}
-    assert record.events == ({"round": 7, "kind": "rollover", "epoch": 2}, {"round": 7, "kind": "split", "cluster": 0})
+    assert record.events == (
+        {"round": 7, "kind": "model_went_back", "model": 0, "to": 2},
+        {"round": 7, "kind": "split", "cluster": 0},
+    )
 
 
 def test_updates_left_out_because_of_their_norm_have_no_part_in_the_loss():
@@ -234,12 +228,6 @@ def test_a_round_without_uploads_has_a_loss_of_zero():
     assert (record.loss, record.contributed, record.missing) == (0.0, 0, ("a",))
 
 
-def test_the_metadata_of_a_restart_name_the_epoch_and_the_rollover_under_way():
-    plain = fleet(since=4, generation=3, levels={"0": 1.5}, news=(Event(1, "x", {}),)).resume_metadata
-    assert (plain.epoch, plain.key_id, plain.since, plain.generation) == (1, run_plan().key_id, 4, 3)
-    assert (plain.open, plain.step, plain.rollover, plain.levels) == (False, 0, None, {"0": 1.5})
-    assert plain.news == (Event(1, "x", {}),)
-    rolling = asking("a", step=1, rollover=Rollover(generation=9, tries=2, folder="a"))
-    assert rolling.resume_metadata.open
-    assert rolling.resume_metadata.step == 1
-    assert rolling.resume_metadata.rollover == RolloverProgress(9, 2, "a", False)
+def test_the_metadata_of_a_restart_name_the_key_version_the_levels_and_the_events_to_record():
+    news = (Event(1, "x", {}),)
+    assert fleet(levels={"0": 1.5}, news=news, newest=4).resume_metadata == ResumeMetadata(3, {"0": 1.5}, news)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage.run_status import read_records
 from aggregator.storage.store import Store
 from aggregator.storage.vector_log import UpdateFiles
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.util.state_codec import Encoded
 from tests.helpers.fleets import make_fleet
-from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
+from tests.helpers.plans import KEY_VERSION, digest_of, engine_of, resumed, run_plan, upload_of
 
 RUN = run_plan()
 
@@ -27,7 +28,7 @@ def folder(tmp_path):
     """The directory of a run that has closed a round and has a snapshot."""
     store = Store(tmp_path / "run", RUN)
     store.record(1, {"round": 1, "final": False})
-    store.snapshot(2, (), Encoded({}))
+    store.snapshot(2, (), Encoded({}), ResumeMetadata(KEY_VERSION))
     store.close()
     return tmp_path / "run"
 
@@ -121,7 +122,7 @@ def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, num
     """A server with too many open files was told that its updates were missing or cut short."""
     store = Store(tmp_path / "run", RUN)
     engine = engine_of(RUN)
-    state = engine.resume(("dev-1",), engine.strategy.init(("dev-1",)), 1, ("dev-1",))[0]
+    state = resumed(engine, ("dev-1",))
     header, body = upload_of(engine, state, "dev-1")
     store.append(header, memoryview(body), 1.0, digest_of(header, body))
     store.commit()
@@ -131,7 +132,7 @@ def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, num
 
     monkeypatch.setattr(UpdateFiles, "view", fail)
     with pytest.raises(ConfigError) as refused:
-        store.fetch((1, 1, "dev-1"))
+        store.uploads(1)
     assert os.strerror(number) in str(refused.value)
     assert refused.value.exit_code == (3 if number == errno.EACCES else 9)
     assert ("LimitNOFILE" in refused.value.hint) == (number in (errno.EMFILE, errno.ENFILE))

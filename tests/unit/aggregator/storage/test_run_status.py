@@ -6,12 +6,12 @@ import sqlite3
 
 import pytest
 
-from aggregator.rounds.resume import ResumeMetadata, RolloverProgress
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage.run_status import (
     WAITING_FILE,
     forget_waiting,
     keep_waiting,
-    read_generation,
+    read_key_version,
     read_last_record,
     read_plan,
     read_records,
@@ -20,13 +20,13 @@ from aggregator.storage.run_status import (
     uploads_stored,
 )
 from aggregator.storage.store import DATABASE, Store
-from aggregator.strategies.base import dump_state
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
+from shoal.util.state_codec import Encoded
 from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
 
 RUN = run_plan()
-READERS = (read_generation, read_records, read_last_record, rounds_closed, lambda d: uploads_stored(d, 1), read_plan)
+READERS = (read_key_version, read_records, read_last_record, rounds_closed, lambda d: uploads_stored(d, 1), read_plan)
 NOTHING = (None, [], None, 0, 0, None)
 SHORTAGE = {"missing": [{"device": "dev-1", "since": "12:00"}], "deadline_passed": True}
 
@@ -43,14 +43,8 @@ def store(folder):
     made.close()
 
 
-def snapshot(store, metadata, round_=1, closed=None):
-    engine = engine_of(RUN, store.seed)
-    state, _ = engine.begin(("dev-1",))
-    store.snapshot(round_, ("dev-1",), dump_state(state.strategy), closed, metadata)
-
-
-def metadata(generation, rollover=None):
-    return ResumeMetadata(epoch=1, key_id=RUN.key_id, generation=generation, rollover=rollover)
+def snapshot(store, key_version=3, round_=1, closed=None):
+    store.snapshot(round_, ("dev-1",), Encoded({}), ResumeMetadata(key_version), closed)
 
 
 def test_a_directory_without_a_run_has_nothing_and_gets_no_file(folder):
@@ -73,9 +67,9 @@ def test_a_run_that_has_not_started_has_its_plan_only(folder, store):
 
 
 def test_closed_rounds_are_read_while_the_store_is_open(folder, store):
-    snapshot(store, metadata(3))
+    snapshot(store)
     closed = {"round": 1, "final": False, "loss": 0.5}
-    snapshot(store, metadata(3), 2, (1, closed))
+    snapshot(store, 3, 2, (1, closed))
     assert read_records(folder) == [closed]
     assert read_last_record(folder) == closed
     assert rounds_closed(folder) == 1
@@ -92,21 +86,19 @@ def test_only_durable_uploads_of_the_round_are_counted(folder, store):
     assert [uploads_stored(folder, r) for r in (1, 2)] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("rollover", "newest"), [(None, 3), (RolloverProgress(5, 1, "", False), 5), (RolloverProgress(2, 0, "", False), 3)]
-)
-def test_the_key_version_is_the_newest_that_the_run_uses_or_rolls_over_to(folder, store, rollover, newest):
-    snapshot(store, metadata(3, rollover))
-    assert read_generation(folder) == newest
+def test_the_key_version_is_that_of_the_last_round(folder, store):
+    for version, round_ in ((3, 1), (5, 2)):
+        snapshot(store, version, round_)
+        assert read_key_version(folder) == version
 
 
 def test_a_snapshot_head_of_another_form_is_damage(folder, store):
-    snapshot(store, metadata(3))
+    snapshot(store)
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute("UPDATE snapshot SET head = ?", (json.dumps({"round": 1}),))
     database.close()
     with pytest.raises(IntegrityError, match=r"run-000001 can't be read") as caught:
-        read_generation(folder)
+        read_key_version(folder)
     assert caught.value.hint
 
 

@@ -1,4 +1,4 @@
-"""The parts that strategies share: cluster models, client updates, weights, draws, whole offsets and settings."""
+"""The parts that strategies share: cluster models, client updates, weights, draws and settings."""
 
 import dataclasses
 
@@ -13,12 +13,10 @@ from aggregator.strategies.base import (
     capped_devices,
     contribution_of,
     drawn,
-    dump_state,
     evaluates,
     final_assignment,
     gather,
     in_order,
-    load_state,
     mean_loss,
     mean_update,
     norm_of,
@@ -27,11 +25,10 @@ from aggregator.strategies.base import (
     require_one_origin,
     train_assignment,
     weights_of,
-    whole_offset,
 )
-from aggregator.strategies.cfl.state import CflSettings, CflState
+from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.ifca.state import IfcaSettings
-from shoal.errors import ConfigError, DocumentError, IntegrityError, KeyMismatchError
+from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import D, contribution, engine_of, run_plan, upload_of
@@ -97,17 +94,16 @@ def test_the_row_of_an_update_without_a_vector_is_refused_by_device_and_round():
         _ = update.row
 
 
-def test_an_update_is_gathered_once_and_only_under_the_runs_key():
-    run = run_plan()
+def test_an_update_is_gathered_once_and_only_under_the_key_of_the_others():
     first = contribution("dev-1", np.ones(D))
-    before = gather({}, first, run)
-    after = gather(before, contribution("dev-2", np.ones(D)), run)
-    again = gather(after, dataclasses.replace(first, phase=Phase.SCORE), run)
+    before = gather({}, first)
+    after = gather(before, contribution("dev-2", np.ones(D)))
+    again = gather(after, dataclasses.replace(first, phase=Phase.SCORE))
     assert [len(g) for g in (before, after, again)] == [1, 2, 3], "earlier collections do not change"
     with pytest.raises(IntegrityError, match=r"^dev-1 contributed to round 1 before$"):
-        gather(after, first, run)
+        gather(after, first)
     with pytest.raises(KeyMismatchError, match=r"^dev-3 masked its update under another key$"):
-        gather(after, contribution("dev-3", np.ones(D), key_id=b"o" * 16), run)
+        gather(after, contribution("dev-3", np.ones(D), key_id=b"o" * 16))
 
 
 def test_updates_are_summed_in_order_of_their_devices():
@@ -215,54 +211,7 @@ def test_rounds_in_which_devices_report_accuracy(every, rounds):
     assert [r for r in range(1, 7) if evaluates(run_plan(evaluate_every=every), r)] == rounds
 
 
-# -------------------------------------------------------------------------------------------------- whole offsets
-
-
-def plan_of(own, shared=None):
-    return RoundPlan(1, {0: ClusterModel(offset=own)}, {}, shared=shared)
-
-
-def test_without_weight_sharing_the_whole_offset_is_the_models_own():
-    own = np.ones(D, np.float32)
-    assert whole_offset(run_plan(), plan_of(own), 0) is own
-    assert whole_offset(run_plan(), plan_of(None), 0) is None
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_segments_are_put_together_in_the_order_of_the_plan(order):
-    run = run_plan(segments=PARTS[::order])
-    own, shared = np.array([7, 8], np.float32), ClusterModel(offset=np.array([1, 2, 3, 4], np.float32))
-    parts = [shared.offset, own][::order]
-    assert whole_offset(run, plan_of(own, shared), 0).tolist() == np.concatenate(parts).tolist()
-
-
-def test_a_segment_that_has_not_moved_is_zero_and_nothing_is_none():
-    run, own = run_plan(segments=PARTS), np.array([7, 8], np.float32)
-    moved = ClusterModel(offset=np.ones(4, np.float32))
-    assert whole_offset(run, plan_of(own, ClusterModel()), 0).tolist() == [0, 0, 0, 0, 7, 8]
-    assert whole_offset(run, plan_of(None, moved), 0).tolist() == [1, 1, 1, 1, 0, 0]
-    assert whole_offset(run, plan_of(None, ClusterModel()), 0) is None
-
-
-# ------------------------------------------------------------------------------------------------ states, settings
-
-
-def test_a_dumped_state_names_the_uploads_it_refers_to_and_holds_none_of_their_vectors():
-    update = contribution("dev-1", np.ones(D))
-    state = CflState(clusters={}, newest={"dev-1": update})
-    encoded = dump_state(state)
-    assert encoded.keys == {update.key}
-    assert not encoded.arrays
-    asked = []
-
-    def fetch(key):
-        asked.append(key)
-        return update
-
-    assert load_state(CflState, encoded.document, encoded.arrays, fetch) == state
-    assert asked == [update.key]
-    with pytest.raises(DocumentError):
-        load_state(CflState, {**encoded.document, "surplus": 1}, encoded.arrays, fetch)
+# -------------------------------------------------------------------------------------------------------- settings
 
 
 def test_settings_are_read_by_their_types_and_the_rest_are_defaults():

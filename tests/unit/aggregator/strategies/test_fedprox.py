@@ -14,13 +14,13 @@ PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
 def test_the_aggregator_does_what_fedavg_does():
     rng = np.random.default_rng(0)
     vectors = {d: rng.standard_normal(D).astype(np.float32) for d in ("dev-1", "dev-2")}
-    offsets = []
+    models = []
     for algorithm in ("fedavg", "fedprox"):
         rounds = Rounds(run_plan(algorithm, local=PROXIMAL), vectors)
         for _ in range(2):
             rounds.step(lambda device, _order, round_: contribution(device, vectors[device], round=round_))
-        offsets.append(rounds.state.slot.offset.tobytes())
-    assert offsets[0] == offsets[1]
+        models.append(rounds.theta(rounds.state.slot).tobytes())
+    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "fedgrouprox"])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from aggregator.rounds.relay import numbers_in
+from aggregator.strategies.base import ClusterModel
 from shoal.errors import ConfigError
-from tests.helpers.epochs import Fleet
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = ("dev-b", "dev-a", "dev-c")
@@ -24,7 +25,7 @@ def test_every_device_keeps_its_own_sum():
     assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2}
     for device, model in outcome.clusters.items():
         times = 1 if device == "dev-b" else 2
-        np.testing.assert_array_equal(rounds.state.slots[model].offset, VECTORS[device] * times)
+        np.testing.assert_allclose(rounds.theta(rounds.state.slots[model]), VECTORS[device] * times)
 
 
 def test_a_newcomer_gets_a_model_of_its_own_and_shifts_nobody():
@@ -32,8 +33,8 @@ def test_a_newcomer_gets_a_model_of_its_own_and_shifts_nobody():
     rounds.step(answer)
     outcome = rounds.step(answer, present=(*DEVICES, "dev-0"))
     assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2, "dev-0": 3}
-    np.testing.assert_array_equal(rounds.state.slots[3].offset, VECTORS["dev-0"])
-    np.testing.assert_array_equal(rounds.state.slots[0].offset, VECTORS["dev-a"] * 2)
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[3]), VECTORS["dev-0"])
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
 
 
 def test_in_the_end_everybody_has_its_own_model():
@@ -42,7 +43,7 @@ def test_in_the_end_everybody_has_its_own_model():
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
     assert plan.assignments["dev-c"].candidates == (2,)
     assert plan.models[2] == rounds.state.slots[2]
-    assert plan.models[plan.assignments["dev-0"].candidates[0]].offset is None
+    assert plan.models[plan.assignments["dev-0"].candidates[0]] == ClusterModel()
 
 
 def test_partial_participation_names_only_the_models_of_those_drawn():
@@ -59,19 +60,14 @@ def test_dump_and_load_give_the_same_state():
     assert rounds.state.devices == before.devices
     assert [s.version for s in rounds.state.slots] == [1, 1, 0]
     rounds.step(answer)
-    np.testing.assert_array_equal(rounds.state.slots[0].offset, VECTORS["dev-a"] * 2)
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
 
 
-def test_a_newcomer_starts_at_w_0_in_a_later_epoch_too():
-    """Origin 0 is somebody's model by then."""
-    fleet = Fleet(run_plan("local"), DEVICES, VECTORS).run_to(3)
-    start = fleet.origins[0].copy()
-    assert len(fleet.rollover().models) == 4
-    fleet.reload()
-    state, plan = fleet.strategy.plan(fleet.state, 4, (*DEVICES, "dev-0"))
-    assert plan.assignments["dev-0"].candidates == (3,)
-    np.testing.assert_allclose(fleet.theta(plan.models[3]), start, rtol=1e-6)
-    assert state.slots[3].origin == 3
+def test_the_origin_stays_in_use_for_newcomers_though_every_model_has_moved():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    assert {slot.version for slot in rounds.state.slots} == {1}
+    assert 0 in numbers_in(rounds.state)
 
 
 def test_a_mean_of_one_must_be_allowed():

@@ -10,8 +10,8 @@ from shoal.errors import ConfigError
 from shoal.protocol.documents import Capabilities
 
 NONE = Capabilities()
-COLD = Capabilities(pretrain=True, carry=True)
-CFL = Capabilities(margins=True, keep_updates=True)
+COLD = Capabilities(pretrain=True)
+CFL = Capabilities(margins=True)
 CASES = [
     ("fedavg", {"discrepancy": "on"}, NONE),
     ("fedprox", {}, NONE),
@@ -21,7 +21,7 @@ CASES = [
     ("one-shot", {}, COLD),
     ("fedgroup", {}, COLD),
     ("fedgrouprox", {}, COLD),
-    ("fedgroup", {"rac": "on"}, dataclasses.replace(COLD, carry=False)),
+    ("fedgroup", {"rac": "on"}, COLD),
     *(("fedgroup", {"eta_g": text}, COLD) for text in ("0", "0.0", "0e5", "-0")),
     *(("fedgroup", {"eta_g": t}, dataclasses.replace(COLD, scale=True)) for t in ("0.5", "1", "1e-3", "+.01")),
     ("cfl", {}, CFL),

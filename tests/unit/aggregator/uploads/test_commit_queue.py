@@ -6,7 +6,7 @@ from aggregator.storage.store import Store
 from aggregator.uploads.commit_queue import CommitQueue
 from aggregator.uploads.states import UploadRef, UploadState, UploadTable
 from aggregator.uploads.validation import VerifiedUpload
-from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
+from tests.helpers.plans import digest_of, engine_of, resumed, run_plan, upload_of
 from tests.helpers.uploads import SlowDisk
 
 RUN = run_plan()
@@ -15,7 +15,7 @@ NAMES = ("dev-1", "dev-2", "dev-3")
 
 def verified(device):
     engine = engine_of(RUN)
-    state, _ = engine.resume(NAMES, engine.strategy.init(NAMES), 1, NAMES)
+    state = resumed(engine, NAMES)
     header, body = upload_of(engine, state, device)
     return VerifiedUpload(header, memoryview(body), 1.0, UploadRef(device, b"t" * 16), digest_of(header, body))
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from aggregator.publisher import first_reminder_s
+from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.state import EngineState
 from aggregator.strategies.base import RoundPlan
 from aggregator.uploads.acknowledgements import Acknowledgements
@@ -14,7 +15,7 @@ from shoal import limits
 from shoal.protocol.chunking import ChunkKind, split, transfer_id
 from shoal.protocol.messages import Action, Phase, Reminder
 from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler
-from tests.helpers.plans import run_plan
+from tests.helpers.plans import KEY_VERSION, run_plan
 from tests.helpers.uploads import STRANGER, Membership, Recorder
 
 RUN = run_plan()
@@ -33,7 +34,7 @@ REMINDER = Reminder(
     turn=5,
 )
 WHOLE = (0, 1, 2)
-OPEN = EngineState((), None, RUN, plan=RoundPlan(7, {}, {}), round=7)
+OPEN = EngineState((), None, RUN, HeldModels.none(KEY_VERSION), plan=RoundPlan(7, {}, {}), round=7)
 
 
 class Scene:
@@ -74,7 +75,7 @@ class Scene:
         self, now_s=0.0, received=None, finished=False, closed=False, most_bytes=limits.MAX_TRANSFER_BYTES, **changes
     ):
         plan = None if closed or finished else RoundPlan(7, {}, {})
-        state = EngineState((), None, RUN, plan=plan, round=7, received=received or {}, finished=finished)
+        state = dataclasses.replace(OPEN, plan=plan, received=received or {}, finished=finished)
         self.requests.on_reminder(dataclasses.replace(REMINDER, **changes), state, now_s, most_bytes)
         return self.told()
 

@@ -124,8 +124,8 @@ def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
         database.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?)", rows)
         database.commit()
     assert stored_update(tmp_path, 4) is None
-    updates = tmp_path / "updates" / "epoch-000001"
-    updates.mkdir(parents=True)
+    updates = tmp_path / "updates"
+    updates.mkdir()
     (updates / "000001.f32").write_bytes(b"")
     np.ones(3, "<f4").tofile(updates / "000002.f32")
     np.zeros(8, "<f4").tofile(updates / "000003.f32")

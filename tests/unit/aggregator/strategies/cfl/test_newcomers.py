@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel, train_assignment
-from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.newcomers import assignments, join, place, welcome
+from aggregator.strategies.cfl.newcomers import assignments, join, welcome
 from aggregator.strategies.cfl.split_validation import Half, Trial
 from aggregator.strategies.cfl.state import ROOT, CflState, Cluster
 from aggregator.strategies.cfl.tree import Node
@@ -43,44 +42,32 @@ def goals_with(groups, noise=0.05, seed=3):
 
 @pytest.mark.parametrize("participation", [1.0, 0.2])
 def test_twenty_newcomers_of_twenty_join_their_groups(participation):
-    """Alg. 4 over three nested splits: one round a level, from that node's model, however few are drawn for training."""
+    """Over three nested splits they score all leaves in one round, however few devices are drawn for training."""
     rounds = settled_tree()
     run = dataclasses.replace(rounds.strategy.run, participation=participation)
     rounds.strategy = type(rounds.strategy)(run)
-    tree = rounds.state.tree
     answer = Quadratic(rounds, goals_with(NEWCOMERS))
-    run_until_quiet(rounds, answer, most=5, present=(*DEVICES, *NEWCOMERS))
+    leaves = tuple(sorted(rounds.state.clusters))
+    rounds.step(answer, present=(*DEVICES, *NEWCOMERS))
     joined = {e.detail["device"]: e.detail["cluster"] for e in rounds.events if e.kind == "newcomer"}
     assert set(joined) == set(NEWCOMERS)
     assert {frozenset(c) for c in partition(rounds)} == {
         frozenset((*GROUPS[g], *(d for d, own in NEWCOMERS.items() if own == g))) for g in GROUPS
     }
-    for device, cluster in joined.items():
-        way = cfl_tree.path(tree, cluster)
-        asked = [o.candidates for _, d, o in answer.assignments if d == device]
-        assert asked[: len(way) - 1] == [(node,) for node in way[:-1]]
+    assert {o.candidates for _, d, o in answer.assignments if d in joined} == {leaves}
     assert everybody(rounds.state) == sorted((*DEVICES, *NEWCOMERS))
 
 
-def test_a_newcomer_waits_while_its_leaf_is_on_trial():
-    """It trains its node's model again until the trial is over, then moves on to the cluster of its group."""
+def test_a_newcomer_is_not_offered_a_leaf_on_trial():
     rounds = cfl(**TRIED)
-    goals = goals_with({"dev-99": "b"})
-    answer = Quadratic(rounds, goals)
+    answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
     while not (rounds.state.tree and rounds.state.trials):
         rounds.step(answer)
-    (tried,) = rounds.state.trials
-    waits = 0
-    while tried in rounds.state.trials:
-        rounds.step(answer, present=(*DEVICES, "dev-99"))
-        if tried in rounds.state.trials:
-            assert "dev-99" in rounds.state.unplaced
-            assert not any("dev-99" in c.members for c in rounds.state.clusters.values())
-            waits += 1
-    assert waits >= 2
-    run_until_quiet(rounds, answer, most=30, present=(*DEVICES, "dev-99"))
-    (own,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
-    assert set(own.members) == {*GROUPS["b"], "dev-99"}
+    tried = set(rounds.state.trials)
+    rounds.step(answer, present=(*DEVICES, "dev-99"))
+    (offered,) = {o.candidates for _, d, o in answer.assignments if d == "dev-99"}
+    assert set(offered) == rounds.state.clusters.keys() - tried
+    assert sum("dev-99" in c.members for c in rounds.state.clusters.values()) == 1
 
 
 def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
@@ -98,7 +85,7 @@ def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
 
 
 def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
-    """It has no update to compare, so its cluster is cut without it. Once online, it descends the tree."""
+    """It has no update to compare, so its cluster is cut without it. Once online, it chooses among the leaves."""
     silent = "dev-71"
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
@@ -107,24 +94,6 @@ def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
     assert everybody(rounds.state) == sorted(DEVICES)
     run_until_quiet(rounds, answer, most=5)
     assert partition(rounds) == TRUTH
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_newcomer_descends_to_its_group(group):
-    """Alg. 4: at every node it trains that node's model and follows the more similar edge."""
-    rounds = settled_tree()
-    NOISE["dev-99"] = 0.02 * np.ones(D)
-    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL[group]})
-    for _ in range(4):
-        rounds.step(answer, present=(*DEVICES, "dev-99"))
-    (cluster,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
-    assert set(cluster.members) == {*GROUPS[group], "dev-99"}
-    assert not rounds.state.unplaced
-    (event,) = [e for e in rounds.events if e.kind == "newcomer"]
-    assert event.detail == {"device": "dev-99", "cluster": cluster.id}
-    trained = [o.candidates[0] for _, d, o in answer.assignments if d == "dev-99"]
-    steps = list(cfl_tree.path(rounds.state.tree, cluster.id))
-    assert trained[: len(steps)] == steps
 
 
 def test_a_newcomer_before_any_split_joins_the_one_cluster():
@@ -136,16 +105,16 @@ def test_a_newcomer_before_any_split_joins_the_one_cluster():
     assert outcome.clusters["dev-99"] == 0
 
 
-def test_a_newcomers_update_never_moves_a_model():
+def test_a_newcomers_update_moves_the_leaf_that_it_chose_and_no_other():
     rounds = settled_tree()
     root = rounds.state.tree[0].slot
-    NOISE["dev-99"] = np.full(D, 5.0)
-    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
-    before = {c.id: c.slot.offset.copy() for c in rounds.state.clusters.values()}
-    rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-99" else None, present=(*DEVICES, "dev-99"))
+    answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
+    before = {c.id: rounds.theta(c.slot) for c in rounds.state.clusters.values()}
+    there = ("dev-02", "dev-99")
+    rounds.step(lambda d, o, r: answer(d, o, r) if d in there else None, present=(*DEVICES, "dev-99"))
     assert rounds.state.tree[0].slot is root
     for cluster in rounds.state.clusters.values():
-        assert np.array_equal(cluster.slot.offset, before[cluster.id])
+        assert np.array_equal(rounds.theta(cluster.slot), before[cluster.id]) is ("dev-99" not in cluster.members)
 
 
 # ------------------------------------------------------------------------------------------- single steps, by hand
@@ -162,13 +131,13 @@ def leaf(id_, *members):
 
 def trial(cluster):
     halves = (Half(50, ("x",), ClusterModel()), Half(51, ("y",), ClusterModel()))
-    return Trial(cluster, *halves, evidence=(), figures={})
+    return Trial(cluster, *halves, figures={})
 
 
 LEAVES = {2: leaf(2, "dev-2"), 3: leaf(3, "dev-3"), 4: leaf(4, "dev-4")}
 TREE = {
-    0: Node(0, ClusterModel(), (1, 4), ((towards(2), towards(3)), (towards(4),))),
-    1: Node(1, ClusterModel(), (2, 3), ((towards(2),), (towards(3),))),
+    0: Node(0, ClusterModel(), (1, 4)),
+    1: Node(1, ClusterModel(), (2, 3)),
 }
 STATE = CflState(clusters=LEAVES, tree=TREE)
 FLAT = CflState(clusters={ROOT: leaf(ROOT, "dev-1")})
@@ -194,21 +163,15 @@ def test_after_a_split_new_devices_start_at_the_root_and_those_on_their_way_go_o
     assert welcome(state, {"dev-2", "new-1"}) is state
 
 
-def test_an_unplaced_device_that_is_there_trains_its_nodes_model():
+def test_unplaced_devices_that_are_there_score_the_leaves_below_their_nodes():
     state = dataclasses.replace(STATE, unplaced={"new-1": 1, "new-2": 0, "away": 0})
-    expected = {d: train_assignment((at,), evaluate=False) for d, at in (("new-1", 1), ("new-2", 0))}
+    below = {"new-1": (2, 3), "new-2": (2, 3, 4)}
+    expected = {d: train_assignment(leaves, evaluate=False) for d, leaves in below.items()}
     assert assignments(state, {"new-1", "new-2", "dev-2"}) == expected
 
 
-def emptied(node):
-    """Return the tree without the updates of a node's first edge."""
-    return {**TREE, node: dataclasses.replace(TREE[node], edges=((), TREE[node].edges[1]))}
-
-
-def test_at_a_node_with_an_empty_edge_the_leaves_below_that_are_not_on_trial_are_scored():
-    state = dataclasses.replace(STATE, tree=emptied(0), unplaced={"new-1": 0})
-    assert assignments(state, {"new-1"})["new-1"].candidates == (2, 3, 4)
-    state = dataclasses.replace(state, trials={3: trial(3)})
+def test_leaves_on_trial_are_not_scored():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0}, trials={3: trial(3)})
     assert assignments(state, {"new-1"})["new-1"].candidates == (2, 4)
     state = dataclasses.replace(state, trials={n: trial(n) for n in (2, 3, 4)})
     assert assignments(state, {"new-1"}) == {}, "it waits"
@@ -238,34 +201,3 @@ def test_a_device_that_chose_a_leaf_by_loss_becomes_its_member():
 def test_no_other_update_makes_a_member_by_loss(update):
     state = dataclasses.replace(STATE, unplaced={"new-1": 0})
     assert join(state, [update], 9) == (state, ())
-
-
-def test_a_newcomer_moves_one_edge_a_round_and_joins_at_a_leaf():
-    state = dataclasses.replace(STATE, unplaced={"new-1": 0, "new-2": 0})
-    after, events = place(state, [towards(3, "new-1", model=0), towards(4, "new-2", model=0)], 9)
-    assert after.unplaced == {"new-1": 1}
-    assert after.clusters[4].members == ("dev-4", "new-2")
-    assert [e.detail for e in events] == [{"device": "new-2", "cluster": 4}]
-    after, events = place(after, [towards(3, "new-1", model=1)], 10)
-    assert not after.unplaced
-    assert after.clusters[3].members == ("dev-3", "new-1")
-    assert [(e.round, e.detail) for e in events] == [(10, {"device": "new-1", "cluster": 3})]
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        towards(4, "dev-2", model=0),
-        towards(4, "new-1", model=1),
-        contribution("new-1", model=0),
-    ],
-    ids=["a member", "of another node's model", "without a vector"],
-)
-def test_no_other_update_moves_a_newcomer(update):
-    state = dataclasses.replace(STATE, unplaced={"new-1": 0})
-    assert place(state, [update], 9) == (state, ())
-
-
-def test_a_newcomer_stays_at_its_node_while_the_leaf_is_on_trial():
-    state = dataclasses.replace(STATE, unplaced={"new-1": 0}, trials={4: trial(4)})
-    assert place(state, [towards(4, "new-1", model=0)], 9) == (state, ())

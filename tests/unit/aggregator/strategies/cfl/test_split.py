@@ -182,6 +182,7 @@ def test_a_permutation_of_the_coordinates_changes_no_split(settings):
         if "cross_max" in a.detail:
             assert a.detail["cross_max"] == pytest.approx(b.detail["cross_max"], abs=1e-5)
     for cluster in clear.state.clusters.values():
-        assert np.array_equal(cluster.slot.offset[assignment], masked.state.clusters[cluster.id].slot.offset)
+        other = masked.theta(masked.state.clusters[cluster.id].slot)
+        assert np.array_equal(clear.theta(cluster.slot)[assignment], other)
     assert set(DEVICES) == {d for c in partition(masked) for d in c}
     assert len(GOAL) == 4

@@ -1,11 +1,8 @@
 """CFL on synthetic updates: splits as device ids, the tree, dump and load."""
 
-import math
-
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import dump_state
 from aggregator.strategies.cfl import tree as cfl_tree
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
@@ -47,11 +44,11 @@ def test_pure_groups_are_left_alone_for_ever():
     for device, goal in ((d, GOAL[g]) for d, g in GROUP_OF.items()):
         model = rounds.step(Quadratic(rounds)).clusters[device]
         slot = rounds.state.clusters[model].slot
-        np.testing.assert_allclose(slot.offset, goal, atol=0.1)
+        np.testing.assert_allclose(rounds.theta(slot), goal, atol=0.1)
 
 
 def test_nested_splits_survive_devices_that_come_and_go():
-    """A third of the devices is missing in every round; similarity uses each one's newest update."""
+    """A third of the devices is missing in every round, and those that are missing at a split choose among the leaves."""
     rounds = cfl(**{**ALG_5, "eps1": 0.6})
     answer, rng = Quadratic(rounds), np.random.default_rng(2)
     for _ in range(60):
@@ -73,13 +70,13 @@ def test_children_of_an_unvalidated_split_start_from_the_parents_model_and_their
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
     rounds.step(answer)
-    parent = rounds.state.clusters[0].slot.offset.astype(np.float64)
+    parent = rounds.theta(rounds.state.clusters[0].slot)
     rounds.step(answer)
     assert 0 not in rounds.state.clusters
     for cluster in rounds.state.clusters.values():
         mean = np.mean([GOAL[GROUP_OF[d]] + NOISE[d] - parent for d in cluster.members], axis=0)
-        np.testing.assert_allclose(cluster.slot.offset, parent + mean, atol=1e-5)
-        assert cluster.slot.contributors == len(cluster.members)
+        np.testing.assert_allclose(rounds.theta(cluster.slot), parent + mean, atol=1e-5)
+        assert rounds.contributors(cluster.slot) == len(cluster.members)
 
 
 # ---------------------------------------------------------------------------------------------------- when to split
@@ -143,15 +140,6 @@ def settled_tree():
     return rounds
 
 
-def test_the_edges_hold_the_children_devices_updates():
-    rounds = settled_tree()
-    for node in rounds.state.tree.values():
-        left, right = ({c.device for c in edge} for edge in node.edges)
-        assert left
-        assert right
-        assert not left & right
-
-
 def test_the_final_round_gives_everybody_its_clusters_model():
     rounds = settled_tree()
     rounds.step(Quadratic(rounds))
@@ -178,22 +166,14 @@ def test_dump_and_load_change_nothing_later(settings, after):
         answer = Quadratic(rounds)
         for i in range(14):
             if reload and i == after:
-                encoded = rounds.reload()
-                assert all(math.isfinite(v.sum()) for v in encoded.arrays.values())
+                assert rounds.reload().arrays == {}
             rounds.step(answer)
-        models = {c.id: (c.members, c.slot.offset.tobytes(), c.quiet_until) for c in rounds.state.clusters.values()}
+        models = {
+            c.id: (c.members, rounds.theta(c.slot).tobytes(), c.quiet_until) for c in rounds.state.clusters.values()
+        }
         trials = {t.cluster: (t.left.members, t.trained, t.waited) for t in rounds.state.trials.values()}
         results.append((models, trials, rounds.state.early_norm, rounds.state.next_id, sorted(rounds.state.tree)))
     assert results[0] == results[1]
-
-
-def test_a_dump_names_every_upload_it_refers_to():
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, Quadratic(rounds), most=9)
-    needed = {c.key for c in rounds.state.newest.values()}
-    needed |= {c.key for n in rounds.state.tree.values() for e in n.edges for c in e}
-    needed |= {c.key for t in rounds.state.trials.values() for c in t.evidence}
-    assert dump_state(rounds.state).keys == needed
 
 
 def test_a_shared_segment_or_several_origins_are_refused():

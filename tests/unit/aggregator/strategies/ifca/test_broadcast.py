@@ -22,7 +22,7 @@ class Watched(Rounds):
 
     def answer(self, device, assignment, round_):
         self.sent[-1][device] = assignment.candidates
-        first = self.state.slots[0].origin
+        first = self.state.first
         home = self.wander.get((device, round_), HOME[device])
         model = first + home if len(assignment.candidates) > 1 else assignment.candidates[0]
         return contribution(device, np.ones(D), round=round_, model=model, loss=1.0)

@@ -1,7 +1,7 @@
 """IFCA against the paper's own formulas, written out in plain numpy, on a mixture of linear regressions.
 
 The devices here score and train with the device's code; their updates are masked, go through the strategy, and come back.
-The oracle knows neither offsets nor masks: it holds k models in float64 and follows Alg. 2 line by line.
+The oracle knows neither states nor masks: it holds k models in float64 and follows Alg. 2 line by line.
 """
 
 import dataclasses
@@ -9,18 +9,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import drawn, dump_state, load_state, norm_of, whole_offset
-from aggregator.strategies.registry import make_strategy
-from crypto.mask.derivation import MaskContext, derive
+from aggregator.strategies.base import drawn, norm_of
+from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
-from crypto.mask.secret import MaskSecret
+from crypto.mask.schedule import VersionKey
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import Score
 from shoal.protocol.documents import LocalSettings, SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL
 from shoal.task.manifest import LocalTraining
-from shoal.types import MaskedVector, Segment
-from tests.helpers.plans import contribution, run_plan
+from shoal.types import MaskedVector
+from tests.helpers.plans import KEY_VERSION, Rounds, contribution, run_plan
 
 M, N, D, SHARED = 12, 30, 8, 5
 DEVICES = tuple(f"dev-{i:02d}" for i in range(M))
@@ -117,50 +117,56 @@ def plain_ifca(run, data, origins, presence, *, k, restarts, restart_rounds, sha
     return models, identities, best
 
 
-def key_of(run):
-    segments = tuple(Segment(s.name, s.length) for s in run.segments)
-    context = MaskContext(
-        fleet=run.fleet,
-        run_id=run.run_id,
-        epoch=run.epoch,
-        task_digest=run.task_digest,
-        mode=run.mode,
-        segments=segments,
-    )
-    return derive(MaskSecret.from_bytes(b"s" * 32), context)
+def keys_of(run, round_):
+    """Return the mask key of a round, and segment -> its part."""
+    chain = VersionKey(run.fleet, KEY_VERSION, b"s" * 32).begin_run(run.run_id, run.run)
+    chain.skip_to(round_)
+    keys = chain.take()
+    key = derive(keys.mask, keys.context(run.task_digest, run.mode, run.mask_segments))
+    return key, segment_keys(key)
 
 
-class Driven:
-    """The strategy with devices that compute: the run's models after each round, in clear."""
+class Driven(Rounds):
+    """The strategy with devices that compute: the run's models after each round, in clear float32.
+
+    Attributes:
+        seen: the means of the last round as the aggregator has them, by model.
+    """
 
     def __init__(self, run, data, origins):
-        self.key = key_of(run)
-        self.run = dataclasses.replace(run, key_id=self.key.key_id)
-        self.data, self.origins = data, origins
-        self.strategy = make_strategy(self.run)
-        self.state = self.strategy.init(DEVICES)
+        super().__init__(run, DEVICES, origins=origins)
+        self.run, self.data = run, data
+        self.key, self.seen = None, {}
+
+    def settle(self):
+        parts = keys_of(self.run, self.round)[1]
+        self.seen = {}
+        super().settle()
+        self.seen = {step.state.model: step.mean for step in self.steps if step.mean is not None}
+        for step in self.steps:
+            if step.mean is not None:
+                segment = ""
+                if len(self.run.segments) > 1:
+                    segment = "shared" if step.state.model == SHARED_MODEL else "cluster"
+                key = parts[segment]
+                clear = unmask(MaskedVector(step.mean, key.key_id), key)
+                self._vectors[step.state] = self._vectors[step.state] - step.mean + clear
 
     def thetas(self, plan):
-        """Return theta (d,) float32 by model id, put together as a device does."""
-        found = {}
-        for model, slot in plan.models.items():
-            theta = self.origins[slot.origin].copy()
-            if plan.shared is not None:
-                span = self.run.span("shared")
-                theta[span] = self.origins[plan.shared.origin, span]
-            offset = whole_offset(self.run, plan, model)
-            found[model] = theta if offset is None else theta + unmask(MaskedVector(offset, self.key.key_id), self.key)
-        return found
+        """Return theta (d,) float32 by model id."""
+        return {model: self.whole(plan, model).astype(np.float32) for model in plan.models}
 
-    def answer(self, device, assignment, round_, thetas):
+    def answer(self, device, assignment, round_):
         batch, local = self.data[device], self.run.local
+        thetas = self.thetas(self.plan)
         losses = scoring.score([thetas[c] for c in assignment.candidates], batch, Regression())
         chosen = assignment.candidates[scoring.choose(losses)]
         recipe = LocalTraining(0, local.steps, 0, local.lr, lr_decay=local.lr_decay)
         result = training.train(
             thetas[chosen], batch, recipe, Regression(), np.random.default_rng(0), round_ - 1, lambda: False
         )
-        vector = mask(result.delta, self.key).values
+        key, _ = keys_of(self.run, round_)
+        vector = mask(result.delta, key).values
         return contribution(
             device,
             vector,
@@ -168,22 +174,17 @@ class Driven:
             round=round_,
             samples=len(batch.y),
             loss=float(losses.min()),
-            key_id=self.key.key_id,
+            key_id=key.key_id,
             norm=norm_of(vector),
         )
 
     def play(self):
         """Do the whole run; return who took part, round by round."""
         presence = []
-        for round_ in range(1, self.run.rounds + 1):
-            self.state, plan = self.strategy.plan(self.state, round_, DEVICES)
-            thetas = self.thetas(plan)
-            for device, assignment in plan.assignments.items():
-                self.state = self.strategy.absorb(self.state, self.answer(device, assignment, round_, thetas))
-            self.state, _ = self.strategy.close(self.state, plan)
-            encoded = dump_state(self.state)  # stored and loaded between all rounds
-            self.state = load_state(self.strategy.state_type, encoded.document, encoded.arrays, None)
-            presence.append(tuple(plan.assignments))
+        while self.round < self.run.rounds:
+            self.step(self.answer)
+            self.reload()  # stored and loaded between all rounds
+            presence.append(tuple(self.plan.assignments))
         return presence
 
     def models(self):
@@ -261,7 +262,7 @@ def test_a_mask_changes_not_one_bit(case, segments):
     clear, *_ = driven(segments=segments, mode="none", **CASES[case])
     assert masked.models().tobytes() == clear.models().tobytes()
     assert masked.state.choice == clear.state.choice
-    assert masked.state.slots[0].offset.tobytes() != clear.state.slots[0].offset.tobytes()
+    assert {m: v.tobytes() for m, v in masked.seen.items()} != {m: v.tobytes() for m, v in clear.seen.items()}
 
 
 def test_the_oracle_tells_sharing_from_not_sharing():
@@ -283,12 +284,7 @@ def test_the_steps_of_option_i_decay():
     """A model moves by gamma_t / m times the sum of gradients, gamma_t = lr * lr_decay^(t - 1): round 4 by hand."""
     fleet, *_ = driven(option="gradient", rounds=3)
     before = fleet.models().astype(np.float64)
-    _, plan = fleet.strategy.plan(fleet.state, 4, DEVICES)
-    thetas = fleet.thetas(plan)
-    state = fleet.state
-    for device, assignment in plan.assignments.items():
-        state = fleet.strategy.absorb(state, fleet.answer(device, assignment, 4, thetas))
-    fleet.state, _ = fleet.strategy.close(state, plan)
+    fleet.step(fleet.answer)
     for j in range(2):
         group = [d for d in DEVICES if fleet.state.choice[d] == j]
         step = 0.1 * 0.9**3 / M * sum(gradient_of(before[j], fleet.data[d]) for d in group)

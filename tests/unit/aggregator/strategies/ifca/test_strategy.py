@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import whole_offset
+from aggregator.strategies.base import ClusterModel
 from shoal.protocol.documents import LocalSettings, SegmentSpec
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
@@ -50,29 +50,28 @@ def test_each_model_moves_by_its_own_devices(how, present):
     rounds = ifca(normalise=how)
     rounds.step(answer, present)
     for j, slot in enumerate(rounds.state.slots):
-        np.testing.assert_allclose(slot.offset, expected(present, j, how), rtol=1e-5)
-        assert slot.origin == j
+        np.testing.assert_allclose(rounds.theta(slot), expected(present, j, how), rtol=1e-5)
+        assert rounds.states[slot.origin].model == j
 
 
 @pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
 def test_the_papers_normalisation_is_the_default(option, how):
     rounds = ifca(option=option, local=GRADIENT)
     rounds.step(answer)
-    np.testing.assert_allclose(rounds.state.slots[1].offset, expected(DEVICES, 1, how), rtol=1e-5)
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[1]), expected(DEVICES, 1, how), rtol=1e-5)
 
 
 def test_an_empty_cluster_keeps_its_model():
     rounds = ifca()
     rounds.step(answer, present=("dev-0", "dev-3"))
-    assert rounds.state.slots[0].offset is not None
-    assert rounds.state.slots[1].offset is None
+    assert [slot.version for slot in rounds.state.slots] == [1, 0]
 
 
 def test_a_cluster_of_too_few_keeps_its_model():
     rounds = ifca(min_contributors=3)
     rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
-    assert rounds.state.slots[0].offset is None
-    assert rounds.state.slots[1].contributors == 3
+    assert rounds.state.slots[0] == ClusterModel(0)
+    assert rounds.contributors(rounds.state.slots[1]) == 3
 
 
 def test_a_devices_last_choice_stands_while_it_is_away():
@@ -113,7 +112,7 @@ def test_the_start_of_least_loss_is_kept(losses):
     assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
     assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
     assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
-    np.testing.assert_allclose(rounds.state.slots[0].offset, 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
 
 
 def test_a_start_without_an_answer_is_never_the_best():
@@ -148,7 +147,7 @@ def test_dump_and_load_change_nothing_later(after):
                 rounds.reload()
             rounds.step(losing((0.5, 0.3, 0.9)))
         results.append(
-            ([s.offset.tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
+            ([rounds.theta(s).tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
         )
     assert results[0] == results[1]
 
@@ -175,21 +174,20 @@ def test_the_shared_segment_moves_by_all_participants(how, present):
     weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
     total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
     among = len(DEVICES) if how == "machines" else sum(weights)
-    np.testing.assert_allclose(rounds.state.shared.offset, total / among, rtol=1e-5)
-    assert rounds.state.shared.contributors == len(present)
+    np.testing.assert_allclose(rounds.theta(rounds.state.shared, "shared"), total / among, rtol=1e-5)
+    assert rounds.contributors(rounds.state.shared) == len(present)
     for j, slot in enumerate(rounds.state.slots):
-        np.testing.assert_allclose(slot.offset, expected(present, j, how)[4:], rtol=1e-5)
+        np.testing.assert_allclose(rounds.theta(slot, "cluster"), expected(present, j, how)[4:], rtol=1e-5)
 
 
 def test_a_cluster_of_too_few_still_moves_the_shared_segment():
     """The shared mean has three contributors; model 0 has two, too few to move it."""
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
-    assert [s.offset for s in rounds.state.slots] == [None, None]
-    assert rounds.state.shared.contributors == 3
-    np.testing.assert_allclose(
-        rounds.state.shared.offset, np.mean([VECTORS[d][:4] for d in ("dev-0", "dev-1", "dev-3")], axis=0), rtol=1e-5
-    )
+    assert rounds.state.slots == (ClusterModel(0), ClusterModel(1))
+    assert rounds.contributors(rounds.state.shared) == 3
+    mean = np.mean([VECTORS[d][:4] for d in ("dev-0", "dev-1", "dev-3")], axis=0)
+    np.testing.assert_allclose(rounds.theta(rounds.state.shared, "shared"), mean, rtol=1e-5)
 
 
 def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared_segment():
@@ -203,35 +201,32 @@ def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared
 
     outcome = rounds.step(lying)
     others = len(DEVICES) - 1
-    np.testing.assert_allclose(rounds.state.shared.offset, (others - 3) / (others + 3), rtol=1e-5)
-    np.testing.assert_allclose(rounds.state.slots[0].offset, -1.0)
+    shared = rounds.theta(rounds.state.shared, "shared")
+    np.testing.assert_allclose(shared, (others - 3) / (others + 3), rtol=1e-5)
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0], "cluster"), -1.0)
     assert outcome.capped == {"dev-0": 30.0}
 
 
 def test_too_few_participants_move_nothing():
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1"))
-    assert rounds.state.shared.offset is None
+    assert rounds.state.shared == ClusterModel()
 
 
-def test_the_plan_carries_the_shared_segment_once():
-    """Two small slots and one shared; put together they are whole vectors in the order of the segments."""
+def test_the_plan_has_the_shared_segment_once():
+    """Two small models and one shared; put together they are whole vectors in the order of the segments."""
     rounds = ifca(segments=PARTS[::-1])
     rounds.step(answer)
     _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
-    assert [len(s.offset) for s in plan.models.values()] == [2, 2]
-    assert len(plan.shared.offset) == 4
-    whole = whole_offset(rounds.strategy.run, plan, 1)
-    np.testing.assert_array_equal(whole, np.concatenate([plan.models[1].offset, plan.shared.offset]))
+    parts = rounds.theta(plan.models[1], "cluster"), rounds.theta(plan.shared, "shared")
+    assert [len(part) for part in parts] == [2, 4]
+    np.testing.assert_array_equal(rounds.whole(plan, 1), np.concatenate(parts))
     assert rounds.strategy.final(rounds.state, 21, DEVICES).shared is rounds.state.shared
 
 
-def test_a_model_that_has_not_moved_has_no_offset():
-    """An untouched model is None as a whole; one that only the shared segment moved is zero elsewhere."""
+def test_a_model_that_only_the_shared_segment_moved_keeps_its_own():
     rounds = ifca(segments=PARTS)
-    _, plan = rounds.strategy.plan(rounds.state, 1, DEVICES)
-    assert whole_offset(rounds.strategy.run, plan, 0) is None
     rounds.step(answer, present=("dev-0", "dev-3"))
     _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
-    assert whole_offset(rounds.strategy.run, plan, 1)[4:].tolist() == [0.0, 0.0]
-    assert whole_offset(rounds.strategy.run, plan, 1)[:4].any()
+    assert rounds.whole(plan, 1)[4:].tolist() == [0.0, 0.0]
+    assert rounds.whole(plan, 1)[:4].any()
