@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.modes import registry
@@ -13,9 +13,6 @@ from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.errors import UsageError
 from shoal.types import DIGEST_BYTES, KEY_ID_BYTES, Float32Vector, Segment, check_name
-
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
 
 MAX_RUN_ID_BYTES: Final = 64
 
@@ -59,18 +56,6 @@ class MaskContext:
             raise UsageError(f"segments {names} are not one or two of different names")
         if self.length > limits.MAX_COORDINATES:
             raise UsageError(f"the segments have {self.length} coordinates, more than {limits.MAX_COORDINATES}")
-
-    @classmethod
-    def of_plan(cls, plan: RunPlan, epoch: int) -> MaskContext:
-        """Return the context of mask number ``epoch`` of a run without round keys."""
-        return cls(
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            epoch=epoch,
-            task_digest=plan.task_digest,
-            mode=plan.mode,
-            segments=plan.mask_segments,
-        )
 
     @property
     def length(self) -> int:

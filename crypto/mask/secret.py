@@ -6,7 +6,7 @@ import hmac
 import os
 from typing import NoReturn
 
-from crypto.mask.kdf import SECRET_BYTES, expand
+from crypto.mask.kdf import SECRET_BYTES
 from shoal.errors import IntegrityError
 
 
@@ -44,10 +44,6 @@ class MaskSecret:
     def reveal(self) -> bytes:
         """Return the 32 raw bytes, for a derivation or for a file of mode 0600."""
         return self._value
-
-    def ratchet(self) -> MaskSecret:
-        """Return the next secret, from which this one can't be computed."""
-        return MaskSecret(expand(self._value, SECRET_BYTES, b"next"))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MaskSecret):

@@ -7,7 +7,7 @@
 
 `grants` makes and opens cards and grants, `directory` stores a party's keys, grant and newest roster, `roster` checks a
 roster, `roster_delta` sends a change instead of a whole roster, `tokens` proves a one-time enrolment token, and
-`certificates` collects the signatures of a majority of the roster.
+`statements` signs and certifies the states of models.
 
 Joining by file: a device's ``init`` writes keys and a card (`make_identity`); the owner's ``add-device`` signs a roster
 with the device and seals a grant (`seal_grant`); the device's ``join`` checks the owner's fingerprint, stores the

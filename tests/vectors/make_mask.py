@@ -201,7 +201,6 @@ def main() -> None:
         "about": "masked_range[i] is the coordinate of 0, 1, 2, ... that lands at i; sha256 is over little-endian uint32",
         "made_by": "tests/vectors/make_mask.py, without Shoal's code",
         "secret": SECRET.hex(),
-        "next_secret": hkdf(SECRET, 32, b"next").hex(),
         "schedule": schedule(),
         "cases": cases,
         "about_ramps": "masked_ramp is every step-th value of 1, 2, 3, ... under the mask; rotation in double precision",

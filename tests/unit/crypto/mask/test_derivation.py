@@ -15,9 +15,7 @@ from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
-from shoal.protocol.documents import SegmentSpec
 from shoal.types import Segment
-from tests.helpers.plans import run_plan
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
 CONTEXT = MaskContext(
@@ -56,7 +54,7 @@ def test_the_mode_changes_the_key_id() -> None:
 
 
 def test_another_secret_changes_key_id_and_permutation() -> None:
-    other = SECRET.ratchet()
+    other = MaskSecret.from_bytes(bytes(32))
     assert key_id(other, CONTEXT) != key_id(SECRET, CONTEXT)
     assert permuted(CONTEXT, other) != permuted(CONTEXT)
 
@@ -126,20 +124,3 @@ def test_a_key_shows_no_secret_and_no_index(mode: str) -> None:
 def test_a_key_can_not_be_pickled() -> None:
     with pytest.raises(TypeError, match="can't be pickled"):
         pickle.dumps(derive(SECRET, CONTEXT))
-
-
-def test_the_context_of_a_plan_has_all_that_the_plan_says() -> None:
-    plan = run_plan(segments=(SegmentSpec("cluster", 40),))
-    expected = derive(
-        SECRET,
-        MaskContext(
-            fleet="demo",
-            run_id=b"r" * 16,
-            epoch=1,
-            task_digest=b"t" * 32,
-            mode="permutation",
-            segments=(Segment("cluster", 40),),
-        ),
-    )
-    assert derive(SECRET, MaskContext.of_plan(plan, plan.epoch)).key_id == expected.key_id
-    assert MaskContext.of_plan(plan, 7) == dataclasses.replace(expected.context, epoch=7)
