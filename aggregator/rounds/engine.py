@@ -141,7 +141,9 @@ class Engine:
             levels=metadata.levels,
             news=metadata.news,
         )
-        return self._open(state, round_, available, waited=True)
+        # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
+        state, actions = self._open(state, round_, available, waited=True)
+        return dataclasses.replace(state, parted=True), actions
 
     def over(
         self,
@@ -257,6 +259,9 @@ class Engine:
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...], *, waited: bool) -> Transition:
         """Open a round under the newest key version, for the devices that can get its models."""
+        if state.parted:
+            strategy = self.strategy.retain(state.strategy, frozenset(state.devices))
+            state = dataclasses.replace(state, strategy=strategy, parted=False)
         held = dataclasses.replace(state.held.only(state.devices), key_version=state.newest)
         ready = prepare(
             state.strategy,

@@ -41,6 +41,7 @@ class EngineState:
         refused: devices whose upload to the open round was refused, and that have not uploaded since.
         lacking: devices that declined the open round for lack of a model's state, and that have not uploaded since.
         checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
+        parted: whether the owner has revoked devices since the strategy last heard of it.
         unasked: number of online devices without an order in the open round.
         deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
         newest: the newest key version that is available.
@@ -64,6 +65,7 @@ class EngineState:
     refused: PersistentSet[str] = field(default_factory=PersistentSet)
     lacking: PersistentSet[str] = field(default_factory=PersistentSet)
     checkpoints_only: bool = False
+    parted: bool = False
     unasked: int = 0
     deadline_passed: bool = False
     finished: bool = False
@@ -176,6 +178,7 @@ def on_revoked(state: EngineState, device: str) -> EngineState:
     return dataclasses.replace(
         on_offline(state, device),
         devices=state.devices.removing(device),
+        parted=state.parted or device in state.devices,
         removed=removed,
         refused=state.refused.removing(device),
         lacking=state.lacking.removing(device),

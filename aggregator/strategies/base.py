@@ -254,6 +254,9 @@ class Strategy(Protocol):
         With weight sharing the shared segment is among them, as `SHARED_MODEL`.
         """
 
+    def retain(self, state: Any, active: frozenset[str]) -> Any:
+        """Return the state between two rounds without devices that are not ``active``: the owner has revoked them."""
+
 
 def norm_of(vector: Float32Vector) -> float:
     """Return the l2 norm of ``vector`` (d,), accumulated in float64 by blocks."""
@@ -355,6 +358,11 @@ def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phas
 def final_assignment(candidates: tuple[int, ...]) -> Assignment:
     """Return the assignment to take the best of ``candidates`` and report its accuracy on the test share."""
     return Assignment(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
+
+
+def retained(of_device: Mapping[str, int], active: frozenset[str]) -> dict[str, int]:
+    """Return ``of_device`` without devices that are not ``active``."""
+    return {device: at for device, at in of_device.items() if device in active}
 
 
 def evaluates(run: RunPlan, round_: int) -> bool:

@@ -117,3 +117,7 @@ class FedAvg:
     def models_of(self, state: FedAvgState) -> Mapping[int, ClusterModel]:
         """Return the one model."""
         return {MODEL: state.slot}
+
+    def retain(self, state: FedAvgState, active: frozenset[str]) -> FedAvgState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, devices=tuple(d for d in state.devices if d in active))

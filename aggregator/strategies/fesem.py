@@ -41,6 +41,7 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
+    retained,
     starts_of,
     train_assignment,
     weights_of,
@@ -183,3 +184,7 @@ class Fesem:
     def models_of(self, state: FesemState) -> Mapping[int, ClusterModel]:
         """Return the centres."""
         return dict(enumerate(state.slots))
+
+    def retain(self, state: FesemState, active: frozenset[str]) -> FesemState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, clusters=retained(state.clusters, active))

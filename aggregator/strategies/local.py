@@ -116,6 +116,10 @@ class Local:
         """Return every device's model."""
         return dict(enumerate(state.slots))
 
+    def retain(self, state: LocalState, active: frozenset[str]) -> LocalState:  # noqa: ARG002
+        """Return the state as it is: a model's id is its device's place, so the place of a revoked device stays."""
+        return state
+
 
 def _with(state: LocalState, devices: Iterable[str]) -> LocalState:
     """Return the state with slots for devices that it does not know, in order of their names."""

@@ -42,6 +42,7 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
+    retained,
     train_assignment,
 )
 from aggregator.strategies.settings import StrategySettings
@@ -204,3 +205,7 @@ class OneShot:
     def models_of(self, state: OneShotState) -> Mapping[int, ClusterModel]:
         """Return the clusters' models."""
         return dict(enumerate(state.slots))
+
+    def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, clusters=retained(state.clusters, active))

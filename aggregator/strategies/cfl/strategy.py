@@ -32,6 +32,7 @@ from aggregator.strategies.base import (
     norm_of,
     parse_settings,
     require_one_origin,
+    retained,
     train_assignment,
 )
 from aggregator.strategies.cfl import merge as cfl_merge
@@ -305,3 +306,26 @@ class Cfl:
         """Return the models of clusters, of the tree's nodes and of halves on trial."""
         models = {c.id: c.slot for c in state.clusters.values()} | {n.id: n.slot for n in state.tree.values()}
         return models | {h.model: h.slot for t in state.trials.values() for h in (t.left, t.right)}
+
+    def retain(self, state: CflState, active: frozenset[str]) -> CflState:
+        """Return the state without devices that are not ``active``; a cluster of revoked devices alone stays, without members."""
+
+        def left(members: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(d for d in members if d in active)
+
+        clusters = {k: dataclasses.replace(c, members=left(c.members)) for k, c in state.clusters.items()}
+        trials = {
+            k: dataclasses.replace(
+                t,
+                left=dataclasses.replace(t.left, members=left(t.left.members)),
+                right=dataclasses.replace(t.right, members=left(t.right.members)),
+            )
+            for k, t in state.trials.items()
+        }
+        return dataclasses.replace(
+            state,
+            clusters=clusters,
+            trials=trials,
+            unplaced=retained(state.unplaced, active),
+            heard=retained(state.heard, active),
+        )

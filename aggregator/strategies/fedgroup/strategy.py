@@ -42,6 +42,7 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
+    retained,
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
@@ -211,3 +212,7 @@ class FedGroup:
     def models_of(self, state: FedGroupState) -> Mapping[int, ClusterModel]:
         """Return the groups' models and, once there are groups, the auxiliary model."""
         return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary} if state.since else {}
+
+    def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, clusters=retained(state.clusters, active))

@@ -35,6 +35,7 @@ from aggregator.strategies.base import (
     mean_loss,
     mean_update,
     parse_settings,
+    retained,
     train_assignment,
     weights_of,
 )
@@ -243,6 +244,16 @@ class Ifca:
         ended = state.best_shared
         shared = ended if ended is not None and ended.offset is not None else state.shared
         return models if shared is None else {**models, SHARED_MODEL: shared}
+
+    def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
+        """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""
+        return dataclasses.replace(
+            state,
+            devices=tuple(d for d in state.devices if d in active),
+            choice=retained(state.choice, active),
+            best_choice=retained(state.best_choice, active),
+            broadcast=dataclasses.replace(state.broadcast, confirmed=state.broadcast.confirmed & active),
+        )
 
 
 def _scaled(mean: Float32Vector, count: int, among: int | None) -> Float32Vector:

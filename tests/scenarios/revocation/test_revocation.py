@@ -219,3 +219,27 @@ def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog)
         )
         assert fleet.service._membership.roster.revoked == ("dev-02",)
         assert fleet.devices["dev-00"].runtime._membership.newest_generation == fleet.stage.fleet.roster.keys_since
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("algorithm", ["cfl", "ifca", "fedgroup"])
+def test_a_revoked_device_leaves_its_cluster(tmp_path, algorithm, killed):
+    """No record of a later round names it, also if the aggregator is killed in the round in which it is revoked."""
+    options = {"cfl": {}, "ifca": {"settings": {"k": "2"}}, "fedgroup": {"settings": {"groups": "2", "alpha": "2"}}}[
+        algorithm
+    ]
+    with make_fleet(
+        tmp_path / "fleet", count=5, algorithm=algorithm, rounds=8, quorum=0.5, deadline_s=30.0, seed=3, **options
+    ) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 3, 100)
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.run_until(lambda: "dev-03" not in fleet.service.state.devices, 100)
+        if killed:
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+        at = len(fleet.records())
+        records = fleet.run(300)
+        # One round may be open.
+        assert all("dev-03" not in record["clusters"] for record in records[at + 1 :])
+        assert set(records[-1]["clusters"]) == {"dev-00", "dev-01", "dev-02", "dev-04"}
