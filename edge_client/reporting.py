@@ -55,6 +55,7 @@ class Results:
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
         self._figures: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
         self._untold = b""
@@ -151,11 +152,17 @@ class Results:
         self.publish(session, now_s, force=True)
         LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
+    def keep_status(self, session: DeviceSession, now_s: float) -> None:
+        """Write the status file if the session has changed, as `publish` does: a device that is stuck shows what it waits for."""
+        if session.summary() != self._summary:
+            self.publish(session, now_s)
+
     def publish(self, session: DeviceSession, now_s: float, *, force: bool = False) -> None:
         """Write the figures to the status file, at most once every STATUS_EVERY_S seconds unless forced."""
         if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
             return
         self._saved_status_s = now_s
+        self._summary = session.summary()
         self._count_bytes()
         self._files.save_status(
             {
@@ -164,7 +171,7 @@ class Results:
                 "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
                 **self._figures,
-                "session": session.summary(),
+                "session": self._summary,
                 "ended": self._ended,
             }
         )

@@ -7,6 +7,7 @@ the real clock, the loopback fleet with virtual time and an inline worker. All d
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -217,6 +218,8 @@ class DeviceRuntime:
             self._go_on(self.session.tick(self._facts()))
             if not self.session.stopped:
                 self._results.keep_up(now_s)
+            if self._disk_error is None:
+                self._results.keep_status(self.session, now_s)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""
@@ -331,7 +334,10 @@ class DeviceRuntime:
                 roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
             )
             self._roster = roster, facts
-        roster_facts = self._roster[1].at(expired=member.expired)
+        roster_facts = self._roster[1]
+        if roster_facts.expired != member.expired:
+            roster_facts = dataclasses.replace(roster_facts, expired=member.expired)
+            self._roster = member.roster, roster_facts
         return io.Facts(
             now_s=self._now_s,
             roster=roster_facts,
@@ -564,7 +570,7 @@ class DeviceRuntime:
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}
         LOG.error("round skipped", extra={"kv": facts})
-        skipped = io.RoundSkipped(announcement.nonce, decline_reason(error))
+        skipped = io.RoundSkipped(announcement, decline_reason(error))
         self._go_on(self.session.job_finished(skipped, self._facts()))
 
     def _derive_ahead(self, announcement: Announcement) -> None:

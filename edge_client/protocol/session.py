@@ -275,8 +275,10 @@ class DeviceSession:
                 return session._announced_again(facts) if new else (session, ())
             case io.CheckpointLocated(announcement, labels):
                 return self._begins_late(announcement, labels)
-            case io.RoundSkipped(nonce, reason):
-                return self._skipped(nonce, reason, facts)
+            case io.RoundSkipped(announcement, reason):
+                session, declined = self._decline(announcement, reason)
+                session, done = session._in_round(rounds.WorkFailed(announcement.nonce), facts)
+                return session, (*declined, *done)
             case io.DiskFailed():
                 return self._disk_failed(facts)
         return self._in_round(event, facts)
@@ -313,7 +315,8 @@ class DeviceSession:
         return () if self.plan is None else (io.TakeModel(model),)
 
     def _announced(self, announcement: Announcement, facts: Facts) -> Steps:
-        assert announcement.held is not None
+        if announcement.held is None:
+            return self, (io.Refuse(UntrustedError("an announcement without models")),)
         session = dataclasses.replace(self, latest=announcement)
         if session.stop_at_s is not None:
             session, declined = session._decline(announcement, DeclineReason.DISK)
@@ -398,14 +401,6 @@ class DeviceSession:
     def _decline(self, announcement: Announcement, reason: DeclineReason) -> Steps:
         declines, done = self.declines.decline(announcement, reason)
         return dataclasses.replace(self, declines=declines), done
-
-    def _skipped(self, nonce: bytes, reason: DeclineReason, facts: Facts) -> Steps:
-        current = self.round.announcement
-        if current is None or current.nonce != nonce:
-            return self._in_round(rounds.WorkFailed(nonce), facts)
-        session, declined = self._decline(current, reason)
-        session, done = session._in_round(rounds.WorkFailed(nonce), facts)
-        return session, (*declined, *done)
 
     def _disk_failed(self, facts: Facts) -> Steps:
         """Decline the round, then end the program.

@@ -7,7 +7,6 @@ order given; the outcome of some comes back as an event.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,10 +36,6 @@ class RosterFacts:
     until: str = ""
     expired: bool = False
     listed: bool = True
-
-    def at(self, *, expired: bool) -> RosterFacts:
-        """Return the same roster at another time."""
-        return self if expired == self.expired else dataclasses.replace(self, expired=expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +142,9 @@ class CheckpointLocated:
 
 @dataclass(frozen=True, slots=True)
 class RoundSkipped:
-    """The device can't do its part of the round with ``nonce``."""
+    """The device can't do its part of an announced round."""
 
-    nonce: bytes
+    announcement: Announcement
     reason: DeclineReason
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
@@ -16,14 +17,21 @@ HELD = FACTS.roster.sequence
 
 def change(sequence, *, after=0, devices=4, signature=b"s" * 64):
     """Return an announced change of the roster."""
-    return RosterChange(after=after, sequence=sequence, devices=devices, signature=signature, **REST)
-
-
-REST = {
-    field.name: field.default if field.default is not dataclasses.MISSING else ()
-    for field in dataclasses.fields(RosterChange)
-    if field.name not in ("after", "sequence", "devices", "signature")
-}
+    return RosterChange(
+        after=after,
+        signature=signature,
+        fleet="demo",
+        sequence=sequence,
+        issued_at_s=1,
+        expires_at_s=2,
+        aggregator=None,
+        devices=devices,
+        places=np.empty(0, np.uint32),
+        members=(),
+        revoked_stay=0,
+        revoked=(),
+        keys_since=1,
+    )
 
 
 def at(now_s=0.0, **roster):
