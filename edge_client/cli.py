@@ -205,6 +205,10 @@ def status_lines(data: dict[str, Any]) -> list[str]:
     """Return a status as text: one line for each figure, and one for each run that has ended."""
     lines = []
     for name, value in data.items():
+        if name == "session" and isinstance(value, dict):
+            waits = value.get("waits_for")
+            lines += [f"waits for: {_readable(waits)}"] if waits else []
+            continue
         if name != "ended" or not isinstance(value, dict):
             lines.append(f"{_label(name)}: {_readable(value)}")
             continue

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
-    from edge_client.protocol.round_state import Stage
+    from edge_client.protocol.session import DeviceSession
     from edge_client.storage.state import DeviceState
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement, Assignment
@@ -55,6 +55,7 @@ class Results:
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
         self._figures: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
         self._untold = b""
@@ -126,7 +127,7 @@ class Results:
             # A save without sync may be lost in a power cut, so the model stays due for a durable one.
             self._own = None if durable else self._own
 
-    def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> bool:
+    def finish(self, plan: RunPlan, session: DeviceSession, now_s: float) -> bool:
         """Close the figures of a run unless that happened before a restart; return whether its end was not reported yet."""
         told = self._files.was_told(plan.run_id)
         if told:
@@ -134,7 +135,7 @@ class Results:
         else:
             self._untold = plan.run_id
         if not self._figures.get("finished"):
-            self._close(plan, stage, now_s)
+            self._close(plan, session, now_s)
         return not told
 
     def remember_end(self) -> None:
@@ -143,27 +144,34 @@ class Results:
             self._files.save_told(self._untold)
             self._untold = b""
 
-    def _close(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
+    def _close(self, plan: RunPlan, session: DeviceSession, now_s: float) -> None:
         self._count_bytes()
         self._figures["finished"] = True
         earlier = list(self._ended.items())[1 - RUNS_REMEMBERED :]
         self._ended = {**dict(earlier), str(plan.run): dict(self._figures)}
-        self.publish(stage, now_s, force=True)
+        self.publish(session, now_s, force=True)
         LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
-    def publish(self, stage: Stage, now_s: float, *, force: bool = False) -> None:
+    def keep_status(self, session: DeviceSession, now_s: float) -> None:
+        """Write the status file if the session has changed, as `publish` does: a device that is stuck shows what it waits for."""
+        if session.summary() != self._summary:
+            self.publish(session, now_s)
+
+    def publish(self, session: DeviceSession, now_s: float, *, force: bool = False) -> None:
         """Write the figures to the status file, at most once every STATUS_EVERY_S seconds unless forced."""
         if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
             return
         self._saved_status_s = now_s
+        self._summary = session.summary()
         self._count_bytes()
         self._files.save_status(
             {
                 "device": self._membership.name,
                 "fleet": self._membership.fleet,
-                "stage": stage.value,
+                "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
                 **self._figures,
+                "session": self._summary,
                 "ended": self._ended,
             }
         )

@@ -1,73 +1,80 @@
-"""One device on a transport: carries out the actions of its state machine. It owns no thread and reads no clock.
+"""One device on a transport: opens what arrives, lets its session decide, and carries the session's actions out.
 
-Drivers call `on_event`, `on_result` and `tick`; the program does so from a queue with the real clock, the loopback
-fleet with virtual time and an inline worker.
+It owns no thread and reads no clock. Drivers call `on_event`, `on_result` and `tick`; the program does so from a queue with
+the real clock, the loopback fleet with virtual time and an inline worker. All decisions are those of
+`edge_client.protocol.session`; the outcome of an action is an event for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from edge_client.followed_run import Run
-from edge_client.learning.data import Dataset
+from crypto.seal.identity import SIGNATURE_BYTES
 from edge_client.learning.model import Backend, OrtModel
 from edge_client.learning.training import Cancelled
-from edge_client.learning.update import Finished
-from edge_client.learning.worker import Result, Worker
-from edge_client.membership import DeviceMembership
-from edge_client.protocol import round_state as agent
-from edge_client.protocol.declining import Decliner
-from edge_client.protocol.inbound import Inbound
-from edge_client.protocol.model_feed import ModelFeed
+from edge_client.protocol import inbound
+from edge_client.protocol import round_state as rounds
+from edge_client.protocol import session_io as io
+from edge_client.protocol.declining import Declines, decline_reason
 from edge_client.protocol.notes import ControlMessages
-from edge_client.protocol.patience import RetryTimer
-from edge_client.protocol.presence import Attendance
-from edge_client.protocol.resync import Resync
-from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterSync
-from edge_client.protocol.round_state import AgentState
+from edge_client.protocol.presence import Attendance, presence, receiving_notice
+from edge_client.protocol.session import DeviceSession
 from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
 from edge_client.run.following import RunFollower
-from edge_client.run.held_models import HeldModels
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     ConfigError,
     IntegrityError,
-    MissingStateError,
     NotEnrolledError,
-    ReplacedKeysError,
     ShoalError,
     StorageError,
     UntrustedError,
+    WireError,
     reason_of,
 )
+from shoal.membership.roster import RosterForkError, expiry_of
+from shoal.membership.roster_delta import apply_change
 from shoal.protocol import channels
-from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
-from shoal.protocol.messages import Action, Announcement, Assignment, Control
+from shoal.protocol.messages import Announcement, Control
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import TaskManifest
-from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
 from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
+if TYPE_CHECKING:
+    from edge_client.followed_run import Run
+    from edge_client.learning.data import Dataset
+    from edge_client.learning.update import Finished
+    from edge_client.learning.worker import Result, Worker
+    from edge_client.membership import DeviceMembership
+    from edge_client.protocol.session import Do, Steps
+    from edge_client.run.held_models import HeldModels
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import Roster
+    from shoal.protocol.messages import Assignment
+
 LOG = logging.getLogger("shoal.edge")
-ANNOUNCED_WITHIN_S: Final = 10.0
-"""Time for which a device whose disk fails between two rounds waits for the next announcement, to decline it before it ends."""
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class DeviceRuntime:
     """Drives one device.
 
     Attributes:
+        session: the device's session; all that the device decides by is in it.
         runs_done: number of runs that have finished, without those that were reported as finished before a restart.
     """
 
@@ -102,85 +109,58 @@ class DeviceRuntime:
         self._membership = membership
         self._transport = transport
         self._worker = worker
-        self._workplace = JobFactory(membership, load_data, threads=threads, backend=backend)
-        self._attendance = Attendance(membership, transport, birth, uniform)
+        self._birth = birth
+        self._uniform = uniform
         self._hand_back = results
+        self._jobs = JobFactory(membership, load_data, threads=threads, backend=backend)
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler(whole_transfers=1)
         pending = self._files.pending.load()
+        up = self._topics.up(membership.name)
+        self._notes = ControlMessages(membership, transport, up)
+        self._uplink = Uplink(
+            files=self._files.pending, transport=transport, notes=self._notes, topic=up, sealed=pending.sealed
+        )
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
-        self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
-        up = self._topics.up(membership.name)
-        notes = ControlMessages(membership, transport, up)
-        self._outbox = Uplink(
-            files=self._files.pending, transport=transport, notes=notes, topic=up, sealed=pending.sealed, birth=birth
+        self.session = DeviceSession(
+            name=membership.name,
+            fleet=membership.fleet,
+            round=rounds.RoundState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered),
+            declines=Declines(membership.index),
+            presence=Attendance(membership.group),
+            turn=birth,
         )
-        self._declining = Decliner(membership, notes)
-        self._run: Run | None = None
         self._following = RunFollower(membership, self._files)
-        self._rosters = RosterSync(membership, transport, self._topics)
-        self._held: Announcement | None = None
-        self._feed = ModelFeed(transport, self._topics)
-        self._inbound = Inbound(membership, self._feed, self._rosters)
-        self._lookout = Resync(transport, self._topics.round)
-        self._patience = RetryTimer(transport, uniform)
+        self._run: Run | None = None
         self._results = Results(membership, self._files, transport, clock_s)
-        self._now_s = 0.0
-        self._latest: Announcement | None = None
-        self._disk_error: tuple[StorageError, float] | None = None
         self._refusals = Refusals(LOG)
+        self._disk_error: StorageError | None = None
+        self._roster: tuple[Roster, io.RosterFacts] | None = None
+        self._now_s = 0.0
         self.runs_done = 0
 
     @property
     def revoked(self) -> bool:
         """Whether the owner has revoked this device: it ignores all messages and sends none."""
-        return self._rosters.revoked
-
-    @property
-    def _models(self) -> HeldModels | None:
-        """The models of the run that the device follows."""
-        return self._following.held
+        return self.session.roster.revoked
 
     @property
     def following(self) -> int | None:
         """The number of the run that the device follows, if any."""
         return None if self._run is None else self._run.plan.run
 
+    @property
+    def _models(self) -> HeldModels | None:
+        return self._following.held
+
+    # ------------------------------------------------------------------------------------------------------- drivers
+
     def start(self) -> None:
         """Subscribe to the fleet's topics, and resume the run that was followed before a restart."""
         self._membership.erase_spent()
-        topics = self._topics
-        self._rosters.start()
-        self._transport.subscribe(topics.filter(TopicKind.KEYS, self._membership.name))
-        for kind in (TopicKind.PLAN, TopicKind.ROUND):
-            self._transport.subscribe(topics.filter(kind))
-        self._transport.subscribe(topics.ctl(self._membership.name))
-        if not self._mind_expiry():
-            self._resume()
-
-    def _resume(self) -> None:
-        run = self._following.resumed()
-        if run is not None:
-            self._take_run(run)
-
-    def _mind_expiry(self) -> bool:
-        """Return whether the roster has expired. Stop the current work when it does, and resume when a newer one arrives."""
-        if not self._rosters.look():
-            return self._rosters.lapsed
-        if self._rosters.lapsed:
-            self._worker.cancel()
-            if self._state.stage is agent.Stage.WORKING:
-                self._step(agent.WorkFailed(self._state.mark.nonce))
-            return True
-        self._follow_group()
-        self._attendance.connected(self._now_s)
-        if self._run is None:
-            self._resume()
-        self._step(agent.Reconnected())
-        self._lookout.look(self._topics.plan, self._topics.round)
-        return False
+        self._go_on(self.session.started(self._facts()))
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport.
@@ -191,285 +171,40 @@ class DeviceRuntime:
         self._now_s = now_s
         if self.revoked:
             return
-        with self._declining_on_disk_errors():
+        with self._stopping_on_disk_errors():
             match event:
                 case Message(topic, payload):
                     self._on_chunk(topic, payload)
                 case Connected():
-                    if not self._mind_expiry():
-                        self._step(agent.Reconnected())
-                        self._attendance.connected(now_s)
+                    self._go_on(self.session.checked(self._facts()))
+                    if not self.session.roster.lapsed:
+                        self._tell(io.Connected())
                 case Disconnected(reason):
                     LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
-
-    @contextmanager
-    def _declining_on_disk_errors(self) -> Iterator[None]:
-        """Decline the round when the disk fails in the body, then let the error end the device.
-
-        If the open round does not wait for this device, the error is held back until the next announcement, so that the
-        aggregator learns why the device stops: see `ANNOUNCED_WITHIN_S`.
-
-        Raises:
-            StorageError: at once if the open round waits for this device, else with the next announcement, or from `tick`.
-        """
-        try:
-            yield
-        except StorageError as error:
-            first = self._disk_error is None
-            if first:
-                LOG.error("the disk fails: stopping", extra={"kv": {"reason": error, "hint": error.hint}})
-                self._worker.cancel()
-                self._disk_error = error, self._now_s + ANNOUNCED_WITHIN_S
-            asked = self._held is not None or self._state.stage in (agent.Stage.FETCHING, agent.Stage.WORKING)
-            if self._latest is not None and (asked or not first):
-                self._declining.decline(self._latest, error)
-                raise
-
-    def _on_chunk(self, topic: str, payload: bytes) -> None:
-        try:
-            self._on_message(topic, payload)
-        except StorageError:
-            raise
-        except ShoalError as error:
-            self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
-        if self.revoked:
-            self._worker.cancel()
-        elif not self._mind_expiry():
-            self._follow_group()
-
-    def _on_message(self, topic: str, payload: bytes) -> None:
-        parsed = self._topics.parse(topic)
-        if not payload or (self._mind_expiry() and parsed.kind not in HEARD_LAPSED):
-            return
-        if self._disk_error is not None and parsed.kind is not TopicKind.ROUND:
-            return
-        transfer = self._collect(parsed, payload)
-        if transfer is None:
-            return
-        channel = channels.channel_at(parsed.kind, transfer.kind)
-        if channel is channels.KEYS:
-            self._on_keys(bytes(transfer.payload))
-            return
-        if channel is channels.REVOCATION:
-            self._rosters.on_whole(self._membership.open_own_roster(transfer.payload, transfer.signed))
-            return
-        if channel is channels.CONTROL and self._rosters.lapsed:
-            return
-        purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
-        # The broadcast key may have changed with this message, which is authentic even if its purpose is wrong.
-        self._follow_group()
-        if purpose != channel.purpose:
-            raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
-        self._dispatch(channel, parsed.label, transfer.transfer_id, plain)
-
-    def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
-        """Store a chunk if its topic and size are expected; return the transfer if this chunk completes it."""
-        allowed = self._inbound.allowed(parsed)
-        transfer = None
-        try:
-            if allowed:
-                transfer = self._chunks.add(self._inbound.source(parsed), payload, self._now_s, allowed)
-        except TooLargeError as error:
-            if parsed.kind is not TopicKind.PLAN:
-                raise
-            LOG.debug("too large until an announcement gives its size", extra={"kv": {"reason": error}})
-        self._lookout.heard(self._now_s)
-        return transfer
-
-    def _dispatch(self, channel: Channel, label: str, transfer: bytes, plain: memoryview) -> None:
-        match channel:
-            case channels.ROSTER:
-                self._rosters.on_whole(bytes(plain))
-            case channels.ROSTER_CHANGE:
-                self._rosters.on_change(decode(plain, RosterChange), self._now_s)
-            case channels.RUN:
-                self._on_run(bytes(plain))
-            case channels.MEAN | channels.CHECKPOINT:
-                self._on_model(label, transfer, plain)
-            case channels.ANNOUNCEMENT:
-                self._on_announcement(decode(plain, Announcement))
-            case channels.CONTROL:
-                self._on_control(decode(plain, Control))
-
-    def _follow_group(self) -> None:
-        """If the broadcast key has changed, announce presence under the new key and re-fetch the retained announcement."""
-        if not self._attendance.stale or self._rosters.lapsed:
-            return
-        LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
-        self._attendance.announce()
-        self._lookout.look(self._topics.round)
-
-    def _on_keys(self, grant: bytes) -> None:
-        """Store newer secrets, publish the receiving keys for the next ones, and re-request messages that came too early."""
-        if self._membership.take_grant(grant):
-            self._attendance.offer_keys()
-            LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
-            self._rosters.look_again()
-            self._lookout.look(self._topics.plan, self._topics.round)
-
-    def _on_run(self, package: bytes) -> None:
-        with self._declining.unless_followed(self._following, self._announce_held):
-            run = self._following.begun(package, self._run, self._state.mark.run)
-            if run is not None:
-                self._take_run(run)
-        if run is not None:
-            self._keep_run(package)
-        elif self._following.late is not None:
-            self._inbound.begin_late(self._following.late.plan)
-            self._announce_held()
-
-    def _keep_run(self, package: bytes) -> None:
-        """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
-        self._following.keep(package)
-        self._announce_held()
-
-    def _take_run(self, run: Run) -> None:
-        """Put a run in force."""
-        samples = self._workplace.follow(run)
-        self._run = run
-        self._inbound.begin(run)
-        self._declining.followed()
-        self._results.begin(run)
-        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode}
-        LOG.info("following run", extra={"kv": {**facts, "samples": samples}})
-        lost = self._state.sent is not None and self._results.lacks_final_model(self._state.mark, run.plan)
-        self._step(agent.Planned(run.plan, lost))
-
-    def _announce_held(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._on_announcement(held)
-
-    def _on_announcement(self, announcement: Announcement) -> None:
-        self._latest = announcement
-        if self._disk_error is not None:
-            raise self._disk_error[0]
-        run = self._run
-        if run is not None and announcement.run < run.plan.run:
-            return
-        larger = self._inbound.announced(announcement)
-        if run is None or announcement.run_id != run.plan.run_id:
-            # The announcement overtook its run package: handle it when that has arrived.
-            self._held = announcement
-            self._fetch_late(announcement)
-            if not self._lookout.found(announcement.nonce, self._missing()):
-                self._declining.unfollowed(announcement)
-                if larger and self._topics.plan in self._missing():
-                    self._lookout.look(self._topics.plan)
-            return
-        held = announcement.held
-        begun = announcement.nonce == self._state.mark.nonce  # before the newer keys came: it is finished under its own
-        due = not (begun or announcement.finished)
-        if due and held is not None and self._membership.keys_since > held.key_version:
-            LOG.info("round declined: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
-            self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {held.key_version}"))
-            return
-        try:
-            self._step(agent.Announced(announcement))
-        except UntrustedError as error:
-            self._declining.refused(announcement, error, self._state.mark)
-            raise
-        self._held = None
-        if not self._lookout.found(announcement.nonce, self._missing()):
-            self._declining.again(announcement)
-
-    def _fetch_late(self, announcement: Announcement) -> None:
-        """Fetch the checkpoint with which this device begins the announced run, if it needs one."""
-        late = self._following.late
-        if late is not None and late.plan.run_id == announcement.run_id:
-            transfers = late.locate(announcement)
-            self._feed.follow(tuple(sorted(transfers)), None)
-            if not transfers:
-                self._declining.decline(announcement, MissingStateError("no checkpoint is sealed under our keys yet"))
-
-    def _missing(self) -> tuple[str, ...]:
-        """Return the base topics of the messages that the device waits for."""
-        if self._held is None:
-            return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
-        return (self._topics.plan,) if self._following.late is None else self._feed.bases
-
-    def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
-        """Handle a mean or a checkpoint."""
-        if label not in self._feed.labels:
-            return
-        if self._following.late is not None:
-            self._begin_late(label, transfer, plain)
-        elif self._models is not None and self._took(self._models, label, transfer, plain):
-            self._step(agent.ModelArrived(label, transfer))
-
-    def _took(self, models: HeldModels, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Return whether a received mean or checkpoint is one that the device waits for."""
-        try:
-            return models.take(label, transfer, plain)
-        except (IntegrityError, UntrustedError) as error:
-            announcement = self._state.announcement
-            if announcement is not None and self._state.stage is agent.Stage.FETCHING:
-                self._skip(announcement, error)
-            raise
-
-    def _begin_late(self, label: str, transfer: bytes, sealed: memoryview) -> None:
-        """Begin a run with a checkpoint, on a device that could not open the run package."""
-        late = self._following.late
-        assert late is not None
-        with self._declining.unless_followed(self._following, self._announce_held):
-            run = self._following.taken(label, transfer, sealed, self._inbound.most_task_bytes)
-            if run is not None:
-                self._take_run(run)
-        if run is not None:
-            self._keep_run(late.package)
-
-    def _on_control(self, control: Control) -> None:
-        if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
-            raise UntrustedError(f"a control message for {control.device!r}")
-        if control.action == Action.REFUSED:
-            LOG.warning("upload refused", extra={"kv": {"round": control.round, "reason": control.reason}})
-        self._step(agent.Answered(control))
-        self._results.publish(self._state.stage, self._now_s)
 
     def on_result(
         self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
-        """Handle the result of a job on ``models``; ignore it if the job was given up in the meantime, for a newer round say."""
-        if self.revoked or self._rosters.lapsed or self._disk_error is not None:
+        """Handle the result of a job on ``models``; ignore it if the job was given up in the meantime, for a newer round say.
+
+        Raises:
+            StorageError: as `on_event`.
+        """
+        if not self.session.works_on(announcement):
             return
-        current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
-        if self._state.done or current != (announcement.run, announcement.round, announcement.nonce):
-            return
-        with self._declining_on_disk_errors():
-            self._on_current_result(announcement, assignment, result, models)
-
-    def _on_current_result(
-        self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
-    ) -> None:
-        if isinstance(result, StorageError):
-            raise result
-        if isinstance(result, ShoalError):
-            self._skip(announcement, result)
-            return
-        transfer, sealed = result.parcel.transfer_id, result.parcel.payload
-        # Before the upload: once a final round's upload is answered, the models are not sent again.
-        self._results.note(announcement, assignment, result, models, self._now_s)
-        self._outbox.keep(self._state.mark, transfer, sealed)
-        self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
-        self._derive_ahead(announcement)
-
-    def _derive_ahead(self, announcement: Announcement) -> None:
-        """Derive the mask of the next round while the device waits for the others."""
-        derive = None if self._models is None else self._models.next_mask(announcement)
-        if derive is None:
-            return
-
-        def job(_cancelled: Callable[[], bool]) -> Finished:
-            derive()
-            raise Cancelled("there is no result to hand back")
-
-        self._worker.submit(job, lambda _result: None)
-
-    def _skip(self, announcement: Announcement, error: ShoalError) -> None:
-        facts = {"round": announcement.round, "reason": error, "hint": error.hint}
-        LOG.error("round skipped", extra={"kv": facts})
-        self._declining.decline(announcement, error)
-        self._step(agent.WorkFailed(announcement.nonce))
+        with self._stopping_on_disk_errors():
+            if isinstance(result, StorageError):
+                raise result
+            if isinstance(result, ShoalError):
+                self._skip(announcement, result)
+                return
+            # Before the upload: once a final round's upload is answered, the models are not sent again.
+            self._results.note(announcement, assignment, result, models, self._now_s)
+            transfer, sealed = result.parcel.transfer_id, result.parcel.payload
+            self._uplink.keep(self.session.round.mark, transfer, sealed)
+            done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
+            self._go_on(self.session.job_finished(done, self._facts()))
+            self._derive_ahead(announcement)
 
     def tick(self, now_s: float) -> None:
         """Do the work that is due: reminders, requests for lost messages, saving of the model.
@@ -478,84 +213,13 @@ class DeviceRuntime:
             StorageError: as `on_event`.
         """
         self._now_s = now_s
-        if self._disk_error is not None:
-            if now_s >= self._disk_error[1]:
-                raise self._disk_error[0]
-            return
-        with self._declining_on_disk_errors():
-            self._tick(now_s)
-
-    def _tick(self, now_s: float) -> None:
-        self._rosters.tick(now_s)
-        self._chunks.expire(now_s)
-        if self.revoked or self._mind_expiry():
-            return
-        if self._patience.ran_out(now_s):
-            self._step(agent.TimerFired())
-        if self._attendance.tick(now_s):
-            self._lookout.ask()
-        self._lookout.tick(now_s, self._missing())
-        self._results.keep_up(now_s)
-
-    def _step(self, event: agent.Event) -> None:
-        self._state, actions = agent.step(self._state, event)
-        for action in actions:
-            self._carry_out(action)
-
-    def _carry_out(self, action: agent.Do) -> None:
-        match action:
-            case agent.Follow(labels):
-                for label in set(self._feed.labels) - set(labels):
-                    self._chunks.drop(self._inbound.source_of(TopicKind.MODEL, label))
-                self._feed.follow(labels, self._models)
-            case agent.Locate(announcement, assignment):
-                self._locate(announcement, assignment)
-            case agent.Work(announcement, assignment):
-                self._work(announcement, assignment)
-            case agent.CancelWork():
-                self._worker.cancel()
-            case agent.Send(transfer, asked):
-                self._outbox.send(self._state.mark, transfer, asked, len(self._membership.roster.active()))
-            case agent.Remind(transfer, run_id, reconnected):
-                self._outbox.remind(self._state.mark, transfer, run_id, reconnected=reconnected)
-            case agent.SetTimer(within_s):
-                self._patience.set(within_s, self._now_s)
-            case agent.ClearTimer():
-                self._patience.clear()
-            case agent.RunDone(plan):
-                self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
-                self._outbox.forget(self._state.mark, self._state.transfer)
-
-    def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
-        assert self._models is not None
-        try:
-            transfers = self._models.locate(announcement, assignment)
-            arrived = self._models.arrived()
-        except (IntegrityError, NotEnrolledError, UntrustedError) as error:
-            self._skip(announcement, error)
-            return
-        ahead = self._models.labels_ahead(announcement, assignment)
-        self._step(agent.Located(announcement.nonce, transfers, arrived, ahead))
-
-    def _work(self, announcement: Announcement, assignment: Assignment) -> None:
-        assert self._models is not None
-        try:
-            thetas = self._models.thetas(announcement, assignment)
-            job = self._workplace.job(announcement, assignment, thetas, self._models)
-        except (IntegrityError, UntrustedError) as error:
-            self._skip(announcement, error)
-            return
-        self._worker.submit(
-            job, lambda result: self._hand_back(lambda: self.on_result(announcement, assignment, result, thetas))
-        )
-        # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
-        try:
-            self._models.store(announcement)
-        except StorageError:
-            raise  # `_declining_on_disk_errors` cancels the job
-        except ConfigError as error:
-            self._worker.cancel()
-            self._skip(announcement, error)
+        with self._stopping_on_disk_errors():
+            self._chunks.expire(now_s)
+            self._go_on(self.session.tick(self._facts()))
+            if not self.session.stopped:
+                self._results.keep_up(now_s)
+            if self._disk_error is None:
+                self._results.keep_status(self.session, now_s)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""
@@ -571,5 +235,352 @@ class DeviceRuntime:
         try:
             self._results.save_model(self._now_s, durable=True)
         finally:
-            self._attendance.leave()
+            try:
+                self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+            except WireError as error:  # another client has taken our name over, or the send queue is full
+                LOG.debug("presence not published", extra={"kv": {"reason": error}})
             self._transport.close()
+
+    @contextmanager
+    def _stopping_on_disk_errors(self) -> Iterator[None]:
+        """Let the session decline the round when the disk fails in the body.
+
+        Raises:
+            StorageError: once the session stops the program.
+        """
+        try:
+            yield
+        except StorageError as error:
+            if error is self._disk_error:
+                raise
+            if self._disk_error is None:
+                LOG.error("the disk fails: stopping", extra={"kv": {"reason": error, "hint": error.hint}})
+                self._disk_error = error
+            self._tell(io.DiskFailed())
+
+    # ------------------------------------------------------------------------------------------------------ messages
+
+    def _on_chunk(self, topic: str, payload: bytes) -> None:
+        try:
+            self._on_message(topic, payload)
+        except StorageError:
+            raise
+        except ShoalError as error:
+            self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
+        if not self.revoked:
+            self._go_on(self.session.settled(self._facts()))
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        parsed = self._topics.parse(topic)
+        self._go_on(self.session.checked(self._facts()))
+        if not payload or not self.session.hears(parsed.kind):
+            return
+        transfer = self._collect(parsed, payload)
+        if transfer is None:
+            return
+        channel = channels.channel_at(parsed.kind, transfer.kind)
+        content = self._content(channel, parsed.label, transfer)
+        self._go_on(self.session.receive(channel, content, self._facts()))
+
+    def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
+        """Store a chunk if its topic and size are expected; return the transfer if this chunk completes it."""
+        allowed = inbound.allowed(parsed, self.session, len(self._membership.roster.devices))
+        transfer = None
+        try:
+            if allowed:
+                source = inbound.source(parsed.kind, parsed.label)
+                transfer = self._chunks.add(source, payload, self._now_s, allowed)
+        except TooLargeError as error:
+            if parsed.kind is not TopicKind.PLAN:
+                raise
+            LOG.debug("too large until an announcement gives its size", extra={"kv": {"reason": error}})
+        self.session = self.session.arrived(self._facts())
+        return transfer
+
+    def _content(self, channel: Channel, label: str, transfer: Transfer) -> Any:
+        """Return the content of a transfer as `DeviceSession.receive` takes it.
+
+        Raises:
+            UntrustedError, SealError, WireError: it is not from the sender that the channel names, or malformed.
+        """
+        if channel is channels.KEYS:
+            return bytes(transfer.payload)
+        if channel is channels.REVOCATION:
+            return self._membership.open_own_roster(transfer.payload, transfer.signed)
+        purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
+        # The broadcast key may have changed with this message, which is authentic even if its purpose is wrong.
+        self._go_on(self.session.group_followed(self._facts()))
+        if purpose != channel.purpose:
+            raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
+        match channel:
+            case channels.ROSTER_CHANGE:
+                return decode(plain, RosterChange)
+            case channels.ANNOUNCEMENT:
+                return decode(plain, Announcement)
+            case channels.CONTROL:
+                return decode(plain, Control)
+            case channels.MEAN | channels.CHECKPOINT:
+                return io.ModelTransfer(label, transfer.transfer_id, plain)
+        return bytes(plain)
+
+    # ------------------------------------------------------------------------------------------------------- session
+
+    def _facts(self) -> io.Facts:
+        member = self._membership
+        if self._roster is None or self._roster[0] is not member.roster:
+            roster = member.roster
+            signature = member.roster_bytes[:SIGNATURE_BYTES]
+            facts = io.RosterFacts(
+                roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
+            )
+            self._roster = roster, facts
+        roster_facts = self._roster[1]
+        if roster_facts.expired != member.expired:
+            roster_facts = dataclasses.replace(roster_facts, expired=member.expired)
+            self._roster = member.roster, roster_facts
+        return io.Facts(
+            now_s=self._now_s,
+            roster=roster_facts,
+            group=member.group,
+            key_version=member.newest_generation,
+            keys_since=member.keys_since,
+            busy=self._transport.pending() > 0,
+            jitter=self._uniform(),
+        )
+
+    def _tell(self, event: io.Event | rounds.Event) -> None:
+        self._go_on(self.session.happened(event, self._facts()))
+
+    def _go_on(self, steps: Steps) -> None:
+        self.session, actions = steps
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Do) -> None:
+        if isinstance(action, io.ForBroker):
+            self._publish(action)
+        elif isinstance(action, io.ForMembership):
+            self._open(action)
+        else:
+            self._do(action)
+
+    def _publish(self, action: io.ForBroker) -> None:
+        transport, member, mark = self._transport, self._membership, self.session.round.mark
+        match action:
+            case io.Subscribe(kind, label):
+                transport.subscribe(self._filter(kind, label))
+            case io.Unsubscribe(kind, label):
+                self._chunks.drop(inbound.source(kind, label))
+                transport.unsubscribe(self._filter(kind, label))
+            case io.Resubscribe(kind, label):
+                resubscribe(transport, self._filter(kind, label))
+            case io.PublishPresence():
+                transport.publish(*presence(member, self._birth, online=True), retain=True)
+            case io.OfferReceivingKeys():
+                transport.publish(*receiving_notice(member), retain=True)
+            case io.SendDecline(announcement, reason):
+                self._notes.decline(announcement, reason)
+            case io.SendUpload(transfer, chunks):
+                self._uplink.send(mark, transfer, chunks, member.roster.active_count)
+            case io.SendReminder(transfer, run_id, turn):
+                self._uplink.remind(mark, transfer, run_id, turn)
+
+    def _open(self, action: io.ForMembership) -> None:
+        match action:
+            case io.AdoptRoster(signed):
+                self._adopt(signed)
+            case io.ApplyRosterChange(change):
+                self._apply(change)
+            case io.TakeGrant(sealed):
+                if self._membership.take_grant(sealed):
+                    self._tell(io.KeysTaken())
+            case io.ResumeRun():
+                run = self._following.resumed()
+                if run is not None:
+                    self._take_run(run)
+            case io.OpenRun(package):
+                self._open_run(package)
+            case io.LocateCheckpoint(announcement):
+                late = self._following.late
+                labels = () if late is None else tuple(late.locate(announcement))
+                self._tell(io.CheckpointLocated(announcement, labels))
+            case io.BeginWithCheckpoint(model):
+                self._begin_late(model)
+
+    def _do(self, action: io.ForProgram | rounds.Do) -> None:
+        match action:
+            case rounds.Locate(announcement, assignment):
+                self._locate(announcement, assignment)
+            case rounds.Work(announcement, assignment):
+                self._work(announcement, assignment)
+            case rounds.CancelWork():
+                self._worker.cancel()
+            case rounds.RunDone(plan):
+                self.runs_done += self._results.finish(plan, self.session, self._now_s)
+                self._uplink.forget(self.session.round.mark, self.session.round.transfer)
+            case io.TakeModel(model):
+                self._take_model(model)
+            case io.DropModel(label):
+                if self._models is not None:
+                    self._models.drop(label)
+            case io.Log(level, text, facts):
+                LOG.log(LEVELS[level], text, extra={"kv": dict(facts)})
+            case io.PublishStatus():
+                self._results.publish(self.session, self._now_s)
+            case io.Refuse(error):
+                raise error
+            case io.Stop():
+                assert self._disk_error is not None
+                raise self._disk_error
+            case _:
+                raise AssertionError(action)
+
+    def _filter(self, kind: TopicKind, label: str) -> str:
+        if kind is TopicKind.CTL:
+            return self._topics.ctl(self._membership.name)
+        return self._topics.filter(kind, self._membership.name if kind is TopicKind.KEYS else label)
+
+    # -------------------------------------------------------------------------------------------------------- roster
+
+    def _adopt(self, signed: bytes, change: RosterChange | None = None) -> None:
+        member = self._membership
+        try:
+            if member.adopt(signed):
+                LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
+        except RosterForkError as error:
+            if member.is_new_fork(signed):
+                LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            raise
+        finally:  # also after a refusal: `adopt` may have read a newer roster that was copied here by hand
+            self._tell(io.RosterTaken(change))
+
+    def _apply(self, change: RosterChange) -> None:
+        try:
+            signed = apply_change(self._membership.roster, change)
+        except ShoalError as error:
+            self._change_refused(change, error)
+            self._tell(io.RosterTaken(change))
+            return
+        try:
+            self._adopt(signed, change)
+        except ShoalError as error:
+            self._change_refused(change, error)
+
+    @staticmethod
+    def _change_refused(change: RosterChange, error: ShoalError) -> None:
+        LOG.warning(
+            "change of the roster refused", extra={"kv": {"sequence": change.sequence, "reason": reason_of(error)}}
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- run
+
+    def _open_run(self, package: bytes) -> None:
+        with self._refusing_runs():
+            run = self._following.begun(package, self._run, self.session.round.mark.run)
+            if run is not None:
+                self._take_run(run)
+        if run is not None:
+            self._keep_run(package)
+        elif self._following.late is not None:
+            self._tell(io.RunNeedsCheckpoint(self._following.late.plan))
+
+    def _begin_late(self, model: io.ModelTransfer) -> None:
+        """Begin a run with a checkpoint, on a device that could not open the run package."""
+        late, most = self._following.late, self.session.sizes.most_package
+        assert late is not None
+        with self._refusing_runs():
+            run = self._following.taken(model.label, model.transfer, model.plain, most)
+            if run is not None:
+                self._take_run(run)
+        if run is not None:
+            self._keep_run(late.package)
+
+    @contextmanager
+    def _refusing_runs(self) -> Iterator[None]:
+        """Tell the session if the body can't follow the run that it opens, and re-raise the error."""
+        try:
+            yield
+        except ShoalError as error:
+            late = self._following.late
+            plan = None if late is None else late.plan
+            self._tell(io.RunRefused(self._following.newest, decline_reason(error), plan))
+            raise
+
+    def _take_run(self, run: Run) -> None:
+        """Put a run in force."""
+        samples = self._jobs.follow(run)
+        self._run = run
+        self._results.begin(run)
+        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
+        LOG.info("following run", extra={"kv": facts})
+        state = self.session.round
+        lost = state.sent is not None and self._results.lacks_final_model(state.mark, run.plan)
+        self._tell(io.RunFollowed(run.plan, len(run.bundle.to_bytes()), lost))
+
+    def _keep_run(self, package: bytes) -> None:
+        """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
+        self._following.keep(package)
+        self._tell(io.RunStored())
+
+    # --------------------------------------------------------------------------------------------------------- round
+
+    def _take_model(self, model: io.ModelTransfer) -> None:
+        assert self._models is not None
+        try:
+            taken = self._models.take(model.label, model.transfer, model.plain)
+        except (IntegrityError, UntrustedError) as error:
+            announcement = self.session.round.announcement
+            if announcement is not None and self.session.round.stage is rounds.Stage.FETCHING:
+                self._skip(announcement, error)
+            raise
+        if taken:
+            self._tell(rounds.ModelArrived(model.label, model.transfer))
+
+    def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
+        assert self._models is not None
+        try:
+            transfers = self._models.locate(announcement, assignment)
+            arrived = self._models.arrived()
+        except (IntegrityError, NotEnrolledError, UntrustedError) as error:
+            self._skip(announcement, error)
+            return
+        ahead = self._models.labels_ahead(announcement, assignment)
+        self._tell(rounds.Located(announcement.nonce, transfers, arrived, ahead))
+
+    def _work(self, announcement: Announcement, assignment: Assignment) -> None:
+        models = self._models
+        assert models is not None
+        try:
+            thetas = models.thetas(announcement, assignment)
+            job = self._jobs.job(announcement, assignment, thetas, models)
+        except (IntegrityError, UntrustedError) as error:
+            self._skip(announcement, error)
+            return
+        finished = partial(self.on_result, announcement, assignment, models=thetas)
+        self._worker.submit(job, lambda result: self._hand_back(lambda: finished(result=result)))
+        # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
+        try:
+            models.store(announcement)
+        except StorageError:
+            raise  # the session cancels the job
+        except ConfigError as error:
+            self._worker.cancel()
+            self._skip(announcement, error)
+
+    def _skip(self, announcement: Announcement, error: ShoalError) -> None:
+        facts = {"round": announcement.round, "reason": error, "hint": error.hint}
+        LOG.error("round skipped", extra={"kv": facts})
+        skipped = io.RoundSkipped(announcement, decline_reason(error))
+        self._go_on(self.session.job_finished(skipped, self._facts()))
+
+    def _derive_ahead(self, announcement: Announcement) -> None:
+        """Derive the mask of the next round while the device waits for the others."""
+        derive = None if self._models is None else self._models.next_mask(announcement)
+        if derive is None:
+            return
+
+        def job(_cancelled: Callable[[], bool]) -> Finished:
+            derive()
+            raise Cancelled("there is no result to hand back")
+
+        self._worker.submit(job, lambda _result: None)

@@ -6,9 +6,10 @@ and values.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+import dataclasses
+from dataclasses import dataclass
 
+from edge_client.protocol.session_io import SendDecline
 from shoal.errors import (
     DataError,
     IntegrityError,
@@ -19,21 +20,9 @@ from shoal.errors import (
     TaskError,
     UntrustedError,
 )
-from shoal.protocol.messages import DeclineReason
+from shoal.protocol.messages import Announcement, DeclineReason
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from crypto.seal.replay import ReplayWatermark
-    from edge_client.membership import DeviceMembership
-    from edge_client.protocol.notes import ControlMessages
-    from shoal.protocol.messages import Announcement
-
-
-class Follower(Protocol):
-    """Opens run packages; `edge_client.run.following.RunFollower` implements it."""
-
-    newest: bytes
+Step = tuple["Declines", tuple[SendDecline, ...]]
 
 
 def decline_reason(error: ShoalError) -> DeclineReason:
@@ -55,53 +44,45 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.OTHER
 
 
-class Decliner:
-    """Sends one decline for each announcement of a round that the device can't take part in."""
+@dataclass(frozen=True, slots=True)
+class Declines:
+    """The declines of one device: one for each announcement of a round that it can't take part in.
 
-    def __init__(self, membership: DeviceMembership, notes: ControlMessages) -> None:
-        self._membership = membership
-        self._notes = notes
-        self._refused: tuple[bytes, ShoalError] | None = None
-        self._last: tuple[bytes, ShoalError] | None = None
+    Attributes:
+        index: the device's index in the roster.
+        unfollowed: id of a run that the device could not follow, and the reason; None if there is none.
+        last: nonce of the last declined announcement, and the reason; None if there is none.
+    """
 
-    @contextmanager
-    def unless_followed(self, following: Follower, announced: Callable[[], None]) -> Iterator[None]:
-        """Record the error if the body can't follow the run that ``following`` opens, and re-raise it.
+    index: int
+    unfollowed: tuple[bytes, DeclineReason] | None = None
+    last: tuple[bytes, DeclineReason] | None = None
 
-        For a run that had not failed before, call ``announced`` first, which declines a round that is already announced.
-        """
-        try:
-            yield
-        except ShoalError as error:
-            new = self._refused is None or self._refused[0] != following.newest
-            if following.newest:
-                self._refused = following.newest, error
-                if new:
-                    announced()
-            raise
+    def run_refused(self, run_id: bytes, reason: DeclineReason) -> tuple[Declines, bool]:
+        """Record that a run can't be followed; return also whether it had not failed before."""
+        if not run_id:
+            return self, False
+        new = self.unfollowed is None or self.unfollowed[0] != run_id
+        return dataclasses.replace(self, unfollowed=(run_id, reason)), new
 
-    def followed(self) -> None:
-        """Clear the recorded errors: the device follows a run."""
-        self._refused = self._last = None
+    def followed(self) -> Declines:
+        """Return the state once the device follows a run."""
+        return Declines(self.index)
 
-    def unfollowed(self, announcement: Announcement) -> None:
-        """Decline an announcement of a run that the device could not follow; do nothing for any other run."""
-        if self._refused is not None and self._refused[0] == announcement.run_id:
-            self.decline(announcement, self._refused[1])
+    def unable_to_follow(self, announcement: Announcement) -> Step:
+        """Decline an announcement of the run that the device could not follow; do nothing for any other run."""
+        if self.unfollowed is None or self.unfollowed[0] != announcement.run_id:
+            return self, ()
+        return self.decline(announcement, self.unfollowed[1])
 
-    def refused(self, announcement: Announcement, error: ShoalError, mark: ReplayWatermark) -> None:
-        """Decline an announcement that the policy refused, unless it is not newer than the device's watermark ``mark``."""
-        if announcement.place > mark.place:
-            self.decline(announcement, error)
-
-    def again(self, announcement: Announcement) -> None:
+    def again(self, announcement: Announcement) -> Step:
         """Decline an announcement again if it was declined before: the aggregator may have restarted."""
-        if self._last is not None and self._last[0] == announcement.nonce:
-            self.decline(announcement, self._last[1])
+        if self.last is None or self.last[0] != announcement.nonce:
+            return self, ()
+        return self.decline(announcement, self.last[1])
 
-    def decline(self, announcement: Announcement, error: ShoalError) -> None:
-        """Send a decline for an announcement, if it has an assignment for this device."""
-        if announcement.order_for(self._membership.index) is None:
-            return
-        self._last = announcement.nonce, error
-        self._notes.decline(announcement, decline_reason(error))
+    def decline(self, announcement: Announcement, reason: DeclineReason) -> Step:
+        """Decline an announcement, if it has an assignment for this device."""
+        if announcement.order_for(self.index) is None:
+            return self, ()
+        return dataclasses.replace(self, last=(announcement.nonce, reason)), (SendDecline(announcement, reason),)

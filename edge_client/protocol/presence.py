@@ -5,25 +5,31 @@ With its presence a device publishes its receiving keys, which the owner needs f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Final
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.signed import sign_document
-from edge_client.membership import DeviceMembership
-from shoal.errors import WireError
+from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence
 from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence
 from shoal.protocol.topics import Topics
-from shoal.transport.base import Transport, Will
+from shoal.transport.base import Will
+
+if TYPE_CHECKING:
+    from crypto.seal.envelope import GroupKey
+    from edge_client.membership import DeviceMembership
+    from edge_client.protocol.session_io import Facts
 
 PRESENCE_AGAIN_S: Final = 4.0
 """Longest time after a connection until a device publishes its presence once more and re-requests the announcement: a broker
 may lose a retained message while another client subscribes to it."""
+
+Step = tuple["Attendance", tuple[PublishPresence | OfferReceivingKeys, ...]]
 
 
 def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
@@ -49,50 +55,33 @@ def receiving_notice(membership: DeviceMembership) -> Will:
     return Topics(membership.fleet).receiving(membership.name), chunk
 
 
+@dataclass(frozen=True, slots=True)
 class Attendance:
-    """Publishes a device's presence, sealed under the broadcast key in use, and its receiving keys."""
+    """When a device publishes its presence, sealed under the broadcast key in use, and its receiving keys.
 
-    def __init__(
-        self, membership: DeviceMembership, transport: Transport, birth: int, uniform: Callable[[], float]
-    ) -> None:
-        """Create it for one device; ``birth`` is its incarnation, and ``uniform`` draws from [0, 1) for jitter."""
-        self._membership = membership
-        self._transport = transport
-        self._birth = birth
-        self._uniform = uniform
-        self._told = membership.group
-        self._repeat_s: float | None = None
+    Attributes:
+        group: the broadcast key under which the presence was published last.
+        repeat_s: time at which both are published once more; None if that is done.
+    """
 
-    @property
-    def stale(self) -> bool:
+    group: GroupKey | None = field(default=None, repr=False)
+    repeat_s: float | None = None
+
+    def is_stale(self, facts: Facts) -> bool:
         """Whether the broadcast key has changed since the presence was last published."""
-        return self._membership.group != self._told
+        return facts.group != self.group
 
-    def announce(self) -> None:
+    def announced(self, facts: Facts) -> Step:
         """Publish the presence: online."""
-        self._told = self._membership.group
-        self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
+        return dataclasses.replace(self, group=facts.group), (PublishPresence(),)
 
-    def offer_keys(self) -> None:
-        """Publish the newest receiving keys."""
-        self._transport.publish(*receiving_notice(self._membership), retain=True)
-
-    def connected(self, now_s: float) -> None:
+    def connected(self, facts: Facts) -> Step:
         """Publish presence and receiving keys now, and once more after half to all of PRESENCE_AGAIN_S seconds."""
-        self.announce()
-        self.offer_keys()
-        self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
+        repeat_s = facts.now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * facts.jitter)
+        return Attendance(facts.group, repeat_s), (PublishPresence(), OfferReceivingKeys())
 
-    def tick(self, now_s: float) -> bool:
-        """Repeat presence and receiving keys if that is due; return whether it was."""
-        if self._repeat_s is None or now_s < self._repeat_s:
-            return False
-        self._repeat_s = None
-        self.announce()
-        self.offer_keys()
-        return True
-
-    def leave(self) -> None:
-        """Publish the presence: offline, if the transport still takes it."""
-        with suppress(WireError):  # another client has taken our name over, or the send queue is full
-            self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+    def ticked(self, facts: Facts) -> Step:
+        """Repeat presence and receiving keys if that is due."""
+        if self.repeat_s is None or facts.now_s < self.repeat_s:
+            return self, ()
+        return Attendance(facts.group), (PublishPresence(), OfferReceivingKeys())

@@ -1,13 +1,17 @@
-"""Re-subscribe to retained topics whose messages were lost, without re-requesting any still in flight."""
+"""Re-subscribe to retained topics whose messages were lost, without re-requesting any still in flight.
+
+A broker sends in order. So the device first re-requests the announcement, which is short. When that arrives, messages that
+are still missing are lost, even on a slow link, and the device re-requests them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
 
-from shoal.transport.base import resubscribe
-
-if TYPE_CHECKING:
-    from shoal.transport.base import Transport
+from edge_client.protocol.session_io import Resubscribe
+from shoal.protocol.topics import TopicKind
 
 LOOK_S: Final = 5.0
 """A device that waits for messages and has received none for this long re-requests the announcement; then after twice as long."""
@@ -17,60 +21,57 @@ LOOK_LATEST_S: Final = 120.0
 LOOKS: Final = 4
 """After this many requests without any message the announcement may be lost as well, so all missing topics are re-requested."""
 
+Missing = tuple[Resubscribe, ...]
+"""Retained messages that the device waits for, as the requests for them."""
+Step = tuple["Resync", tuple[Resubscribe, ...]]
 
+
+@dataclass(frozen=True, slots=True)
 class Resync:
     """Detects lost messages and re-requests them.
 
-    A broker sends in order. So the device first re-requests the announcement, which is short. When that arrives, messages
-    that are still missing are lost, even on a slow link, and the device re-requests them.
-
-    Args:
-        transport: the device's subscriptions.
-        announcement: base topic of announcements.
+    Attributes:
+        missing: the messages that the device waited for at the last tick.
+        heard_s: time of the last message; looked_s: of the last request, or of the change of ``missing``.
+        looks: requests for them so far; silent: those since the last message.
+        asked: the announcement was re-requested and has not come; nonce: of the last announcement.
     """
 
-    def __init__(self, transport: Transport, announcement: str) -> None:
-        self._transport = transport
-        self._announcement = announcement
-        self._missing: tuple[str, ...] = ()
-        self._heard_s = self._looked_s = 0.0
-        self._looks = self._silent = 0
-        self._asked = False
-        self._nonce = b""
+    missing: Missing = ()
+    heard_s: float = 0.0
+    looked_s: float = 0.0
+    looks: int = 0
+    silent: int = 0
+    asked: bool = False
+    nonce: bytes = b""
 
-    def look(self, *bases: str) -> None:
-        """Have the broker send the retained messages below these topics again."""
-        for base in bases:
-            resubscribe(self._transport, f"{base}/#")
+    def asking(self) -> Step:
+        """Re-request the announcement; when it arrives, `announced` re-requests the missing messages."""
+        return dataclasses.replace(self, asked=True), (Resubscribe(TopicKind.ROUND),)
 
-    def ask(self) -> None:
-        """Re-request the announcement; when it arrives, `found` re-requests the missing messages."""
-        self._asked = True
-        self.look(self._announcement)
+    def heard(self, now_s: float) -> Resync:
+        """Return the state after a message at ``now_s``."""
+        return dataclasses.replace(self, heard_s=now_s, silent=0)
 
-    def heard(self, now_s: float) -> None:
-        """Record that a message arrived at ``now_s``."""
-        self._heard_s, self._silent = now_s, 0
-
-    def tick(self, now_s: float, missing: tuple[str, ...]) -> None:
+    def ticked(self, now_s: float, missing: Missing) -> Step:
         """Re-request the announcement if messages are ``missing`` and none has arrived for long enough."""
-        if missing != self._missing:
-            self._missing, self._looked_s, self._looks, self._silent = missing, now_s, 0, 0
-        silence_s = now_s - max(self._heard_s, self._looked_s)
-        pause_s = min(LOOK_CAP_S, LOOK_S * 2.0**self._looks)
-        if missing and (silence_s > pause_s or now_s - self._looked_s > LOOK_LATEST_S):
-            if self._silent >= LOOKS:
-                self.look(*missing)
-            self.ask()
-            self._looked_s, self._looks, self._silent = now_s, self._looks + 1, self._silent + 1
+        state = self
+        if missing != self.missing:
+            state = dataclasses.replace(self, missing=missing, looked_s=now_s, looks=0, silent=0)
+        silence_s = now_s - max(state.heard_s, state.looked_s)
+        pause_s = min(LOOK_CAP_S, LOOK_S * 2.0**state.looks)
+        if not missing or (silence_s <= pause_s and now_s - state.looked_s <= LOOK_LATEST_S):
+            return state, ()
+        everything = missing if state.silent >= LOOKS else ()
+        state, ask = state.asking()
+        state = dataclasses.replace(state, looked_s=now_s, looks=state.looks + 1, silent=state.silent + 1)
+        return state, (*everything, *ask)
 
-    def found(self, nonce: bytes, missing: tuple[str, ...]) -> bool:
-        """Take an announcement's nonce; return whether it repeats the last one because we re-requested it.
+    def announced(self, nonce: bytes, missing: Missing) -> tuple[Resync, tuple[Resubscribe, ...], bool]:
+        """Take an announcement's nonce; return also whether it repeats the last one because we re-requested it.
 
-        In that case re-request the topics that are still ``missing``.
+        In that case re-request the messages that are still ``missing``.
         """
-        asked = self._asked and nonce == self._nonce
-        if asked:
-            self.look(*missing)
-        self._nonce, self._asked = nonce, False
-        return asked
+        repeats = self.asked and nonce == self.nonce
+        state = dataclasses.replace(self, nonce=nonce, asked=False)
+        return state, missing if repeats else (), repeats

@@ -30,7 +30,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentState:
+class RoundState:
     """The device's state.
 
     Attributes:
@@ -203,7 +203,7 @@ class RunDone:
 
 
 Do = Follow | Locate | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
-Transition = tuple[AgentState, tuple[Do, ...]]
+Transition = tuple[RoundState, tuple[Do, ...]]
 
 _DROPPED: Final[Mapping[type[Event], str]] = {Announced: "next round without an assignment", Planned: "newer plan"}
 TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = MappingProxyType(
@@ -222,7 +222,7 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = Ma
 """The changes of stage, and the events that cause each of them. Events that change no stage are not listed."""
 
 
-def step(state: AgentState, event: Event) -> Transition:
+def step(state: RoundState, event: Event) -> Transition:
     """Return the state after ``event`` and the actions to carry out.
 
     Raises:
@@ -256,7 +256,7 @@ def step(state: AgentState, event: Event) -> Transition:
             return state, (_remind(state, reconnected), _timer(state))
 
 
-def _planned(state: AgentState, planned: Planned) -> Transition:
+def _planned(state: RoundState, planned: Planned) -> Transition:
     plan = planned.plan
     if state.plan is not None and plan.run < state.plan.run:
         return state, ()
@@ -276,7 +276,7 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
     return state, (CancelWork(), ClearTimer(), Follow(()))
 
 
-def _announced(state: AgentState, announcement: Announcement) -> Transition:
+def _announced(state: RoundState, announcement: Announcement) -> Transition:
     assert state.plan is not None
     check_announcement(announcement, state.plan)
     mark = state.mark.accept(announcement)
@@ -317,13 +317,13 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     return state, (*stop, Locate(announcement, assignment))
 
 
-def _fetch(state: AgentState, needed: Mapping[str, bytes], ahead: tuple[str, ...]) -> Transition:
+def _fetch(state: RoundState, needed: Mapping[str, bytes], ahead: tuple[str, ...]) -> Transition:
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, models=kept, needed=needed))
     return state, (Follow(tuple(sorted({*needed, *ahead}))), *do)
 
 
-def _maybe_work(state: AgentState) -> Transition:
+def _maybe_work(state: RoundState) -> Transition:
     assert state.announcement is not None
     assert state.assignment is not None
     if state.needed is None or any(state.models.get(label) != t for label, t in state.needed.items()):
@@ -331,7 +331,7 @@ def _maybe_work(state: AgentState) -> Transition:
     return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.assignment),)
 
 
-def _work_done(state: AgentState, work: WorkDone) -> Transition:
+def _work_done(state: RoundState, work: WorkDone) -> Transition:
     current = (state.mark.run, state.mark.round, state.mark.nonce)
     if state.stage is not Stage.WORKING or (work.run, work.round, work.nonce) != current:
         return state, ()
@@ -340,7 +340,7 @@ def _work_done(state: AgentState, work: WorkDone) -> Transition:
     return state, (Send(work.transfer), _timer(state))
 
 
-def _answered(state: AgentState, control: Control) -> Transition:
+def _answered(state: RoundState, control: Control) -> Transition:
     if state.stage is not Stage.SENDING or control.transfer != state.transfer:
         return state, ()
     if control.action == Action.NACK:
@@ -352,12 +352,12 @@ def _answered(state: AgentState, control: Control) -> Transition:
     return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 
-def _remind(state: AgentState, reconnected: bool = False) -> Remind:
+def _remind(state: RoundState, reconnected: bool = False) -> Remind:
     assert state.plan is not None
     return Remind(state.transfer, state.plan.run_id, reconnected)
 
 
-def _timer(state: AgentState) -> SetTimer:
+def _timer(state: RoundState) -> SetTimer:
     """Return the timer of the next reminder: its bound starts at twice the announced pause and doubles up to a cap."""
     announced_s = limits.REMIND_BASE_S if state.announcement is None else state.announcement.remind_after_s
     base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)

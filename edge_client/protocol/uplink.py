@@ -36,19 +36,16 @@ class Uplink:
         notes: sends reminders.
         topic: topic of the device's uploads.
         sealed: the upload stored before a restart; empty if there is none.
-        birth: the device's incarnation, see `presence`.
     """
 
     def __init__(
-        self, *, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes, birth: int
+        self, *, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes
     ) -> None:
         self._files = files
         self._transport = transport
         self._notes = notes
         self._topic = topic
         self._sealed = sealed
-        self._turn = birth
-        self._handed = True
         self._digest = b""
 
     def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
@@ -62,31 +59,15 @@ class Uplink:
             self.keep(mark, transfer, b"")
 
     def send(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
-        """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for.
-
-        Send nothing if chunks are still in flight over a slow link.
-        """
-        if asked is not None:
-            if self._busy():
-                return
-            self._turn += 1
-        self._handed = False
+        """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
         size = self._transport.chunk_bytes
         chunks = split(self._sealed, kind=UPLOAD.kind, round=mark.round, chunk_bytes=size, indices=asked, name=transfer)
         qos: Qos = UPLOAD.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
         for chunk in chunks:
             self._transport.publish(self._topic, chunk, qos=qos)
 
-    def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, *, reconnected: bool) -> None:
-        """Send a reminder, unless chunks are still in flight to the broker."""
-        if self._busy():
-            return
-        self._turn += reconnected
+    def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, turn: int) -> None:
+        """Send a reminder; ``turn`` is the retransmission counter."""
         self._digest = self._digest or Fingerprint.of(self._sealed).signed
         upload = UploadRef(transfer, self._digest, len(self._sealed))
-        self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, self._turn)
-
-    def _busy(self) -> bool:
-        """Whether chunks may be in flight to the broker; once none were, later unacknowledged publishes are other messages."""
-        self._handed = self._handed or not self._transport.pending()
-        return not self._handed
+        self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, turn)

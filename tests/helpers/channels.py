@@ -10,7 +10,7 @@ from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal
 from crypto.seal.signed import peek_document, sign_document
 from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.protocol.notes import UploadRef
-from shoal.errors import DataError
+from edge_client.protocol.roster_sync import RosterSync
 from shoal.membership.grants import seal_grant
 from shoal.membership.roster_delta import roster_change
 from shoal.owner.enrolment.admission import Registrar
@@ -61,11 +61,9 @@ class Scene:
             registrar.publish_keys()
             self.fleet.broker.pump()
         self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
-        self.runtime._declining.decline(
-            announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
-        )
+        self.runtime._notes.decline(announcements(self.fleet, self.tap)[0], DeclineReason.DATA)
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
-        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, UploadRef(counted, bytes(32), 1), 1024, 0)
+        self.runtime._notes.remind(self.fleet.plan.run_id, 1, UploadRef(counted, bytes(32), 1), 1024, 0)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
@@ -84,7 +82,8 @@ class Scene:
     def offer_checkpoint(self):
         """Publish a checkpoint, to which the victim subscribes as if it lacked the model."""
         state = self.fleet.devices["dev-00"].runtime._models.states.held[StateId(0, 1)]
-        self.runtime._feed.follow((*self.runtime._feed.labels, self.label(checkpoint_number(0))), self.runtime._models)
+        labels = (*self.runtime.session.labels, self.label(checkpoint_number(0)))
+        self.runtime._go_on(self.runtime.session._followed(labels))
         sealed = seal_checkpoint(device_identity(self.fleet, "dev-00"), round_keys(self.fleet, 2), state).payload
         topic = TOPICS.model(self.label(checkpoint_number(0)))
         tell(self.fleet, topic, "checkpoint", sealed, ChunkKind.CHECKPOINT, round_=2)
@@ -96,9 +95,10 @@ class Scene:
 
     def want_whole_rosters(self):
         """Have the victim ask for whole rosters, as if it had missed a change, for as long as the scene lasts."""
-        feed = self.runtime._rosters
-        feed._wanted, feed.wanted_devices = 1 << 31, len(self.owner.roster.devices)
-        feed._ask(self.fleet.now_s)
+        runtime = self.runtime
+        wanting = RosterSync(wanted=1 << 31, devices=len(self.owner.roster.devices))
+        roster, asking = wanting._ask(runtime._facts())
+        runtime._go_on((dataclasses.replace(runtime.session, roster=roster), asking))
 
     @property
     def service(self):
@@ -141,7 +141,12 @@ class Scene:
             (service.state.round, dict(service.state.received), service.state.devices, service.state.online),
             dict(service.state.declined),
             (server.roster_bytes, server.grant, server.next),
-            (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
+            (
+                runtime.session.round.mark,
+                runtime.session.round.plan,
+                runtime._following._known,
+                runtime.session.round.stage,
+            ),
             (member.roster_bytes, member.grant, member.next),
         )
 
@@ -178,7 +183,7 @@ def decline(scene, signer, fleet, _):
 
 def reminder(scene, signer, fleet, _):
     """Return the victim's reminder of its upload."""
-    state = scene.runtime._state
+    state = scene.runtime.session.round
     said = Reminder(
         fleet=fleet,
         device=VICTIM,
@@ -266,7 +271,7 @@ def change(scene, signer, fleet, _):
 
 def control(scene, signer, fleet, _):
     """An answer by which the victim would take its upload for counted."""
-    transfer = scene.runtime._state.transfer
+    transfer = scene.runtime.session.round.transfer
     last = dataclasses.replace(scene.answered, fleet=fleet, round=2, transfer=transfer)
     head = Sealed(fleet, "control", "aggregator", VICTIM)
     return seal_to_group(signer or scene.aggregator, scene.group, head, encode(last))

@@ -74,7 +74,7 @@ class Rounds:
 def parsers(root):
     """Return the parsers; ``root`` is an empty directory."""
     rounds = Rounds(root)
-    planned, _ = agent.step(agent.AgentState(1), agent.Planned(rounds.scene.plan))
+    planned, _ = agent.step(agent.RoundState(1), agent.Planned(rounds.scene.plan))
     announced = encode(dataclasses.replace(rounds.announced, assignment_of=(0, 0, 0)))
 
     def announcement(data):

@@ -249,7 +249,7 @@ def _owners(scene):
 def _devices(scene):
     """Return a device's parsers, for input from outsiders and from a malicious aggregator."""
     plan = scene.fleet.plan
-    state, _ = agent.step(agent.AgentState(0), agent.Planned(plan))
+    state, _ = agent.step(agent.RoundState(0), agent.Planned(plan))
     announcements = scene.plains(ending="/s/round")
     sending = dataclasses.replace(state, stage=agent.Stage.SENDING, transfer=b"\1" * 16)
     runtime = scene.fleet.devices[DEVICE].runtime

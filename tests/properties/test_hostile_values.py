@@ -156,7 +156,7 @@ controls = st.builds(
 @given(stream=st.lists(announcements | controls, max_size=6))
 def test_whatever_an_aggregator_says_a_device_refuses_it_or_goes_on(stream):
     """Any sequence of an aggregator's announcements and answers: the watermark never decreases, and refusals change nothing."""
-    state, _ = agent.step(agent.AgentState(0), agent.Planned(PLAN))
+    state, _ = agent.step(agent.RoundState(0), agent.Planned(PLAN))
     for said in stream:
         before = state
         event = agent.Announced(said) if isinstance(said, Announcement) else agent.Answered(said)

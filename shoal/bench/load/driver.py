@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_client.learning.worker import Done, Job
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.reassembly import Transfer
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
@@ -169,9 +171,10 @@ class LoadRuntime(DeviceRuntime):
 
     nacks = 0
 
-    def _on_control(self, control: Control) -> None:
-        self.nacks += control.action == Action.NACK
-        super()._on_control(control)
+    def _content(self, channel: Channel, label: str, transfer: Transfer) -> Any:
+        content = super()._content(channel, label, transfer)
+        self.nacks += isinstance(content, Control) and content.action == Action.NACK
+        return content
 
 
 @dataclass(order=True, slots=True)

@@ -174,6 +174,6 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
             return
         if channel == "reminder":
             last = answers(scene.fleet, scene.tap, VICTIM)[-1]
-            assert (last.action, last.transfer) == (Action.NACK, scene.runtime._state.transfer)
+            assert (last.action, last.transfer) == (Action.NACK, scene.runtime.session.round.transfer)
             return
         assert scene.standing() != before, reasons(caplog)

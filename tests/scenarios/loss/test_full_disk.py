@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.runtime import ANNOUNCED_WITHIN_S
+from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal.errors import StorageError
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.fleets import Wiretap, make_fleet
@@ -60,7 +60,7 @@ def answered(scene, tap):
     device = fleet.devices[FULL].runtime
     fleet.run_until(lambda: fleet.service.status().endswith("3 of 4, waiting for dev-01"), 60)
     fill(place)
-    with device._declining_on_disk_errors():  # in place of the next write
+    with device._stopping_on_disk_errors():  # in place of the next write
         device._files.save_status({"stage": "idle"})
     return fleet, lambda: tap.forgive(hold)
 

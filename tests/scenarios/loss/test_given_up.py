@@ -30,7 +30,7 @@ def advance(fleet, seconds):
 
 def refuse(fleet, name):
     """Tell a device, as its aggregator, that the upload it is sending is refused."""
-    state = fleet.devices[name].runtime._state
+    state = fleet.devices[name].runtime.session.round
     run = fleet.plan.run
     control = Control(
         fleet=fleet.plan.fleet,
@@ -56,7 +56,7 @@ def test_an_upload_that_was_refused_is_offered_again_when_the_round_is_announced
         fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
         refuse(fleet, "dev-00")
         advance(fleet, 2.0)
-        assert fleet.devices["dev-00"].runtime._state.stage.value == "idle"
+        assert fleet.devices["dev-00"].runtime.session.round.stage.value == "idle"
         sent = len(uploads_of(fleet, tap, "dev-00"))
         tap.forgive(lost)
         fleet.kill_aggregator()

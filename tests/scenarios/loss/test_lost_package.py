@@ -23,7 +23,7 @@ def test_it_finds_into_the_next_run(tmp_path, times):
             )
         )
         assert fleet.run(200)[-1]["missing"] == ["dev-02"]
-        assert runtime._feed.labels
+        assert runtime.session.labels
         next_run = RunOptions("fedavg", local=FULL_BATCH, seed=2, min_contributors=1, **OPTIONS)
         origins = draw_origins(fleet.bundle.manifest, origins_needed(next_run), 2)
         fleet.plan = fleet.stage.add_run(fleet.bundle, origins, next_run)

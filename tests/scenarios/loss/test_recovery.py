@@ -214,7 +214,7 @@ def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         runtime, worker = device.runtime, device.worker
         fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
         models = runtime._models
-        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and models._used, 100)
+        fleet.run_until(lambda: runtime.session.round.stage is Stage.WORKING and models._used, 100)
         handed_back, results = [], runtime._hand_back
         runtime._hand_back = handed_back.append
         (theta,) = (state.theta.copy() for state in models.states.held.values())

@@ -11,6 +11,7 @@ from crypto.seal.envelope import seal_to_member
 from crypto.seal.signed import sign_document
 from edge_client.membership import DeviceMembership
 from shoal.errors import UntrustedError
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
@@ -19,6 +20,7 @@ from shoal.protocol.topics import Topics
 from shoal.transport.faults import Hop
 from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import Wiretap, aggregator_identity, make_fleet, publish
+from tests.helpers.sessions import hand_over
 
 OFF = "dev-03"
 
@@ -132,7 +134,7 @@ def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
             fleet.broker.pump()
             assert not device.revoked
         with pytest.raises(UntrustedError):
-            device._rosters.on_whole(sign_document(aggregator, forged))
+            hand_over(device, channels.ROSTER, sign_document(aggregator, forged))
         forger.close()
         fleet.run_until(lambda: len(fleet.records()) >= 3, 30)
         assert OFF in fleet.records()[-1]["norms"]

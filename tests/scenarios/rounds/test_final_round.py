@@ -21,7 +21,7 @@ def until_done(fleet, name):
 
 
 def stage_of(fleet, name):
-    return fleet.devices[name].runtime._state.stage
+    return fleet.devices[name].runtime.session.round.stage
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -135,7 +135,7 @@ def cut(fleet, name, files_of, method, when):
 def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, files_of, method):
     """At any step: the round's models are still on the broker, and the device repeats its work."""
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
-        cut(fleet, "dev-01", files_of, method, lambda runtime: runtime._state.mark.round == FINAL)
+        cut(fleet, "dev-01", files_of, method, lambda runtime: runtime.session.round.mark.round == FINAL)
         fleet.run(100)
         until_done(fleet, "dev-01")
         assert fleet.model("dev-01").round == FINAL

@@ -127,7 +127,7 @@ def test_a_device_that_is_admitted_before_the_first_round_declines_until_there_i
 def test_a_roster_that_expires_between_rounds_stops_the_run_until_it_is_renewed(fleet, monkeypatch):
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + ROSTER_LIFE_S + 10)
-    fleet.run_until(lambda: all(d.runtime._rosters.lapsed for d in fleet.devices.values()), 200)
+    fleet.run_until(lambda: all(d.runtime.session.roster.lapsed for d in fleet.devices.values()), 200)
     done = len(fleet.records())
     fleet.kill_device(ILL)
     fleet.revive_device(ILL)

@@ -148,7 +148,7 @@ def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
             label = mean_label(fleet, SHARED_MODEL, 8) if victim == "fetching device" else ""
             hold = tap.lose(client=client, ending=ending or label, hop=hop)
             stage = Stage.SENDING if victim == "sending device" else Stage.FETCHING
-            fleet.run_until(lambda: fleet.devices["dev-01"].runtime._state.stage is stage, 30)
+            fleet.run_until(lambda: fleet.devices["dev-01"].runtime.session.round.stage is stage, 30)
             fleet.settle()
             fleet.kill_device("dev-01")
             tap.forgive(hold)
@@ -267,7 +267,7 @@ def test_a_whole_mean_does_not_pass_for_a_cluster_part(rogue, caplog):
     rogue.announce(rogue.part(0, "", np.full(SHARED + OWN, 0.01)), rogue.part(1, "cluster", SMALL[:OWN]))
     assert rogue.sent() == [0, 0]
     assert "a mean of 164 coordinates in 656 bytes, segment ''" in reasons(caplog)[0]
-    assert {d.runtime._state.stage for d in rogue.fleet.devices.values()} == {Stage.IDLE}
+    assert {d.runtime.session.round.stage for d in rogue.fleet.devices.values()} == {Stage.IDLE}
 
 
 def test_a_part_is_unmasked_inside_its_segment(rogue):

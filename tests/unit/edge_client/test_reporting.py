@@ -7,7 +7,7 @@ import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.learning.update import Finished
-from edge_client.protocol.round_state import Stage
+from edge_client.protocol.round_state import RoundState, Stage
 from edge_client.reporting import RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import MODEL_FILE, DeviceState
@@ -15,10 +15,16 @@ from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.plans import run_plan
+from tests.helpers.sessions import new_session
 
 RUN_ID = b"r" * 16
 REPORT = Assignment(Phase.SCORE, (0, 3), Share.TRAIN, train=False, evaluate=True, margins=False)
 KEEP = Assignment(Phase.KEEP, (3, 0), Share.TRAIN, train=False, evaluate=True, margins=False)
+
+
+def at(stage):
+    """Return a session at a stage of its round."""
+    return new_session(round=RoundState(0, stage=stage))
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ class Place:
         self.results.note(announced, assignment, done, self.models, now_s)
 
     def status(self):
-        self.results.publish(Stage.IDLE, 0.0, force=True)
+        self.results.publish(at(Stage.IDLE), 0.0, force=True)
         return self.files.load_status()
 
     def saved(self):
@@ -111,10 +117,22 @@ def test_another_run_starts_at_zero(place):
 def test_the_status_is_written_once_a_second_unless_forced(place):
     place.begin()
     for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
-        place.results.publish(Stage.WORKING, now_s)
+        place.results.publish(at(Stage.WORKING), now_s)
         assert place.files.load_status()["rounds"] == rounds
         place.note()
     assert place.status()["rounds"] == 3
+
+
+def test_the_status_is_written_when_the_session_has_changed(place):
+    """So that a device that is stuck shows what it waits for."""
+    place.begin()
+    place.results.keep_status(at(Stage.FETCHING), 10.0)
+    assert place.files.load_status()["session"]["stage"] == "fetching models"
+    place.note()
+    place.results.keep_status(at(Stage.FETCHING), 20.0)
+    assert place.files.load_status()["rounds"] == 0
+    place.results.keep_status(at(Stage.SENDING), 20.5)
+    assert place.files.load_status()["stage"] == "sending"
 
 
 # ------------------------------------------------------------------------------------------------------ end of a run
@@ -123,7 +141,7 @@ def test_the_status_is_written_once_a_second_unless_forced(place):
 def test_the_figures_of_a_finished_run_are_closed_and_move_to_those_that_ended(place):
     plan = place.begin()
     place.note()
-    assert place.results.finish(plan, Stage.IDLE, 5.0)
+    assert place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.transport.bytes_sent = 99
     found = place.status()
     assert found["finished"]
@@ -133,14 +151,14 @@ def test_the_figures_of_a_finished_run_are_closed_and_move_to_those_that_ended(p
 
 def test_the_end_of_a_run_counts_as_told_only_after_it_was_remembered(place):
     plan = place.begin()
-    assert place.results.finish(plan, Stage.IDLE, 5.0)
+    assert place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.restart()
     place.begin()
-    assert place.results.finish(plan, Stage.IDLE, 5.0), "the process was killed before it could say so"
+    assert place.results.finish(plan, at(Stage.IDLE), 5.0), "the process was killed before it could say so"
     place.results.remember_end()
     place.restart()
     place.begin()
-    assert not place.results.finish(plan, Stage.IDLE, 5.0)
+    assert not place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.results.remember_end()
     assert place.files.was_told(plan.run_id)
 
@@ -148,7 +166,7 @@ def test_the_end_of_a_run_counts_as_told_only_after_it_was_remembered(place):
 def test_a_restart_finds_the_figures_of_the_finished_run_again(place):
     plan = place.begin()
     place.note()
-    place.results.finish(plan, Stage.IDLE, 5.0)
+    place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.restart()
     place.begin()
     assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
@@ -156,7 +174,7 @@ def test_a_restart_finds_the_figures_of_the_finished_run_again(place):
 
 def test_only_the_latest_runs_are_remembered(place):
     for run in range(1, RUNS_REMEMBERED + 4):
-        place.results.finish(place.begin(run), Stage.IDLE, 0.0)
+        place.results.finish(place.begin(run), at(Stage.IDLE), 0.0)
     assert list(place.status()["ended"]) == [str(r) for r in range(4, RUNS_REMEMBERED + 4)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.protocol.presence import PRESENCE_AGAIN_S
-from edge_client.runtime import ANNOUNCED_WITHIN_S, DeviceRuntime
+from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal.errors import ConfigError, DataError, StorageError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
@@ -18,46 +18,20 @@ from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.fleets import make_fleet
 from tests.helpers.parties import TOPICS, Line, Parties, broadcast
+from tests.helpers.sessions import IdleWorker, new_runtime
 
 FULL = StorageError("can't write run.package: No space left on device", hint="free some space")
 FORGED = "a sealed message was refused: the signature on this control is not its sender's"
 CONNECTED = Connected(session_present=False)
 
 
-class Worker:
-    """Takes jobs and runs none."""
-
-    def __init__(self):
-        self.jobs, self.cancelled, self.closed = [], 0, False
-
-    def submit(self, job, _done):
-        """Store a job."""
-        self.jobs.append(job)
-
-    def cancel(self):
-        """Count a cancellation."""
-        self.cancelled += 1
-
-    def close(self):
-        """Record the end."""
-        self.closed = True
-
-
 class Place:
     """A device that follows no run yet, on a line that records."""
 
     def __init__(self, root):
-        self.parties, self.line, self.worker = Parties(root, "dev-1", "dev-2"), Line(), Worker()
+        self.parties, self.line, self.worker = Parties(root, "dev-1", "dev-2"), Line(), IdleWorker()
         self.member = self.parties.members["dev-1"]
-        self.runtime = DeviceRuntime(
-            self.member,
-            self.line,
-            self.worker,
-            lambda _manifest: pytest.fail("no run, no samples"),
-            birth=5,
-            results=lambda callback: callback(),
-            uniform=lambda: 0.0,
-        )
+        self.runtime = new_runtime(self.member, self.line, self.worker)
         self.runtime.start()
 
     def hear(self, topic, chunk, now_s=0.0):
@@ -145,18 +119,18 @@ def control(device="dev-1", fleet="reef"):
     ids=["signer", "purpose", "device", "fleet"],
 )
 def test_a_message_that_is_not_for_us_is_refused_with_its_reason(place, caplog, channel, plain, changes, reason):
-    before = place.runtime._state
+    before = place.runtime.session.round
     place.hear(TOPICS.ctl("dev-1"), broadcast(place.parties, channel, plain, recipient="dev-1", **changes))
     assert reasons(caplog) == [reason]
-    assert place.runtime._state is before
+    assert place.runtime.session.round is before
 
 
 def test_junk_on_every_topic_is_refused_and_raises_nothing(place, caplog):
-    before = place.runtime._state
+    before = place.runtime.session.round
     for topic in (TOPICS.round, TOPICS.plan, TOPICS.checkpoint, TOPICS.roster_change, TOPICS.keys("dev-1"), "no/topic"):
         place.hear(topic, b"junk")
     assert len(reasons(caplog)) == 6
-    assert place.runtime._state is before
+    assert place.runtime.session.round is before
     assert place.runtime.following is None
 
 
@@ -202,7 +176,7 @@ def test_a_revoked_device_ignores_all_events_and_sends_nothing(place):
 )
 def test_the_result_of_another_round_is_dropped(place, changes, handled):
     """A newer round was announced while the job ran."""
-    mark = place.runtime._state.mark
+    mark = place.runtime.session.round.mark
     fields = {"run": mark.run, "round": mark.round, "nonce": mark.nonce, **changes}
     place.runtime.on_result(announcement(**fields), TRAINING, DataError("the job failed"), {})
     assert place.declines() == ([(mark.nonce, DeclineReason.DATA)] if handled else [])
@@ -243,7 +217,7 @@ def test_a_disk_that_fails_while_a_round_waits_for_us_declines_it_at_once(place,
 def test_a_result_after_the_disk_failed_is_dropped(place, monkeypatch):
     place.disk_fails(monkeypatch)
     place.hear(TOPICS.plan, b"x")
-    mark = place.runtime._state.mark
+    mark = place.runtime.session.round.mark
     current = announcement(run=mark.run, round=mark.round, nonce=mark.nonce)
     place.runtime.on_result(current, TRAINING, DataError("x"), {})
     assert place.declines() == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.protocol import round_state as agent
+from edge_client.protocol.inbound import allowed
 from shoal import limits
 from shoal.membership.roster_delta import roster_change
 from shoal.protocol import sizes
@@ -87,10 +87,10 @@ def test_a_control_message_has_a_limit_of_its_own(fleet):
 
 def test_all_topics_together_take_less_than_32_mib(fleet):
     """The sum of the largest sizes, in the shortest chunks, and room to join the largest of them."""
-    inbound = fleet.devices[NAME].runtime._inbound
+    runtime = fleet.devices[NAME].runtime
     bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME), TOPICS.keys(NAME))
-    bases += tuple(TOPICS.model(label) for label in fleet.devices[NAME].runtime._feed.labels)
-    most = [max(inbound.allowed(TOPICS.parse(base)).values()) for base in bases]
+    bases += tuple(TOPICS.model(label) for label in runtime.session.labels)
+    most = [max(allowed(TOPICS.parse(base), runtime.session, DEVICES).values()) for base in bases]
     assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
 
 
@@ -105,9 +105,9 @@ def test_the_run_goes_on_through_a_flood_of_everything(fleet):
 def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet, kind):
     runtime = fleet.devices[NAME].runtime
     for label in ("feed0", "feed1"):
-        runtime._feed.follow((label,), None)
+        runtime._go_on(runtime.session._followed((label,)))
         assert flood(fleet, TOPICS.model(label), [claim(kind, 2000, 1)]) > 0
-        runtime._carry_out(agent.Follow(()))
+        runtime._go_on(runtime.session._followed(()))
         assert runtime._chunks.held_bytes == 0
 
 

@@ -1,17 +1,27 @@
 """A device's presence: its message, its repetition, and the key that it is sealed under."""
 
+import dataclasses
+
 import pytest
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
-from edge_client.protocol.presence import PRESENCE_AGAIN_S, Attendance, presence
+from edge_client.protocol.presence import PRESENCE_AGAIN_S, Attendance, presence, receiving_notice
+from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence
 from shoal.errors import WireError
 from shoal.membership.grants import open_notice
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.parties import TOPICS, Line, Parties
+from tests.helpers.sessions import FACTS, GROUP, new_runtime
 
 BIRTH = 1_795_000_000_000_000_000
+BOTH = (PublishPresence(), OfferReceivingKeys())
+
+
+def at(now_s, **changes):
+    """Return the surroundings at a time."""
+    return dataclasses.replace(FACTS, now_s=now_s, **changes)
 
 
 @pytest.fixture
@@ -27,10 +37,6 @@ def member(parties):
 @pytest.fixture
 def line():
     return Line()
-
-
-def attendance(member, line, uniform=0.0):
-    return Attendance(member, line, BIRTH, lambda: uniform)
 
 
 def opened(member, chunk, group=None):
@@ -74,52 +80,50 @@ def test_only_the_fleet_can_read_it(member):
         opened(member, presence(member, BIRTH, online=True)[1], GroupKey("reef", "broadcast", bytes(32)))
 
 
-@pytest.mark.parametrize(("uniform", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])
-def test_a_presence_is_repeated_once_after_a_random_time(member, line, uniform, after_s):
-    attending = attendance(member, line, uniform)
-    assert not attending.tick(1e9), "nothing is due before the first connection"
-    attending.connected(10.0)
-    assert said(member, line) == [True]
-    assert not attending.tick(10.0 + after_s - 0.01)
-    assert attending.tick(10.0 + after_s)
-    assert not attending.tick(1e9)
-    assert said(member, line) == [True, True]
-    assert offered(member, line) == [2, 2]
+@pytest.mark.parametrize(("jitter", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])
+def test_a_presence_is_repeated_once_after_a_random_time(jitter, after_s):
+    assert Attendance(GROUP).ticked(at(1e9))[1] == (), "nothing is due before the first connection"
+    attending, done = Attendance(GROUP).connected(at(10.0, jitter=jitter))
+    assert done == BOTH
+    assert attending.ticked(at(10.0 + after_s - 0.01)) == (attending, ())
+    attending, done = attending.ticked(at(10.0 + after_s))
+    assert done == BOTH
+    assert attending.ticked(at(1e9))[1] == ()
 
 
 def test_the_receiving_keys_are_those_for_the_next_delivery(parties, member, line):
     parties.owner.rotate()
     member.take_grant(parties.grant("dev-1"))
-    attendance(member, line).offer_keys()
+    line.publish(*receiving_notice(member), retain=True)
     assert offered(member, line) == [3]
 
 
-def test_a_second_connection_puts_the_repetition_off(member, line):
-    attending = attendance(member, line)
-    attending.connected(10.0)
-    attending.connected(11.0)
-    assert not attending.tick(10.0 + 0.5 * PRESENCE_AGAIN_S)
-    assert attending.tick(11.0 + 0.5 * PRESENCE_AGAIN_S)
+def test_a_second_connection_puts_the_repetition_off():
+    attending, _ = Attendance(GROUP).connected(at(10.0))
+    attending, _ = attending.connected(at(11.0))
+    assert attending.ticked(at(10.0 + 0.5 * PRESENCE_AGAIN_S))[1] == ()
+    assert attending.ticked(at(11.0 + 0.5 * PRESENCE_AGAIN_S))[1] == BOTH
 
 
 def test_a_presence_is_stale_once_the_broadcast_key_has_changed(parties, member, line):
-    attending = attendance(member, line)
-    attending.announce()
-    assert not attending.stale
+    runtime = new_runtime(member, line)
+    assert not runtime.session.presence.is_stale(runtime._facts())
     old = member.group
     parties.owner.rotate()
     member.take_grant(parties.grant("dev-1"))
-    assert not attending.stale, "the newer keys are not in use yet"
+    assert not runtime.session.presence.is_stale(runtime._facts()), "the newer keys are not in use yet"
     member.promote(member.next)
-    assert attending.stale
-    attending.announce()
-    assert not attending.stale
-    assert opened(member, line.sent[0][1], old)[1].online
-    assert opened(member, line.sent[1][1])[1].online
+    assert runtime.session.presence.is_stale(runtime._facts())
+    line.publish(*presence(member, BIRTH, online=True), retain=True)
+    runtime._go_on(runtime.session.group_followed(runtime._facts()))
+    assert not runtime.session.presence.is_stale(runtime._facts())
+    assert said(member, line) == [True, True]
+    with pytest.raises(SealError):
+        opened(member, line.sent[-1][1], old)
 
 
 def test_a_device_that_leaves_says_so(member, line):
-    attendance(member, line).leave()
+    new_runtime(member, line).close()
     assert said(member, line) == [False]
 
 
@@ -128,7 +132,5 @@ def test_a_closed_transport_does_not_keep_a_device_from_leaving(member, line):
         raise WireError("the transport is closed")
 
     line.publish = refuse
-    attending = attendance(member, line)
-    attending.leave()
-    with pytest.raises(WireError):
-        attending.announce()
+    new_runtime(member, line).close()
+    assert line.closed

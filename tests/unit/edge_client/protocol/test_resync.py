@@ -3,120 +3,124 @@
 import pytest
 
 from edge_client.protocol.resync import LOOK_CAP_S, LOOK_S, LOOKS, Resync
+from edge_client.protocol.session_io import Resubscribe
+from shoal.protocol.topics import TopicKind
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
-MODELS = ("s/model/aa", "s/model/bb")
+ROUND = Resubscribe(TopicKind.ROUND)
+MODELS = (Resubscribe(TopicKind.MODEL, "aa"), Resubscribe(TopicKind.MODEL, "bb"))
 
 
-class Broker:
-    """Records the topics that are requested again."""
+class Lookout:
+    """Holds the state, and collects the requests."""
 
     def __init__(self):
-        self.asked = []
+        self.state, self.asked = Resync(), []
 
-    def unsubscribe(self, topic_filter):
-        self.asked.append(topic_filter)
+    def tick(self, now_s, missing):
+        self.state, asked = self.state.ticked(now_s, missing)
+        self.asked.extend(asked)
 
-    def subscribe(self, topic_filter):
-        assert self.asked[-1] == topic_filter
+    def heard(self, now_s):
+        self.state = self.state.heard(now_s)
+
+    def found(self, nonce, missing):
+        self.state, asked, repeats = self.state.announced(nonce, missing)
+        self.asked.extend(asked)
+        return repeats
 
     def take(self):
         asked, self.asked = self.asked, []
-        return [a.removesuffix("/#") for a in asked]
+        return asked
 
 
 @pytest.fixture
-def broker():
-    return Broker()
+def lookout():
+    return Lookout()
 
 
-@pytest.fixture
-def lookout(broker):
-    return Resync(broker, "s/round")
-
-
-def look(lookout, broker):
+def look(lookout):
     """Wait for the models of the first announcement until the lookout requests it again."""
     lookout.found(FIRST, ())
     for second in (0.0, 9.0):
         lookout.tick(second, MODELS)
-    assert broker.take() == ["s/round"]
+    assert lookout.take() == [ROUND]
 
 
-def test_missing_models_are_requested_once_the_announcement_has_arrived_again(lookout, broker):
+def test_missing_models_are_requested_once_the_announcement_has_arrived_again(lookout):
     assert not lookout.found(FIRST, ())
     lookout.tick(0.0, MODELS)
     lookout.tick(LOOK_S, MODELS)
-    assert broker.take() == []
+    assert lookout.take() == []
     lookout.tick(LOOK_S + 0.1, MODELS)
-    assert broker.take() == ["s/round"]
+    assert lookout.take() == [ROUND]
     assert lookout.found(FIRST, MODELS)
-    assert broker.take() == list(MODELS)
+    assert lookout.take() == list(MODELS)
 
 
-def test_a_model_that_has_arrived_is_not_requested(lookout, broker):
+def test_a_model_that_has_arrived_is_not_requested(lookout):
     """A model that has arrived was only slow."""
-    look(lookout, broker)
+    look(lookout)
     assert lookout.found(FIRST, MODELS[1:])
-    assert broker.take() == ["s/model/bb"]
+    assert lookout.take() == [MODELS[1]]
 
 
-def test_the_announcement_of_another_round_says_nothing_of_its_models(lookout, broker):
+def test_the_announcement_of_another_round_says_nothing_of_its_models(lookout):
     """The device subscribed to them only just now."""
-    look(lookout, broker)
+    look(lookout)
     assert not lookout.found(SECOND, MODELS)
     assert not lookout.found(SECOND, MODELS), "the copy that we asked for, before these models"
-    assert broker.take() == []
+    assert lookout.take() == []
 
 
-def test_an_announcement_that_comes_again_by_itself_asks_for_nothing(lookout, broker):
+def test_an_announcement_that_comes_again_by_itself_asks_for_nothing(lookout):
     lookout.found(FIRST, ())
     assert not lookout.found(FIRST, MODELS)
-    assert broker.take() == []
+    assert lookout.take() == []
 
 
-def test_requests_are_rare_while_messages_arrive(lookout, broker):
+def test_requests_are_rare_while_messages_arrive(lookout):
     """Requests do not stop, since the messages that arrive may not be the missing ones."""
     looks = []
     lookout.tick(0.0, MODELS)
     for second in range(1, 500):
         lookout.heard(float(second))
         lookout.tick(second + 0.9, MODELS)
-        if broker.take():
+        if lookout.take():
             looks.append(second)
     assert looks == [120, 241, 362, 483]
 
 
-def test_nothing_is_requested_if_nothing_is_missing(lookout, broker):
+def test_nothing_is_requested_if_nothing_is_missing(lookout):
     lookout.tick(1000.0, ())
-    assert broker.take() == []
+    assert lookout.take() == []
 
 
-def test_requests_get_rarer_and_then_cover_all_topics(lookout, broker):
+def test_requests_get_rarer_and_then_cover_all_topics(lookout):
     """The broker may have lost the announcement too."""
     looks, asked = [], []
     for tenths in range(3000):
         lookout.tick(tenths / 10, MODELS)
-        if broker.asked:
+        if lookout.asked:
             looks.append(tenths / 10)
-            asked.append(broker.take())
+            asked.append(lookout.take())
     pauses = [round(b - a) for a, b in zip([0.0, *looks], looks, strict=False)]
     assert pauses == [5, 10, 20, 40] + [LOOK_CAP_S] * 3
-    assert asked == [["s/round"]] * LOOKS + [[*MODELS, "s/round"]] * 3
+    assert asked == [[ROUND]] * LOOKS + [[*MODELS, ROUND]] * 3
     lookout.tick(301.0, MODELS[:1])
     lookout.tick(301.0 + LOOK_S + 0.1, MODELS[:1])
-    assert broker.take() == ["s/round"], "another topic is missing: start again"
+    assert lookout.take() == [ROUND], "another topic is missing: start again"
 
 
-def test_answers_make_looks_no_more_frequent(lookout, broker):
+def test_answers_make_looks_no_more_frequent(lookout):
     """A device that has to wait long does not receive all retained messages every few seconds."""
     looks = []
     for second in range(600):
         lookout.tick(float(second), MODELS)
-        if broker.take():
+        if lookout.take():
             looks.append(second)
             lookout.heard(float(second))
             lookout.found(FIRST, MODELS)
-            broker.take()
+            lookout.take()
     assert len(looks) < 16
     assert looks[-1] - looks[-2] >= LOOK_CAP_S

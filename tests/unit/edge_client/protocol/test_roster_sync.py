@@ -2,108 +2,122 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
-from shoal.errors import UntrustedError
-from shoal.membership.roster_delta import roster_change
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
-from shoal.util.files import write_private
-from tests.helpers.parties import TOPICS, Parties
+from edge_client.protocol.session_io import ApplyRosterChange, Log, Resubscribe, Subscribe, Unsubscribe
+from shoal.protocol.documents import RosterChange
+from shoal.protocol.topics import TopicKind
+from tests.helpers.sessions import FACTS
 
-DEVICE = "dev-1"
-WHOLE = f"{TOPICS.roster}/#"
-
-
-class Recording(LoopbackTransport):
-    """A transport that records the topics of its subscriptions."""
-
-    def __init__(self):
-        super().__init__(LoopbackBroker(), DEVICE, lambda _event: None)
-        self.asked = []
-
-    def subscribe(self, topic_filter):
-        self.asked.append(topic_filter)
-        super().subscribe(topic_filter)
+WHOLE, NO_MORE = Resubscribe(TopicKind.ROSTER), Unsubscribe(TopicKind.ROSTER)
+HELD = FACTS.roster.sequence
 
 
-@pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, DEVICE)
+def change(sequence, *, after=0, devices=4, signature=b"s" * 64):
+    """Return an announced change of the roster."""
+    return RosterChange(
+        after=after,
+        signature=signature,
+        fleet="demo",
+        sequence=sequence,
+        issued_at_s=1,
+        expires_at_s=2,
+        aggregator=None,
+        devices=devices,
+        places=np.empty(0, np.uint32),
+        members=(),
+        revoked_stay=0,
+        revoked=(),
+        keys_since=1,
+    )
 
 
-@pytest.fixture
-def transport():
-    made = Recording()
-    made.start()
-    return made
+def at(now_s=0.0, **roster):
+    """Return the surroundings at a time, with another roster in force."""
+    return dataclasses.replace(FACTS, now_s=now_s, roster=dataclasses.replace(FACTS.roster, **roster))
 
 
-@pytest.fixture
-def feed(parties, transport):
-    parties.members[DEVICE].adopt(parties.owner.roster_bytes)
-    made = RosterSync(parties.members[DEVICE], transport, TOPICS)
-    made.start()
-    return made
+def test_only_changes_are_subscribed_at_the_start():
+    assert RosterSync().started()[1] == (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE))
 
 
-def newest(parties):
-    """Return the roster change that an aggregator announces which does not know the roster before."""
-    return roster_change(None, parties.owner.roster, parties.owner.roster_bytes)
+def test_a_change_of_the_roster_in_force_is_applied():
+    following = change(HELD + 1, after=HELD)
+    state, done = RosterSync().changed(following, at())
+    assert done == (ApplyRosterChange(following),)
+    state, done = state.taken(following, at(sequence=HELD + 1))
+    assert (state, done) == (RosterSync(), ())
 
 
-def test_requests_get_rarer_and_then_stop(parties, feed, transport, caplog):
-    feed.on_change(dataclasses.replace(newest(parties), after=1 << 31, sequence=1 << 31), 0.0)
+def test_a_change_that_leads_to_no_roster_of_the_owner_asks_for_the_whole():
+    following = change(HELD + 1, after=HELD)
+    state, _ = RosterSync().changed(following, at())
+    state, done = state.taken(following, at(5.0))
+    assert done == (WHOLE,)
+    assert (state.wanted, state.devices, state.asked_s) == (HELD + 1, 4, 5.0)
+
+
+def test_older_changes_and_the_one_in_force_are_ignored():
+    for sequence in (HELD - 1, HELD):
+        assert RosterSync().changed(change(sequence, signature=FACTS.roster.signature), at())[1] == ()
+
+
+def test_another_signature_under_our_sequence_asks_for_the_whole_once():
+    state, done = RosterSync().changed(change(HELD), at())
+    assert done == (WHOLE,)
+    assert state.changed(change(HELD), at())[1] == ()
+
+
+def test_requests_get_rarer_and_then_stop():
+    state, done = RosterSync().changed(change(1 << 31, after=1 << 31), at())
+    asked, told = list(done), []
     for second in range(2 * 3600):
-        feed.tick(float(second))
-    assert transport.asked.count(WHOLE) == MOST_TRIES
-    assert WHOLE not in transport.filters
-    assert [r.getMessage() for r in caplog.records] == ["the whole roster did not arrive: giving up"]
-    for _ in range(2):
-        parties.owner.renew()
-    feed.on_change(newest(parties), 8000.0)
-    assert WHOLE in transport.filters
-    feed.on_whole(parties.owner.roster_bytes)
-    assert WHOLE not in transport.filters
+        state, done = state.ticked(at(float(second)))
+        asked += [action for action in done if action == WHOLE]
+        told += [action.text for action in done if isinstance(action, Log)]
+    assert len(asked) == MOST_TRIES
+    assert told == ["the whole roster did not arrive: giving up"]
+    assert state.devices is None
+    state, done = state.changed(change(HELD + 2, after=HELD + 1), at(8000.0))
+    assert done == (WHOLE,)
+    state, done = state.taken(None, at(8001.0, sequence=HELD + 2))
+    assert (state.wanted, done) == (0, (NO_MORE,))
 
 
-def test_the_first_request_is_repeated_after_a_minute(parties, feed, transport):
-    for _ in range(2):
-        parties.owner.renew()
-    feed.on_change(newest(parties), 0.0)
-    feed.tick(WHOLE_AGAIN_S)
-    assert transport.asked.count(WHOLE) == 1
-    feed.tick(WHOLE_AGAIN_S + 1.0)
-    assert transport.asked.count(WHOLE) == 2
+def test_the_first_request_is_repeated_after_a_minute():
+    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
+    state, done = state.ticked(at(WHOLE_AGAIN_S))
+    assert done == ()
+    assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
 
 
-def test_a_newer_roster_copied_by_hand_ends_the_requests(parties, feed, transport):
-    before = parties.owner.roster
-    parties.owner.renew()
-    late, late_bytes = parties.owner.roster, parties.owner.roster_bytes
-    parties.owner.renew()
-    write_private(parties.members[DEVICE].directory / "roster.signed", parties.owner.roster_bytes)
-    feed.on_change(roster_change(before, late, late_bytes), 0.0)
-    assert parties.members[DEVICE].roster == parties.owner.roster
-    assert WHOLE not in transport.filters
-    parties.owner.renew()
-    feed.on_change(dataclasses.replace(newest(parties), sequence=parties.owner.roster.sequence + 1), 0.0)
-    assert WHOLE in transport.filters
-    late_bytes = parties.owner.roster_bytes
-    for _ in range(2):
-        parties.owner.renew()
-    write_private(parties.members[DEVICE].directory / "roster.signed", parties.owner.roster_bytes)
-    with pytest.raises(UntrustedError, match="rollback"):
-        feed.on_whole(late_bytes)
-    assert WHOLE not in transport.filters
+def test_a_newer_roster_copied_by_hand_ends_the_requests():
+    """Whatever becomes of the message itself."""
+    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
+    state, done = state.taken(None, at(sequence=HELD + 5))
+    assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
 
 
-def test_newer_keys_may_open_a_whole_that_could_not_be_read(parties, feed, transport):
-    for _ in range(2):
-        parties.owner.renew()
-    feed.look_again()
-    assert WHOLE not in transport.asked
-    feed.on_change(newest(parties), 0.0)
-    transport.asked.clear()
-    feed.look_again()
-    assert set(transport.asked) == {f"{TOPICS.roster_change}/#", WHOLE}
+def test_newer_keys_may_open_a_whole_that_could_not_be_read():
+    changes = Resubscribe(TopicKind.ROSTER_CHANGE)
+    assert RosterSync().keys_changed()[1] == (changes,)
+    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
+    assert state.keys_changed()[1] == (changes, WHOLE)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_roster_without_this_device_revokes_it(listed):
+    state, _ = RosterSync().taken(None, at(sequence=HELD + 1, listed=listed))
+    assert state.revoked is not listed
+
+
+def test_an_expiry_is_told_once_and_so_is_its_end():
+    state, done = RosterSync().checked(at(expired=True, until="2026-01-01"))
+    assert state.lapsed
+    assert [(a.level, a.facts["until"]) for a in done] == [("warning", "2026-01-01")]
+    assert state.checked(at(expired=True)) == (state, ())
+    state, done = state.checked(at(until="2027-01-01"))
+    assert not state.lapsed
+    assert [(a.level, a.facts["until"]) for a in done] == [("info", "2027-01-01")]

@@ -7,7 +7,6 @@ import pytest
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol.round_state import (
     TRANSITIONS,
-    AgentState,
     Announced,
     Answered,
     CancelWork,
@@ -19,6 +18,7 @@ from edge_client.protocol.round_state import (
     Planned,
     Reconnected,
     Remind,
+    RoundState,
     RunDone,
     Send,
     SetTimer,
@@ -71,7 +71,7 @@ FINAL = announcement(6, assignments=(REPORT,))
 def after(*events, index=0, state=None):
     """Return the state and the last event's actions, from a device that follows the plan."""
     actions = ()
-    state = state or step(AgentState(index), Planned(PLAN))[0]
+    state = state or step(RoundState(index), Planned(PLAN))[0]
     for event in events:
         state, actions = step(state, event)
     return state, actions
@@ -105,7 +105,7 @@ SENDING = (*WORKING, DONE)
 
 
 def test_a_plan_starts_from_nothing():
-    state, actions = step(AgentState(0), Planned(PLAN))
+    state, actions = step(RoundState(0), Planned(PLAN))
     assert actions == (CancelWork(), ClearTimer(), Follow(()))
     assert (state.plan, state.stage) == (PLAN, Stage.IDLE)
     assert step(state, Planned(PLAN)) == (state, ())
@@ -113,7 +113,7 @@ def test_a_plan_starts_from_nothing():
 
 def test_an_older_plan_is_not_taken_up():
     newer = dataclasses.replace(PLAN, run=2)
-    state, _ = step(AgentState(0), Planned(newer))
+    state, _ = step(RoundState(0), Planned(newer))
     assert step(state, Planned(PLAN)) == (state, ())
 
 
@@ -268,14 +268,14 @@ def test_a_new_round_cancels_the_old_one():
 
 def test_after_a_restart_the_aggregator_is_reminded_of_the_stored_upload_of_the_same_round():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
-    kept = AgentState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
     assert state.stage is Stage.SENDING
     assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
 
 
 def test_after_a_restart_a_new_round_is_worked_on():
-    kept = AgentState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
     assert state.stage is Stage.FETCHING
     assert not any(isinstance(a, Send | Remind) for a in actions)
@@ -310,7 +310,7 @@ def test_an_answer_of_the_final_round_outlives_a_restart():
     """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
     sent = (1, 6, b"\6" * 16)
     mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
-    state, _ = step(AgentState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
+    state, _ = step(RoundState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
     state, actions = step(state, Announced(FINAL))
     assert actions == (RunDone(PLAN),)
     assert (state.stage, state.done) == (Stage.IDLE, True)
@@ -321,7 +321,7 @@ def test_a_final_upload_whose_model_is_lost_is_worked_for_again():
     sent = (1, 6, b"\6" * 16)
     mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
     for answered in (False, True):
-        before = AgentState(0, mark, transfer=ID, sent=sent, answered=answered)
+        before = RoundState(0, mark, transfer=ID, sent=sent, answered=answered)
         state, _ = step(before, Planned(PLAN, lost=True))
         state, actions = step(state, Announced(FINAL))
         assert actions == (Locate(FINAL, REPORT),)
@@ -357,7 +357,7 @@ def events_in(state):
 def changes_of_stage():
     """Return every (before, after, event type) with another stage after the event, over all states that can be reached."""
     found, seen = set(), set()
-    waiting = [step(AgentState(0), Planned(PLAN))[0]]
+    waiting = [step(RoundState(0), Planned(PLAN))[0]]
     while waiting:
         state = waiting.pop()
         # The count of reminders only sets the timer; without a bound the search would have no end.
@@ -365,7 +365,7 @@ def changes_of_stage():
         if repr(state) in seen:
             continue
         seen.add(repr(state))
-        restarted = AgentState(0, state.mark, transfer=state.transfer, sent=state.sent, answered=state.answered)
+        restarted = RoundState(0, state.mark, transfer=state.transfer, sent=state.sent, answered=state.answered)
         waiting.append(step(restarted, Planned(PLAN))[0])
         for event in events_in(state):
             try:

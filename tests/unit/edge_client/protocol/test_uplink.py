@@ -21,14 +21,10 @@ class Recorder:
     def __init__(self):
         self.sent = []
         self.reminders = []
-        self.waiting = 0
 
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert (topic, retain) == ("up", False)
         self.sent.append((parse(payload)[0].index, qos))
-
-    def pending(self):
-        return self.waiting
 
     def remind(self, *reminder):
         self.reminders.append(reminder)
@@ -48,7 +44,7 @@ def recorder():
 
 @pytest.fixture
 def outbox(recorder):
-    outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=b"", birth=BIRTH)
+    outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=b"")
     outbox.keep(MARK, TRANSFER, SEALED)
     return outbox
 
@@ -73,53 +69,20 @@ def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back
 
 
 def test_a_reminder_identifies_the_upload(outbox, recorder):
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.remind(MARK, TRANSFER, RUN, BIRTH)
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
     assert recorder.sent == []
 
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
-    recorder.waiting = 1  # its presence, which is no reason to wait
-    Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=SEALED, birth=BIRTH).remind(
-        MARK, TRANSFER, RUN, reconnected=False
+    Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=SEALED).remind(
+        MARK, TRANSFER, RUN, BIRTH
     )
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
 
 
-def test_a_reminder_carries_the_retransmission_counter(outbox, recorder):
-    """So that the aggregator does not request chunks again that it has requested since."""
-    outbox.send(MARK, TRANSFER, None, 10)
-    for _ in range(2):
-        outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
-    outbox.send(MARK, TRANSFER, (1,), 10)
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
-    assert [r[-1] - BIRTH for r in recorder.reminders] == [0, 0, 1, 2]
-
-
 def test_another_upload_has_another_digest(outbox, recorder):
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.remind(MARK, TRANSFER, RUN, BIRTH)
     outbox.keep(MARK, RUN, SEALED[1:])
-    outbox.remind(MARK, RUN, RUN, reconnected=False)
+    outbox.remind(MARK, RUN, RUN, BIRTH)
     assert recorder.reminders[-1][2] == (RUN, Fingerprint.of(SEALED[1:]).signed, len(SEALED) - 1)
-
-
-def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowledged_yet(outbox, recorder):
-    """The aggregator may be quicker than the broker's acknowledgement."""
-    outbox.send(MARK, TRANSFER, None, 10)
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
-    recorder.sent.clear()
-    recorder.waiting = 1
-    outbox.send(MARK, TRANSFER, (1,), 10)
-    outbox.send(MARK, TRANSFER, (1,), 10)
-    assert recorder.sent == [(1, 1)], "and the second time it is on its way"
-
-
-def test_a_slow_link_gets_the_first_transmission_only(outbox, recorder):
-    """The requested chunks, or those that a reminder would be about, are still in flight to the broker."""
-    outbox.send(MARK, TRANSFER, None, 10)
-    recorder.waiting = 1
-    outbox.send(MARK, TRANSFER, (0, 1), 10)
-    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
-    assert len(recorder.sent) == 3
-    assert recorder.reminders == []

@@ -11,9 +11,7 @@ from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox
 from edge_client.membership import DeviceMembership
-from edge_client.protocol.inbound import Inbound
-from edge_client.protocol.model_feed import ModelFeed
-from edge_client.protocol.roster_sync import RosterSync
+from edge_client.protocol.inbound import allowed
 from shoal import limits
 from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.directory import LEAST_FILE
@@ -21,11 +19,13 @@ from shoal.membership.grants import AGGREGATOR_ROLE
 from shoal.membership.roster_delta import roster_change
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.loopback import LoopbackTransport
 from shoal.util.files import write_private
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+from tests.helpers.sessions import hand_over, new_runtime
 
 FORK = "two different rosters of sequence"
 
@@ -125,13 +125,13 @@ def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, resto
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
-    feed = RosterSync(scene.device, transport, TOPICS)
-    feed.on_change(roster_change(None, scene.owner.roster, scene.owner.roster_bytes), 0.0)
+    device = new_runtime(scene.device, transport)
+    hand_over(device, channels.ROSTER_CHANGE, roster_change(None, scene.owner.roster, scene.owner.roster_bytes))
     assert f"{TOPICS.roster}/#" not in transport.filters
-    feed.on_change(roster_change(None, restored.roster, other), 0.0)
+    hand_over(device, channels.ROSTER_CHANGE, roster_change(None, restored.roster, other))
     assert f"{TOPICS.roster}/#" in transport.filters
     with pytest.raises(UntrustedError, match=FORK):
-        feed.on_whole(other)
+        hand_over(device, channels.ROSTER, other)
     assert f"{TOPICS.roster}/#" not in transport.filters
     assert [r.getMessage() for r in alarms(caplog)] == ["two rosters of one sequence"]
     assert scene.device.roster_bytes == scene.owner.roster_bytes
@@ -143,14 +143,14 @@ def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, c
     scene.sit(fleet=restored).publish_roster()
     scene.broker.pump()
     sealed = scene.broker.retained[TOPICS.owner_roster]
-    post, feed = mail(scene), RosterSync(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None), TOPICS)
+    post, device = mail(scene), new_runtime(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None))
     for _ in range(3):
         with pytest.raises(UntrustedError, match=FORK):
             post.take(TOPICS.owner_roster, sealed, 0.0)
     assert len(alarms(caplog)) == 1
     for _ in range(3):
         with pytest.raises(UntrustedError, match=FORK):
-            feed.on_whole(other)
+            hand_over(device, channels.ROSTER, other)
     assert len(alarms(caplog)) == 2
 
 
@@ -158,14 +158,13 @@ def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
-    feed = RosterSync(scene.device, transport, TOPICS)
-    inbound = Inbound(scene.device, ModelFeed(transport, TOPICS), feed)
-    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
-    feed.on_change(roster_change(None, restored.roster, other), 0.0)
-    assert inbound.allowed(TOPICS.parse(TOPICS.roster))[ChunkKind.ROSTER] > len(other) + 1148
+    device, topic = new_runtime(scene.device, transport), TOPICS.parse(TOPICS.roster)
+    assert not allowed(topic, device.session, 1)
+    hand_over(device, channels.ROSTER_CHANGE, roster_change(None, restored.roster, other))
+    assert allowed(topic, device.session, 1)[ChunkKind.ROSTER] > len(other) + 1148
     with pytest.raises(UntrustedError, match=FORK):
-        feed.on_whole(other)
-    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
+        hand_over(device, channels.ROSTER, other)
+    assert not allowed(topic, device.session, 1)
 
 
 @pytest.mark.parametrize("later", [0, 1, 3], ids=["of our sequence", "a newer one", "a much newer one"])

@@ -1,0 +1,386 @@
+"""A device's session: what it does with each message, whatever comes between, and what it tells about itself."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.seal.replay import ReplayWatermark
+from edge_client.protocol import round_state as rounds
+from edge_client.protocol import session_io as io
+from edge_client.protocol.round_state import RoundState, Stage
+from edge_client.protocol.session import ANNOUNCED_WITHIN_S
+from shoal import limits
+from shoal.errors import UntrustedError
+from shoal.protocol import channels
+from shoal.protocol.messages import Action, Control, DeclineReason
+from shoal.protocol.topics import TopicKind
+from tests.helpers.plans import run_plan
+from tests.helpers.sessions import NEXT_GROUP, Driver
+from tests.unit.edge_client.protocol.test_round_state import announcement
+
+PLAN = run_plan(max_models=3, origins=2, rounds=5)
+TRANSFER = b"transfer-of-mine"
+AGAIN = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
+ANNOUNCED = announcement()
+
+
+def control(action=Action.ACK, *, fleet="demo", device="dev-1", missing=()):
+    """Return the aggregator's answer to the upload of round 1."""
+    return Control(
+        fleet=fleet, device=device, action=action, run=1, round=1, transfer=TRANSFER, missing=missing, reason="too long"
+    )
+
+
+def following(**changes):
+    """Return the driver of a device that follows the plan."""
+    driver = Driver(**changes)
+    driver.tell(io.RunFollowed(PLAN, 1000))
+    driver.take()
+    return driver
+
+
+def working(**changes):
+    """Return the driver of a device that works on round 1, whose models were at the labels a and b."""
+    driver = following(**changes)
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    transfers = {"a": b"1" * 16, "b": b"2" * 16}
+    driver.tell(rounds.Located(ANNOUNCED.nonce, transfers, {}))
+    for label, transfer in transfers.items():
+        driver.tell(rounds.ModelArrived(label, transfer))
+    assert driver.session.round.stage is Stage.WORKING
+    driver.take()
+    return driver
+
+
+def sending(**changes):
+    """Return the driver of a device that has just sent its upload of round 1."""
+    driver = working(**changes)
+    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
+    assert driver.take() == [io.SendUpload(TRANSFER)]
+    return driver
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+def test_it_begins_with_subscriptions_and_the_run_of_before():
+    driver = Driver()
+    done = driver.go(driver.session.started(driver.facts))
+    kinds = [action.kind for action in done if isinstance(action, io.Subscribe)]
+    assert kinds == [TopicKind.ROSTER_CHANGE, TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.CTL]
+    assert done[-1] == io.ResumeRun()
+
+
+def test_a_device_whose_roster_has_expired_resumes_no_run_until_it_is_valid():
+    driver = Driver().at(roster={"expired": True})
+    driver.go(driver.session.started(driver.facts))
+    assert driver.take(io.ResumeRun) == []
+    assert [kind for kind in TopicKind if driver.session.hears(kind)] == [
+        kind for kind in TopicKind if kind in (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS, TopicKind.CTL)
+    ]
+    driver.at(roster={"expired": False})
+    driver.go(driver.session.checked(driver.facts))
+    done = driver.take()
+    assert io.ResumeRun() in done
+    assert io.PublishPresence() in done
+    assert tuple(done[-2:]) == AGAIN
+
+
+def test_an_announcement_without_its_run_waits_for_the_package():
+    driver = Driver()
+    assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == ()
+    assert driver.session.missing == (io.Resubscribe(TopicKind.PLAN),)
+    driver.tick(0.0)
+    assert driver.tick(6.0) == (io.Resubscribe(TopicKind.ROUND),)
+    assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.Resubscribe(TopicKind.PLAN),)
+    driver.tell(io.RunFollowed(PLAN, 1000))
+    driver.take()
+    driver.tell(io.RunStored())
+    (locate,) = driver.take(rounds.Locate)
+    assert locate.announcement is ANNOUNCED
+    assert driver.session.waiting is None
+
+
+def test_a_package_that_is_larger_than_expected_is_asked_for_once_its_size_is_announced():
+    driver = Driver()
+    large = dataclasses.replace(ANNOUNCED, package_bytes=limits.FIRST_PACKAGE_BYTES + 1)
+    assert driver.hear(channels.ANNOUNCEMENT, large) == (io.Resubscribe(TopicKind.PLAN),)
+    assert driver.session.sizes.most_package == limits.FIRST_PACKAGE_BYTES + 1
+
+
+def test_a_run_that_is_refused_is_declined_when_it_is_announced():
+    driver = Driver()
+    driver.tell(io.RunRefused(PLAN.run_id, DeclineReason.DATA))
+    assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.SendDecline(ANNOUNCED, DeclineReason.DATA),)
+
+
+def test_a_device_that_begins_late_fetches_a_checkpoint():
+    driver = Driver()
+    driver.tell(io.RunNeedsCheckpoint(PLAN))
+    assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.LocateCheckpoint(ANNOUNCED),)
+    driver.tell(io.CheckpointLocated(ANNOUNCED, ("b", "a")))
+    assert driver.take(io.Subscribe) == [io.Subscribe(TopicKind.MODEL, "a"), io.Subscribe(TopicKind.MODEL, "b")]
+    model = io.ModelTransfer("a", b"1" * 16, memoryview(b""))
+    assert driver.hear(channels.CHECKPOINT, model) == (io.BeginWithCheckpoint(model),)
+
+
+def test_without_a_checkpoint_yet_it_declines():
+    driver = Driver()
+    driver.tell(io.RunNeedsCheckpoint(PLAN))
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    driver.tell(io.CheckpointLocated(ANNOUNCED, ()))
+    assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.STATE)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the round
+
+
+def test_a_round_under_replaced_keys_is_declined_unless_it_was_begun():
+    driver = following().at(keys_since=99)
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.KEYS)]
+    assert driver.session.round.stage is Stage.IDLE
+    driver = working().at(keys_since=99)
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    assert driver.take(io.SendDecline) == []
+    assert driver.session.round.stage is Stage.WORKING
+
+
+@pytest.mark.parametrize(("round_", "declined"), [(3, True), (2, False), (1, False)], ids=["newer", "again", "older"])
+def test_a_refused_announcement_is_declined_only_if_it_is_newer_than_the_watermark(round_, declined):
+    """A replayed one would otherwise make the device speak."""
+    mark = ReplayWatermark(roster=3, run=1, round=2, nonce=b"m" * 16)
+    driver = following(round=RoundState(0, mark))
+    refused = dataclasses.replace(ANNOUNCED, round=round_, fleet="another")
+    *sent, refusal = driver.hear(channels.ANNOUNCEMENT, refused)
+    assert isinstance(refusal.error, UntrustedError)
+    assert sent == ([io.SendDecline(refused, DeclineReason.REFUSED)] if declined else [])
+    assert driver.session.round.mark == mark
+
+
+def test_models_that_are_no_longer_needed_are_unsubscribed_and_dropped():
+    driver = working()
+    following_round = announcement(2)
+    driver.hear(channels.ANNOUNCEMENT, following_round)
+    driver.tell(rounds.Located(following_round.nonce, {"b": b"3" * 16}, {}))
+    done = driver.take()
+    assert io.Unsubscribe(TopicKind.MODEL, "a") in done
+    assert io.DropModel("a") in done
+    assert [action for action in done if isinstance(action, io.Subscribe)] == []
+    assert driver.session.labels == ("b",)
+    assert driver.session.missing == (io.Resubscribe(TopicKind.MODEL, "b"),)
+
+
+def test_only_models_that_the_device_follows_are_opened():
+    driver = following()
+    stray = io.ModelTransfer("zz", b"1" * 16, memoryview(b""))
+    assert driver.hear(channels.MEAN, stray) == ()
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    driver.tell(rounds.Located(ANNOUNCED.nonce, {"a": b"1" * 16}, {}))
+    model = dataclasses.replace(stray, label="a")
+    assert driver.hear(channels.MEAN, model) == (io.TakeModel(model),)
+
+
+def test_a_round_that_is_skipped_is_declined_and_ends():
+    driver = working()
+    driver.go(driver.session.job_finished(io.RoundSkipped(ANNOUNCED, DeclineReason.TASK), driver.facts))
+    assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.TASK)]
+    assert not driver.session.works_on(ANNOUNCED)
+    assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.SendDecline(ANNOUNCED, DeclineReason.TASK),)
+
+
+@pytest.mark.parametrize("message", [control(device="dev-2"), control(fleet="atoll")])
+def test_a_control_message_for_another_device_is_refused(message):
+    driver = sending()
+    driver.hear(channels.CONTROL, message)
+    (refusal,) = driver.take()
+    assert "a control message for" in str(refusal.error)
+    assert driver.session.round.stage is Stage.SENDING
+
+
+# ----------------------------------------------------------------------------------------------- uploads and reminders
+
+
+@pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
+def test_a_reminder_is_due_between_half_and_all_of_the_pause(jitter, share):
+    driver = working().at(100.0, jitter=jitter)
+    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
+    pause_s = (driver.session.remind_at_s - 100.0) / share
+    assert pause_s == pytest.approx(2 * limits.REMIND_BASE_S)
+    assert driver.tick(driver.session.remind_at_s - 0.001) == ()
+    (reminder,) = driver.tick(driver.session.remind_at_s)
+    assert reminder == io.SendReminder(TRANSFER, PLAN.run_id, 0)
+    assert driver.tick(driver.facts.now_s + 0.001) == ()
+
+
+def test_a_busy_link_puts_the_reminder_off():
+    driver = sending().at(jitter=0.5)
+    due_s = driver.session.remind_at_s
+    assert driver.tick(due_s, busy=True) == ()
+    assert driver.session.remind_at_s == due_s + 0.75 * limits.REMIND_BASE_S
+    assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(TRANSFER, PLAN.run_id, 0),)
+
+
+def test_an_answered_upload_is_not_reminded_of():
+    driver = sending()
+    driver.hear(channels.CONTROL, control())
+    assert driver.session.remind_at_s is None
+    driver.take()
+    assert driver.tick(1e6) == ()
+
+
+def test_a_refused_upload_is_logged():
+    driver = sending()
+    driver.hear(channels.CONTROL, control(Action.REFUSED))
+    (line,) = driver.take(io.Log)
+    assert (line.level, line.facts["reason"]) == ("warning", "too long")
+
+
+def test_reminders_carry_the_retransmission_counter():
+    """So that the aggregator does not request chunks again that it has requested since."""
+    driver = sending(turn=7)
+    for _ in range(2):
+        driver.tick(driver.session.remind_at_s)
+    driver.hear(channels.CONTROL, control(Action.NACK, missing=(1,)))
+    driver.tick(driver.session.remind_at_s)
+    driver.tell(io.Connected())
+    assert [action.turn for action in driver.take(io.SendReminder)] == [7, 7, 8, 9]
+
+
+def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowledged_yet():
+    """The aggregator may be quicker than the broker's acknowledgement."""
+    driver = sending()
+    driver.tick(driver.session.remind_at_s)
+    driver.take()
+    driver.at(busy=True)
+    for _ in range(2):
+        driver.hear(channels.CONTROL, control(Action.NACK, missing=(1,)))
+    assert driver.take(io.SendUpload) == [io.SendUpload(TRANSFER, (1,))], "and the second time it is on its way"
+
+
+def test_a_slow_link_gets_the_first_transmission_only():
+    """The requested chunks, or those that a reminder would be about, are still in flight to the broker."""
+    driver = sending().at(busy=True)
+    driver.hear(channels.CONTROL, control(Action.NACK, missing=(0, 1)))
+    driver.tell(io.Connected())
+    assert driver.take(io.SendUpload | io.SendReminder) == []
+
+
+# -------------------------------------------------------------------------------------------------- keys, roster, disk
+
+
+def test_newer_keys_are_followed_by_receiving_keys_and_a_second_look():
+    driver = following()
+    driver.tell(io.KeysTaken())
+    done = driver.take()
+    assert done[0] == io.OfferReceivingKeys()
+    assert done[-2:] == list(AGAIN)
+
+
+def test_another_broadcast_key_announces_the_presence_under_it():
+    driver = following().at(group=NEXT_GROUP)
+    driver.go(driver.session.settled(driver.facts))
+    done = driver.take()
+    assert done[1:] == [io.PublishPresence(), io.Resubscribe(TopicKind.ROUND)]
+    driver.go(driver.session.settled(driver.facts))
+    assert driver.take() == []
+
+
+def test_a_revoked_device_cancels_its_work_and_hears_nothing():
+    driver = working().at(roster={"listed": False, "sequence": 9})
+    assert driver.tell(io.RosterTaken()) == (rounds.CancelWork(),)
+    assert not driver.session.works_on(ANNOUNCED)
+    assert not any(driver.session.hears(kind) for kind in TopicKind)
+    assert driver.tick(1e6) == ()
+
+
+def test_a_disk_that_fails_while_the_device_works_declines_and_stops_at_once():
+    driver = working()
+    driver.tell(io.DiskFailed())
+    assert driver.take() == [rounds.CancelWork(), io.SendDecline(ANNOUNCED, DeclineReason.DISK), io.Stop()]
+
+
+def test_a_disk_that_fails_between_rounds_waits_for_the_next_announcement_but_not_long():
+    driver = following().at(50.0)
+    driver.tell(io.DiskFailed())
+    assert driver.take() == [rounds.CancelWork()]
+    assert [kind for kind in TopicKind if driver.session.hears(kind)] == [TopicKind.ROUND]
+    assert driver.tick(50.0 + ANNOUNCED_WITHIN_S - 0.1) == ()
+    assert driver.tick(50.0 + ANNOUNCED_WITHIN_S) == (io.Stop(),)
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    assert driver.take()[-2:] == [io.SendDecline(ANNOUNCED, DeclineReason.DISK), io.Stop()]
+
+
+# --------------------------------------------------------------------------------------------------------- the summary
+
+
+def test_the_summary_says_what_a_stuck_device_waits_for_in_plain_values():
+    driver = Driver()
+    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
+    told = driver.session.summary()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["stage"], told["run"], told["waits_for"]) == ("idle", None, ["plan"])
+    assert told["announced"] == {"run": 1, "round": 1}
+    told = sending().session.summary()
+    assert (told["stage"], told["run"], told["round"], told["waits_for"]) == ("sending", 1, 1, [])
+
+
+def test_no_secret_is_in_the_summary_or_the_representation():
+    driver = working()
+    shown = repr(driver.session) + json.dumps(driver.session.summary())
+    for group in (driver.facts.group, NEXT_GROUP):
+        assert group.secret.hex() not in shown
+        assert repr(group.secret)[2:-1] not in shown
+
+
+# ------------------------------------------------------------------------------------------------------- interleavings
+
+EVENTS = {
+    "announcement": lambda d: d.hear(channels.ANNOUNCEMENT, ANNOUNCED),
+    "next announcement": lambda d: d.hear(channels.ANNOUNCEMENT, announcement(2)),
+    "run": lambda d: d.tell(io.RunFollowed(PLAN, 1000)),
+    "run stored": lambda d: d.tell(io.RunStored()),
+    "run refused": lambda d: d.tell(io.RunRefused(PLAN.run_id, DeclineReason.DATA)),
+    "late": lambda d: d.tell(io.RunNeedsCheckpoint(PLAN)),
+    "located": lambda d: d.tell(rounds.Located(d.session.round.mark.nonce, {"a": b"1" * 16}, {})),
+    "model": lambda d: d.tell(rounds.ModelArrived("a", b"1" * 16)),
+    "work": lambda d: d.tell(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER)),
+    "skipped": lambda d: d.tell(io.RoundSkipped(ANNOUNCED, DeclineReason.TASK)),
+    "answer": lambda d: d.hear(channels.CONTROL, control()),
+    "request": lambda d: d.hear(channels.CONTROL, control(Action.NACK, missing=(1,))),
+    "connection": lambda d: d.tell(io.Connected()),
+    "keys": lambda d: d.at(keys_since=99).tell(io.KeysTaken()),
+    "expiry": lambda d: d.at(roster={"expired": not d.facts.roster.expired}).tick(),
+    "disk": lambda d: d.tell(io.DiskFailed()),
+    "busy": lambda d: d.at(busy=not d.facts.busy),
+    "second": lambda d: d.tick(d.facts.now_s + 1.0),
+    "minute": lambda d: d.tick(d.facts.now_s + 60.0),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=40))
+def test_any_interleaving_keeps_the_rules(names):
+    """Nothing raises; subscriptions match; an upload is sent for work that was done; a stopped device starts none."""
+    driver, followed, done_work = Driver(), set(), False
+    for name in names:
+        stopped = driver.session.stopped
+        EVENTS[name](driver)
+        done_work |= name == "work"
+        for action in driver.take():
+            match action:
+                case io.Subscribe(TopicKind.MODEL, label):
+                    assert label not in followed
+                    followed.add(label)
+                case io.Unsubscribe(TopicKind.MODEL, label):
+                    followed.remove(label)
+                case io.SendUpload() | io.SendReminder():
+                    assert done_work
+                case rounds.Work():
+                    assert not (stopped and name.endswith("announcement"))
+        assert followed == set(driver.session.labels)
+        assert json.dumps(driver.session.summary())
+        if driver.session.remind_at_s is not None:
+            assert driver.session.round.stage is Stage.SENDING
