@@ -5,9 +5,10 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, length_after
-from edge_client.run import policy
-from shoal.errors import ConfigError, IntegrityError
+from shoal import limits
+from shoal.errors import ConfigError, WireError
 from shoal.protocol.messages import Phase
+from shoal.protocol.states import IntegrityError, StateId, Term
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
@@ -166,8 +167,10 @@ def test_a_negative_rate_is_refused():
         Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)
 
 
-def test_a_bound_is_what_devices_check():
-    assert MAX_SCALE == policy.MAX_SCALE
+def test_a_sum_at_the_bound_fits_a_recipe():
+    assert Term(MAX_SCALE, StateId(0, 0)).weight == MAX_SCALE
+    with pytest.raises(WireError, match="weight"):
+        Term(limits.MAX_WEIGHT * 1.01, StateId(0, 0))
 
 
 @pytest.mark.parametrize("lie", [1e-100, 1e-7])
