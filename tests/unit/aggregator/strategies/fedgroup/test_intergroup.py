@@ -6,9 +6,9 @@ import pytest
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, length_after
 from shoal import limits
-from shoal.errors import ConfigError, WireError
+from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.messages import Phase
-from shoal.protocol.states import IntegrityError, StateId, Term
+from shoal.protocol.states import Term
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
@@ -168,9 +168,9 @@ def test_a_negative_rate_is_refused():
 
 
 def test_a_sum_at_the_bound_fits_a_recipe():
-    assert Term(MAX_SCALE, StateId(0, 0)).weight == MAX_SCALE
+    assert Term(0, 0, MAX_SCALE).weight == MAX_SCALE
     with pytest.raises(WireError, match="weight"):
-        Term(limits.MAX_WEIGHT * 1.01, StateId(0, 0))
+        Term(0, 0, limits.MAX_WEIGHT * 1.01)
 
 
 @pytest.mark.parametrize("lie", [1e-100, 1e-7])
