@@ -360,7 +360,7 @@ class DeviceRuntime:
         held = announcement.held
         begun = announcement.nonce == self._state.mark.nonce  # before the newer keys came: it is finished under its own
         due = not (begun or announcement.finished)
-        if due and held is not None and self._membership.keys_since > held.key_version:
+        if due and self._membership.keys_since > held.key_version:
             LOG.info("round declined: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
             self._declining.decline(announcement, ReplacedKeysError(f"under keys of roster {held.key_version}"))
             return

@@ -63,7 +63,7 @@ class Inbound:
         """Take the sizes in an authentic announcement; return whether a larger run package than before is accepted now."""
         before = self._package_most
         self._package_bytes = announcement.package_bytes
-        self._models = 0 if announcement.held is None else len(announcement.held.offers)
+        self._models = len(announcement.held.offers)
         return self._package_most > before
 
     def source(self, topic: ParsedTopic) -> str:

@@ -106,11 +106,6 @@ def messages(kind):
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "after": st.integers(0, last)})
         )
-    if kind.__name__ == "Checkpoint":
-        fields["origins"] = st.integers(1, 4096)
-        return st.integers(0, 2**32 - 2).flatmap(
-            lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
-        )
     if kind.__name__ == "ReceivingKeys":
         fields["first"] = st.integers(1, 2**32 - limits.RECEIVING_KEYS)
         key = st.binary(min_size=32, max_size=32)

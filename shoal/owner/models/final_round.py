@@ -185,8 +185,6 @@ class FinalRound:
                 hint="take the directory's folder runs from a backup",
             )
         check_announcement(announcement, plan)
-        if announcement.held is None:
-            raise UntrustedError("an announcement without the models that devices hold")
         check_segments(announcement.held)
         if announcement.held.key_version != version.number:
             raise UntrustedError("an announcement that names another key version than it is sealed under")

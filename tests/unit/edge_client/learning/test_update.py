@@ -21,7 +21,7 @@ from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
 from shoal.protocol.documents import LocalSettings, SegmentSpec
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
-from shoal.protocol.states import SealedCheckpoints, StateId
+from shoal.protocol.states import RoundModels, SealedCheckpoints, StateId
 from shoal.types import MaskedVector
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, samples
@@ -66,17 +66,14 @@ def announcement(round_=2):
         fleet="demo",
         run=1,
         run_id=b"r" * 16,
-        epoch=1,
-        key_id=bytes(16),
         roster_sequence=3,
         round=round_,
         nonce=b"n" * 16,
         deadline_s=60.0,
         finished=False,
-        models=(),
         assignments=(),
         assignment_of=(),
-        mode="permutation",
+        held=RoundModels(3, ()),
     )
 
 

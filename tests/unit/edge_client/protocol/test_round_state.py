@@ -49,18 +49,14 @@ def announcement(round_=1, **changes):
         "fleet": "demo",
         "run": 1,
         "run_id": PLAN.run_id,
-        "epoch": 0,
-        "key_id": bytes(16),
         "roster_sequence": 3,
         "round": round_,
         "nonce": bytes([round_]) * 16,
         "deadline_s": 60.0,
         "finished": round_ > PLAN.rounds,
-        "models": (),
         "held": MODELS,
         "assignments": (TRAIN,),
         "assignment_of": (0, NO_ASSIGNMENT),
-        "mode": PLAN.mode,
     }
     return Announcement(**{**fields, **changes})
 
