@@ -21,14 +21,10 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     """Check that this device can follow the plan.
 
     Raises:
-        UntrustedError: the plan is of another fleet, has no round keys, or has a mask mode that this version does not know.
+        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
-    if plan.keys != "round":
-        raise UntrustedError(
-            "a run plan of an earlier version of Shoal, without round keys", hint="have the owner sign a new run"
-        )
     if plan.mode not in modes:
         raise UntrustedError(
             f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"

@@ -152,7 +152,7 @@ class Announcement:
         return self.assignments[self.assignment_of[index]]
 
 
-@message(14)
+@message(39)
 @dataclass(frozen=True, slots=True)
 class Upload:
     """Header of a device's masked update, (length,) float32 little-endian, which is empty if length is 0.
@@ -177,7 +177,6 @@ class Upload:
     fleet: str
     run: U32
     run_id: Fixed16
-    epoch: U32
     round: U32
     phase: Phase
     nonce: Fixed16

@@ -181,7 +181,6 @@ def plans(draw):
     fields |= {
         "segments": tuple(draw(st.lists(messages(SegmentSpec), min_size=1, max_size=2))),
         "rounds": rounds,
-        "epoch_rounds": draw(st.integers(1, (1 << 32) - 1)),
         "origins": origins,
         "max_models": draw(st.integers(origins, 4096)),
         "min_contributors": draw(st.integers(1, 65535)),
@@ -189,7 +188,6 @@ def plans(draw):
         "participation": draw(shares),
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
-        "keys": draw(st.sampled_from(["run", "round"])),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
         "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
         "max_samples": draw(st.integers(1, 2**32 - 1)),

@@ -154,7 +154,6 @@ class Crowd:
             fleet=plan.fleet,
             run=plan.run,
             run_id=plan.run_id,
-            epoch=plan.epoch,
             round=announcement.round,
             phase=assignment.phase,
             nonce=announcement.nonce,

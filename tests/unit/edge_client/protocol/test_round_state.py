@@ -36,7 +36,7 @@ from shoal.protocol.messages import NO_ASSIGNMENT, Action, Announcement, Assignm
 from shoal.protocol.states import Offer, RoundModels, StateId
 from tests.helpers.plans import run_plan
 
-PLAN = run_plan(max_models=3, origins=2, rounds=5, keys="round")
+PLAN = run_plan(max_models=3, origins=2, rounds=5)
 TRAIN = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 REPORT = Assignment(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
 MODELS = RoundModels(key_version=3, offers=(Offer(0, StateId(0, 0)), Offer(1, StateId(1, 0))))

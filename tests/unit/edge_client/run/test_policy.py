@@ -25,10 +25,8 @@ from shoal.protocol.states import (
 )
 from tests.helpers.plans import run_plan
 
-PLAN = run_plan(origins=2, max_models=3, rounds=9, keys="round", min_contributors=3)
-SHARING = run_plan(
-    origins=1, max_models=2, rounds=9, keys="round", segments=(SegmentSpec("shared", 5), SegmentSpec("cluster", 4))
-)
+PLAN = run_plan(origins=2, max_models=3, rounds=9, min_contributors=3)
+SHARING = run_plan(origins=1, max_models=2, rounds=9, segments=(SegmentSpec("shared", 5), SegmentSpec("cluster", 4)))
 SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
 TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
 
@@ -73,7 +71,6 @@ def announcement(plan=PLAN, round_=5, offered=None, **changes):
     [
         ({"fleet": "other"}, "a run plan of fleet"),
         ({"mode": "rotation"}, "mask mode 'rotation'"),
-        ({"keys": "run"}, "of an earlier version of Shoal"),
     ],
 )
 def test_plans(changes, match):
@@ -131,7 +128,7 @@ def test_only_the_capability_scale_allows_weights_that_do_not_add_up_to_one(sett
     """The algorithm's settings decide nothing: devices do not read them."""
     bad = announcement(offered=held(steps=(retained(recipe(1.0, 0.3, mean=1.0)),)))
     check_announcement(bad, SCALING)
-    plan = run_plan("fedgroup", settings, origins=2, max_models=3, rounds=9, keys="round", min_contributors=3)
+    plan = run_plan("fedgroup", settings, origins=2, max_models=3, rounds=9, min_contributors=3)
     with pytest.raises(UntrustedError, match="which the plan does not allow"):
         check_announcement(bad, plan)
 

@@ -45,7 +45,7 @@ def check(name, plan):
 
 
 def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_policy():
-    assert {*ASKS, "compare"} == set(NAMES) - {"carry", "keep_updates"}
+    assert {*ASKS, "compare"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", ASKS)

@@ -5,9 +5,9 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, length_after
-from edge_client.run import policy
-from shoal.errors import ConfigError, IntegrityError
+from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.messages import Phase
+from shoal.protocol.states import Term
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
@@ -167,7 +167,9 @@ def test_a_negative_rate_is_refused():
 
 
 def test_a_bound_is_what_devices_check():
-    assert MAX_SCALE == policy.MAX_SCALE
+    assert Term(0, 0, MAX_SCALE).weight == MAX_SCALE
+    with pytest.raises(WireError, match="a weight of"):
+        Term(0, 0, 1.001 * MAX_SCALE)
 
 
 @pytest.mark.parametrize("lie", [1e-100, 1e-7])
