@@ -33,7 +33,7 @@ MAX_RENEWAL_BYTES: Final = 16 * 1024
 """Largest grant that only renews keys; it contains no roster."""
 
 SEALED_HEAD_BYTES: Final = 2048
-"""Most bytes of a sealed upload or model besides its vectors and margins: envelope (at most 1,148) and message header."""
+"""Most bytes of a sealed upload or mean besides its vectors and margins: envelope (at most 1,148) and message header."""
 
 MAX_ROSTER_CHANGE_BYTES: Final = 1 << 20
 """Largest sealed roster change. The aggregator publishes a larger one without its members; devices then fetch the roster."""

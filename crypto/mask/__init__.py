@@ -19,7 +19,6 @@ Example: mask a vector and unmask it again.
     >>> context = MaskContext(
     ...     fleet="reef",
     ...     run_id=b"run-1",
-    ...     epoch=0,
     ...     task_digest=bytes(32),
     ...     mode="permutation",
     ...     segments=(Segment("cluster", 4),),

@@ -25,16 +25,14 @@ class MaskContext:
         fleet: the fleet's name.
         run_id: 1 to 64 bytes, random for each run. If an owner's directory is restored from a backup, a run number and a key
             version may be used again; the run id still gives another mask.
-        epoch: 0 in a fleet. Benchmarks and simulations, which have no round keys, tell several masks of a run apart by it.
         task_digest: 32 bytes.
         mode: a name that ``crypto.mask.modes.registry`` lists.
         segments: layout of the vector, in order; at most one segment of each name.
-        key_version, round: of the round key; both 0 without one.
+        key_version, round: of the round key. Benchmarks, which have none, may tell several masks of a run apart by them.
     """
 
     fleet: str
     run_id: bytes
-    epoch: int
     task_digest: bytes
     mode: str
     segments: tuple[Segment, ...]
@@ -46,7 +44,7 @@ class MaskContext:
         registry.find(self.mode)
         if not 1 <= len(self.run_id) <= MAX_RUN_ID_BYTES:
             raise UsageError(f"the run id has {len(self.run_id)} bytes, not 1 to {MAX_RUN_ID_BYTES}")
-        for what, number in (("epoch", self.epoch), ("key version", self.key_version), ("round", self.round)):
+        for what, number in (("key version", self.key_version), ("round", self.round)):
             if not 0 <= number < 1 << 63:
                 raise UsageError(f"{what} {number} is out of range", hint="it counts up from 0")
         if len(self.task_digest) != DIGEST_BYTES:
@@ -64,8 +62,11 @@ class MaskContext:
 
     @property
     def times(self) -> bytes:
-        """Epoch, key version and round as one field of the derivation: 8 bytes each, big-endian."""
-        return struct.pack(">QQQ", self.epoch, self.key_version, self.round)
+        """Zero, key version and round as one field of the derivation: 8 bytes each, big-endian.
+
+        The zero is part of the wire format; without it all masks would differ.
+        """
+        return struct.pack(">QQQ", 0, self.key_version, self.round)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

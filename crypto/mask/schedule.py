@@ -79,7 +79,6 @@ class RoundKeys:
         return MaskContext(
             fleet=self.fleet,
             run_id=self.run_id,
-            epoch=0,
             task_digest=task_digest,
             mode=mode,
             segments=segments,

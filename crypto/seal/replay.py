@@ -13,19 +13,18 @@ class ReplayWatermark:
     """A device's replay watermark, stored across restarts.
 
     Attributes:
-        roster, run, round, step: the highest accepted ones; nonce: 16 bytes of that round or step.
+        roster, run, round: the highest accepted ones; nonce: 16 bytes of that round.
     """
 
     roster: int = 0
     run: int = 0
     round: int = 0
     nonce: bytes = b""
-    step: int = 0
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Run, round and step; this position never decreases."""
-        return (self.run, self.round, self.step)
+    def place(self) -> tuple[int, int]:
+        """Run and round; this position never decreases."""
+        return (self.run, self.round)
 
     def accept(self, announcement: Announcement) -> ReplayWatermark:
         """Return the watermark after ``announcement``.
@@ -42,4 +41,4 @@ class ReplayWatermark:
             raise UntrustedError(f"run {a.run} round {a.round} announced after run {self.run} round {self.round}")
         if a.place == self.place and a.nonce != self.nonce:
             raise UntrustedError(f"run {a.run} round {a.round} announced twice, differently")
-        return ReplayWatermark(a.roster_sequence, a.run, a.round, a.nonce, a.step)
+        return ReplayWatermark(a.roster_sequence, a.run, a.round, a.nonce)

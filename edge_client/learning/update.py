@@ -196,7 +196,6 @@ def sealed_upload(
         fleet=shop.plan.fleet,
         run=shop.plan.run,
         run_id=shop.plan.run_id,
-        epoch=shop.plan.epoch,
         round=announcement.round,
         phase=assignment.phase,
         nonce=announcement.nonce,

@@ -315,8 +315,6 @@ class DeviceSession:
         return () if self.plan is None else (io.TakeModel(model),)
 
     def _announced(self, announcement: Announcement, facts: Facts) -> Steps:
-        if announcement.held is None:
-            return self, (io.Refuse(UntrustedError("an announcement without models")),)
         session = dataclasses.replace(self, latest=announcement)
         if session.stop_at_s is not None:
             session, declined = session._decline(announcement, DeclineReason.DISK)

@@ -162,7 +162,6 @@ class LateStart:
         """
         check_announcement(announcement, self.plan)
         held = announcement.held
-        assert held is not None
         found = [ref for ref in held.checkpoints if ref.key_version == held.key_version]
         self._announcement, self._ref = announcement, found[0] if found else None
         return {ref.label: ref.transfer for ref in found[:1]}
@@ -177,12 +176,7 @@ class LateStart:
             UntrustedError, IntegrityError: the checkpoint is not certified, or damaged, or its task is not the plan's.
         """
         ref, announcement, plan = self._ref, self._announcement, self.plan
-        if (
-            ref is None
-            or announcement is None
-            or announcement.held is None
-            or (label, transfer) != (ref.label, ref.transfer)
-        ):
+        if ref is None or announcement is None or (label, transfer) != (ref.label, ref.transfer):
             return None
         version, chain = _chain_of(plan, ref.key_version, membership)
         chain.skip_to(ref.round)

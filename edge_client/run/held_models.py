@@ -106,7 +106,7 @@ class HeldModels:
             UntrustedError: an older key version, or a model that mixes the segments of the plan.
             ForkedHistoryError: the announcement does not continue those before, or other devices have seen others.
         """
-        held = _held(announcement)
+        held = announcement.held
         check_segments(held)
         self._check_history(announcement.round, held)
         self._follow_version(held, announcement.round)
@@ -228,7 +228,7 @@ class HeldModels:
         plan, group = self._run.plan, self._membership.group
         if plan.participation < 1:
             return ()
-        models = {*assignment.models, *([SHARED_MODEL] if _held(announcement).state_of(SHARED_MODEL) else [])}
+        models = {*assignment.models, *([SHARED_MODEL] if announcement.held.state_of(SHARED_MODEL) else [])}
         return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
 
     def arrived(self) -> dict[str, bytes]:
@@ -334,7 +334,7 @@ class HeldModels:
             IntegrityError: a step gives a model that is not finite.
             StorageError: as `store`.
         """
-        held, way = _held(announcement), self._way
+        held, way = announcement.held, self._way
         in_step = self._states.keep(self._states.held.keys() - set(way.out_of_step))
         states = in_step.with_states(self._opened.values())
         means = {(f[0], f[1].model): self._means[label] for label, f in self._refs.items() if isinstance(f, tuple)}
@@ -358,14 +358,14 @@ class HeldModels:
             StorageError: the disk is full or fails; the states and keys of the round before are still there.
         """
         round_ = announcement.round
-        transcript = Transcript(round_, _held(announcement).transcript)
+        transcript = Transcript(round_, announcement.held.transcript)
         self._store.commit(
             self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
         )
 
     def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
         """Return the context of the job; call it after `thetas`."""
-        held, round_, member = _held(announcement), announcement.round, self._membership
+        held, round_, member = announcement.held, announcement.round, self._membership
         asked = {model: held.state_of(model) for model in assignment.seal}
         statement = sign_statement(member.identity, self._states.statement(member.name, round_, held.transcript))
         keys = self._store.peek(round_)
@@ -508,12 +508,6 @@ def certified_states(
         if digest:
             found[ref.state] = digest
     return found
-
-
-def _held(announcement: Announcement) -> RoundModels:
-    if announcement.held is None:
-        raise IntegrityError("an announcement without the models that devices hold")
-    return announcement.held
 
 
 def _ref(found: tuple[int, MeanRef] | CheckpointRef) -> MeanRef | CheckpointRef:

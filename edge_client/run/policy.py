@@ -21,14 +21,10 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     """Check that this device can follow the plan.
 
     Raises:
-        UntrustedError: the plan is of another fleet, has no round keys, or has a mask mode that this version does not know.
+        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
-    if plan.keys != "round":
-        raise UntrustedError(
-            "a run plan of an earlier version of Shoal, without round keys", hint="have the owner sign a new run"
-        )
     if plan.mode not in modes:
         raise UntrustedError(
             f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
@@ -39,18 +35,12 @@ def check_announcement(announcement: Announcement, plan: RunPlan) -> None:
     """Check that the plan allows an announced round and its models.
 
     Raises:
-        UntrustedError: another run or mode; too many rounds or models; a state that can't exist yet or an unknown origin; a mean
+        UntrustedError: another run; too many rounds or models; a state that can't exist yet or an unknown origin; a mean
             of too few devices; a recipe that isn't a mean of models.
     """
     a, held = announcement, announcement.held
     if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
         raise UntrustedError("an announcement of another run")
-    if held is None:
-        raise UntrustedError("an announcement without the models that devices hold")
-    if a.mode != plan.mode:
-        raise UntrustedError("an announcement under another mask mode than the plan's")
-    if a.step or a.models or a.shared or a.carried or a.proposal:
-        raise UntrustedError("an announcement with parts that no round has")
     if not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
         raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
     models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
@@ -125,7 +115,6 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         UntrustedError: the assignment names a model that is not announced, trains in the final round, or needs a capability
             that the plan does not have.
     """
-    assert announcement.held is not None, "`check_announcement` has checked that"
     known = {offer.model for offer in announcement.held.offers} - {SHARED_MODEL}
     if not set(assignment.seal) <= known | {SHARED_MODEL}:
         raise UntrustedError("an order to seal a model that is not announced")
@@ -135,8 +124,6 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         raise UntrustedError("an order names a model that is not announced")
     if len(set(assignment.candidates)) != len(assignment.candidates):
         raise UntrustedError("an order names a candidate twice")
-    if assignment.phase in (Phase.CHECKPOINT, Phase.ENDORSE) or assignment.keep or assignment.renew:
-        raise UntrustedError("an order that no round has")
     if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
     if assignment.train and assignment.margins:

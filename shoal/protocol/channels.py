@@ -157,18 +157,6 @@ RUN: Final = Channel(
     largest=limits.MAX_TRANSFER_BYTES,
     formula=f"{limits.FIRST_PACKAGE_BYTES:,}, or the announced `package_bytes`",
 )
-EPOCH: Final = Channel(
-    name="mask epoch",
-    topic=TopicKind.CHECKPOINT,
-    kind=ChunkKind.EPOCH,
-    sender=Party.AGGREGATOR,
-    receivers=(Party.OWNER, Party.DEVICE),
-    message="Epoch",
-    seal=Seal.BROADCAST,
-    purpose="epoch",
-    largest=limits.MAX_TRANSFER_BYTES,
-    formula=f"{2 * limits.SEALED_HEAD_BYTES:,} + certificate + task + 4 d m, or the announced `epoch_bytes`",
-)
 ANNOUNCEMENT: Final = Channel(
     name="announcement",
     topic=TopicKind.ROUND,
@@ -180,31 +168,7 @@ ANNOUNCEMENT: Final = Channel(
     purpose="announcement",
     largest=limits.MAX_TRANSFER_BYTES,
     formula=f"{limits.FIRST_ANNOUNCEMENT_BYTES:,} + {2 + sizes.ORDER_BYTES} (n + {sizes.FLEET_GROWTH_DEVICES:,}) + "
-    f"{2 + sizes.MODEL_REF_BYTES} m",
-)
-MODEL: Final = Channel(
-    name="model",
-    topic=TopicKind.MODEL,
-    kind=ChunkKind.MODEL,
-    sender=Party.AGGREGATOR,
-    receivers=(Party.DEVICE,),
-    message="ModelHeader, vector",
-    seal=Seal.BROADCAST,
-    purpose="model",
-    largest=limits.MAX_TRANSFER_BYTES,
-    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d",
-)
-PROPOSAL: Final = Channel(
-    name="proposal",
-    topic=TopicKind.MODEL,
-    kind=ChunkKind.EPOCH,
-    sender=Party.AGGREGATOR,
-    receivers=(Party.DEVICE,),
-    message="Checkpoint, sealed origins",
-    seal=Seal.BROADCAST,
-    purpose="proposal",
-    largest=limits.MAX_TRANSFER_BYTES,
-    formula="as a mask epoch",
+    f"{2 + sizes.ANNOUNCED_MODEL_BYTES} m",
 )
 MEAN: Final = Channel(
     name="mean",
@@ -241,8 +205,8 @@ UPLOAD: Final = Channel(
     purpose="upload",
     recipients=(Party.AGGREGATOR,),
     largest=limits.MAX_TRANSFER_BYTES,
-    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that the assignment allows; "
-    f"under round keys also {sizes.STATEMENT_BYTES} + {2 * sizes.STATE_BYTES} (m + 1)",
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m + {sizes.STATEMENT_BYTES} + "
+    f"{2 * sizes.STATE_BYTES} (m + 1), plus the attachment that the assignment allows",
     retained=False,
     least_qos=0,
 )
@@ -365,10 +329,7 @@ CHANNELS: Final = (
     ROSTER_CHANGE,
     KEYS,
     RUN,
-    EPOCH,
     ANNOUNCEMENT,
-    MODEL,
-    PROPOSAL,
     MEAN,
     CHECKPOINT,
     UPLOAD,

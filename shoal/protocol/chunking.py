@@ -51,7 +51,6 @@ class ChunkKind(IntEnum):
     """The kind of message in a transfer."""
 
     UPLOAD = 1
-    MODEL = 2
     PLAN = 3
     ROSTER = 4
     ROUND = 5
@@ -59,7 +58,6 @@ class ChunkKind(IntEnum):
     STATE = 7
     ENROL = 8
     GRANT = 9
-    EPOCH = 10
     DECLINE = 11
     REMINDER = 12
     RECEIVING = 13

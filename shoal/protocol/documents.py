@@ -6,7 +6,6 @@ rosters, so that a change of one device does not resend the whole roster.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -281,8 +280,6 @@ class Capabilities:
         pretrain: train by the plan's ``pretrain`` recipe.
         margins: report the loss of each candidate less the first one's.
         scale: use models that are multiples of their origin, and report the l2 norm of the model that was trained.
-        carry: at a rollover, re-mask vectors that are not models.
-        keep_updates: store their own updates in clear until the run ends, and re-mask them at a rollover.
         keep_path: store several models at the end of the run.
         compare: report which of several models is nearest to the model that was trained.
     """
@@ -290,8 +287,6 @@ class Capabilities:
     pretrain: bool = False
     margins: bool = False
     scale: bool = False
-    carry: bool = False
-    keep_updates: bool = False
     keep_path: bool = False
     compare: bool = False
 
@@ -306,17 +301,15 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
-@message(8)
+@message(37)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """The owner-signed limits of a run; devices refuse every announcement and assignment beyond them.
 
     Attributes:
         run: number of the run, which grows with every run of the fleet; run_id: 16 random bytes.
-        origins: sealed origins shipped with the run, k for each restart of IFCA, else 1.
+        origins: sealed origins in the run package, k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
-        epoch: mask epoch in which the run begins; epoch_rounds: rounds after which a rollover must follow.
-        key_id: names the mask key of this epoch. `in_epoch` returns the plan for a later one.
         norm_limit: largest l2 norm of one masked update.
         quorum: share of the assigned devices with which a round closes once its deadline has passed.
         participation: share of the available devices drawn for a round.
@@ -328,9 +321,7 @@ class RunPlan:
         max_samples: largest sample count that a device reports, also if it has more.
         weight_cap: largest weight of a device, in multiples of the median weight of the devices in the same mean; 0 is off.
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
-        keys: ``run`` if one mask key lasts a mask epoch and the aggregator adds up masked means; ``round`` if each round has
-            its own key and devices add up clear ones.
-        key_version: under round keys, the version whose keys seal the run package; see `crypto.mask.schedule`.
+        key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
     """
 
     fleet: str
@@ -344,9 +335,6 @@ class RunPlan:
     max_models: U16
     rounds: U32
     mode: str
-    epoch: U32
-    epoch_rounds: U32
-    key_id: Fixed16
     segments: tuple[SegmentSpec, ...]
     norm_limit: float
     min_contributors: U16
@@ -362,7 +350,6 @@ class RunPlan:
     max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
     capabilities: Capabilities = Capabilities()
-    keys: str = "run"
     key_version: U32 = 0
 
     def __post_init__(self) -> None:
@@ -382,38 +369,14 @@ class RunPlan:
         _require_positive("norm limit", self.norm_limit)
         if self.rounds < 1 or self.min_contributors < 1:
             raise WireError("rounds and min_contributors are at least 1")
-        if not self.epoch_rounds >= 1:
-            raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
-        if self.keys not in ("run", "round"):
-            raise WireError(f"keys {self.keys!r} is neither run nor round")
         if not 0 <= self.norm_noise <= limits.MAX_NORM_NOISE:
             raise WireError(f"a norm noise of {self.norm_noise:g} is not between 0 and {limits.MAX_NORM_NOISE}")
         _require_range("max_samples", self.max_samples, 1, (1 << 32) - 1)
         _require_range("the seed", self.seed, 0, (1 << 64) - 1)
         if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
-
-    @property
-    def epochs(self) -> int:
-        """Number of mask epochs of the run if no device is revoked during it."""
-        # Upside-down floor division rounds up, in integers.
-        return -(-self.rounds // self.epoch_rounds)
-
-    def in_epoch(self, epoch: int, key_id: bytes, origins: int | None = None) -> RunPlan:
-        """Return the plan for a later mask epoch; the owner's signature is over the plan of the first.
-
-        Args:
-            epoch: number of the mask epoch.
-            key_id: 16 bytes that name its mask key.
-            origins: number of folded models; None leaves it as it is.
-        """
-        # A fold may make more origins than the plan had (CFL splits), and the limit on models must not be below them.
-        count = self.origins if origins is None else origins
-        return dataclasses.replace(
-            self, epoch=epoch, key_id=key_id, origins=count, max_models=max(self.max_models, count)
-        )
 
     @property
     def length(self) -> int:

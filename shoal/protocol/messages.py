@@ -1,10 +1,10 @@
-"""Messages of a round: announcement, models, uploads, declines, reminders, presence, and the head of every envelope.
+"""Messages of a round: announcement, uploads, declines, reminders, presence, and the head of every envelope.
 
 Example: an aggregator retains an `Announcement` with round 3 and a nonce. A device finds its `Assignment` with `order_for`,
 trains, and sends an `Upload` with the same nonce; the aggregator answers with a `Control` of action ACK. Without an answer
 the device sends a `Reminder`; if it can't do its part it sends a `Decline`.
 
-Documents of membership and runs are in `shoal.protocol.documents`, messages of rollovers in `shoal.protocol.epochs`.
+Documents of membership and runs are in `shoal.protocol.documents`, messages about models in `shoal.protocol.states`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,21 @@ from shoal.protocol.documents import require_name
 from shoal.protocol.states import RoundModels
 
 NO_ASSIGNMENT: Final = 0xFFFF
-NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
-CARRIED_FIRST: Final = 0xE000
-"""Model ids from here on name masked vectors that are not models."""
-PROPOSAL_MODEL: Final = 0xFFFE
-"""In place of a model's id: a proposed checkpoint for devices to compare with their own fold."""
 
 
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. CHECKPOINT
-    and ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
+    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them.
     """
 
     TRAIN = 1
     TRIAL = 2
     SCORE = 3
-    CHECKPOINT = 4
     PRETRAIN = 5
     KEEP = 6
-    ENDORSE = 7
 
 
 class Share(IntEnum):
@@ -81,28 +73,6 @@ class DeclineReason(IntEnum):
     KEYS = 8
 
 
-@message(10)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRef:
-    """Topic and properties of a model's masked offset, or of the segment that all models share.
-
-    Attributes:
-        model: id within the run, or SHARED_MODEL; origin: index of the sealed origin that the offset is added to.
-        label: opaque topic label; transfer: transfer id of the sealed offset, all zero if the offset is still zero.
-        contributors: fewest devices in any mean that is part of the offset.
-        norm: l2 norm of the offset.
-        scale: factor on the origin; other than 1 only for FedGroup's inter-group aggregation.
-    """
-
-    model: U16
-    origin: U16
-    label: str
-    transfer: Fixed16
-    contributors: U32
-    norm: float
-    scale: float = 1.0
-
-
 @message(11)
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -113,8 +83,6 @@ class Assignment:
         margins: report each candidate's loss less the first candidate's, clipped and rounded.
         train: upload a masked update; evaluate: report accuracy on the test share.
         norm: report the l2 norm of the trained model.
-        keep: a past round, whose update the device stores in clear for later mask epochs; 0 for none.
-        renew: in a round of phase ENDORSE, rounds whose stored updates the device masks under the next key.
         seal: offered models, in ascending order, of which the device attaches a checkpoint to its upload.
         compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained.
     """
@@ -126,8 +94,6 @@ class Assignment:
     evaluate: bool
     margins: bool
     norm: bool = False
-    keep: U32 = 0
-    renew: ArrayU32 = ()
     seal: ArrayU16 = ()
     compare: ArrayU16 = ()
 
@@ -141,53 +107,36 @@ class Assignment:
         return tuple(dict.fromkeys((*self.candidates, *self.compare)))
 
 
-@message(12)
+@message(38)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
     """The open round, retained on the broker: the models, the assignments, and the assignment of each roster index.
 
     Attributes:
-        mode: the mask mode, which must be the plan's.
         assignment_of: for each roster index, an index into ``assignments`` or NO_ASSIGNMENT.
-        step: 0 in a round; 1 and more in the steps of a rollover that follows it.
-        shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
-        carried: in a rollover, masked vectors that are not models, for the device that folds to re-mask.
-        generation: in a rollover, the key version of the next mask epoch.
-        proposal: the checkpoint to compare with and sign.
+        held: the models, which devices hold.
         remind_after_s: time to the first reminder of an unacknowledged upload of this round; grows with the fleet.
         package_bytes: size of the sealed run package at the plan's topic; 0 if not given.
-        epoch_bytes: size of the sealed mask epoch at the checkpoint's topic; 0 if there is none.
-        held: under round keys, the models that devices hold; ``models`` is empty then.
     """
 
     fleet: str
     run: U32
     run_id: Fixed16
-    epoch: U32
-    key_id: Fixed16
     roster_sequence: U32
     round: U32
     nonce: Fixed16
     deadline_s: float
     finished: bool
-    models: tuple[ModelRef, ...]
     assignments: tuple[Assignment, ...]
     assignment_of: ArrayU16
-    mode: str
-    shared: ModelRef | None = None
-    step: U32 = 0
-    carried: tuple[ModelRef, ...] = ()
-    generation: U32 = 0
-    proposal: ModelRef | None = None
+    held: RoundModels
     remind_after_s: float = limits.REMIND_BASE_S
     package_bytes: U64 = 0
-    epoch_bytes: U64 = 0
-    held: RoundModels | None = None
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Run, round and step; devices refuse an announcement whose place is lower than one they accepted."""
-        return (self.run, self.round, self.step)
+    def place(self) -> tuple[int, int]:
+        """Run and round; devices refuse an announcement whose place is lower than one they accepted."""
+        return (self.run, self.round)
 
     def order_for(self, index: int) -> Assignment | None:
         """Return the assignment of the device at ``index`` in the roster, or None if it has none this round.
@@ -203,30 +152,7 @@ class Announcement:
         return self.assignments[self.assignment_of[index]]
 
 
-@message(13)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelHeader:
-    """Header of a masked offset sent to devices; (length,) float32 little-endian follows.
-
-    Attributes:
-        model: id within the run, or SHARED_MODEL.
-        segment: name of the segment that follows; empty for the whole vector.
-        scale: as in ModelRef.
-    """
-
-    fleet: str
-    run_id: Fixed16
-    epoch: U32
-    key_id: Fixed16
-    model: U16
-    origin: U16
-    round: U32
-    length: U32
-    segment: str = ""
-    scale: float = 1.0
-
-
-@message(14)
+@message(39)
 @dataclass(frozen=True, slots=True)
 class Upload:
     """Header of a device's masked update, (length,) float32 little-endian, which is empty if length is 0.
@@ -240,10 +166,10 @@ class Upload:
         samples: number of samples trained on; 1 if the plan's weighting is uniform.
         correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
         model_norm: l2 norm of the trained model, rounded; 0 unless assigned.
-        attached: bytes that follow the update: a `shoal.protocol.epochs.Proposal` or `Endorsement` with its vectors or, under
-            round keys, a `shoal.protocol.states.SealedCheckpoints` with its envelopes.
-        key_version: under round keys, the version of the round's keys.
-        statement: under round keys, the device's signed `shoal.protocol.states.Statement` about the states that it holds.
+        attached: bytes that follow the update: a `shoal.protocol.states.SealedCheckpoints` with its envelopes, if there are
+            any.
+        key_version: the version of the round's keys.
+        statement: the device's signed `shoal.protocol.states.Statement` about the states that it holds.
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
             was trained from, else the smallest id; 0 unless assigned.
     """
@@ -251,7 +177,6 @@ class Upload:
     fleet: str
     run: U32
     run_id: Fixed16
-    epoch: U32
     round: U32
     phase: Phase
     nonce: Fixed16

@@ -2,7 +2,7 @@
 
 A receiver checks the size in a transfer's first chunk against these before it stores the chunk.
 
-Example: a sealed model of a run with d = 7850 coordinates has at most 2048 + 4 * 7850 bytes.
+Example: a sealed mean of a run with d = 7850 coordinates has at most 2048 + 4 * 7850 bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ MARGIN_BYTES: Final = 8
 NAME_BYTES: Final = 2 + limits.MAX_NAME_CHARS
 """An encoded name of the largest length; names are ASCII."""
 MEMBER_BYTES: Final = NAME_BYTES + 32 + 32
-SIGNED_BY_BYTES: Final = NAME_BYTES + 64
-MODEL_REF_BYTES: Final = 64
-"""An encoded ModelRef takes 58 bytes, its label being 16 hex digits."""
+ANNOUNCED_MODEL_BYTES: Final = 64
+"""Room for the Offer and the CheckpointRef of one model in an announcement; they take 56 bytes, labels being 16 hex digits."""
 STATEMENT_BYTES: Final = 512
 """Room for a signed statement without its states; names take at most 2 * NAME_BYTES of it."""
 STATE_BYTES: Final = 48
@@ -41,12 +40,12 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
         attached: most bytes that may follow the update.
     """
     count = max(plan.max_models, models)
-    signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1) if plan.keys == "round" else 0
+    signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1)
     return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + MARGIN_BYTES * count + signed + attached
 
 
 def model_bytes(plan: RunPlan) -> int:
-    """Return the largest sealed model of a run."""
+    """Return the largest sealed mean of a run: that of a whole model."""
     return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length
 
 
@@ -62,18 +61,4 @@ def roster_bytes(devices: int) -> int:
 
 def announcement_bytes(devices: int, models: int) -> int:
     """Return the largest sealed announcement for a fleet and a number of models."""
-    return limits.FIRST_ANNOUNCEMENT_BYTES + devices * (2 + ORDER_BYTES) + models * (MODEL_REF_BYTES + 2)
-
-
-def epoch_bytes(plan: RunPlan, models: int, task_bytes: int, devices: int) -> int:
-    """Return the largest sealed mask epoch: its certificate with roster and signatures, the task and the folded models.
-
-    Args:
-        plan: the run plan.
-        models: most models that may be folded.
-        task_bytes: size of the task bundle.
-        devices: number of devices in the receiver's roster.
-    """
-    listed = devices + FLEET_GROWTH_DEVICES
-    certificate = roster_bytes(listed) + listed * SIGNED_BY_BYTES
-    return 2 * limits.SEALED_HEAD_BYTES + certificate + task_bytes + COORDINATE_BYTES * plan.length * models
+    return limits.FIRST_ANNOUNCEMENT_BYTES + devices * (2 + ORDER_BYTES) + models * (ANNOUNCED_MODEL_BYTES + 2)

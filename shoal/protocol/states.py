@@ -253,7 +253,7 @@ class CheckpointRef:
 @message(52)
 @dataclass(frozen=True, slots=True)
 class RoundModels:
-    """The models of an announced round under round keys.
+    """The models of an announced round.
 
     Attributes:
         key_version: under which the round's keys are derived.

@@ -46,7 +46,6 @@ class TopicKind(Enum):
     ROSTER_CHANGE = "s/roster-change/#"
     KEYS = "s/keys/{party}/#"
     PLAN = "s/plan/#"
-    CHECKPOINT = "s/checkpoint/#"
     ROUND = "s/round/#"
     MODEL = "s/model/{label}/#"
     UP = "d/{device}/up"
@@ -99,7 +98,7 @@ class ParsedTopic:
         kind: its pattern.
         fleet: the fleet it belongs to.
         device: the device of ``up``, ``ctl``, ``state`` and ``receiving``, or the party of ``keys``; empty otherwise.
-        label: the model's label, or the token id of an enrolment and its grant; empty otherwise.
+        label: the label of a mean or checkpoint, or the token id of an enrolment and its grant; empty otherwise.
         index: the chunk's number for ``{base}/{index}``; None for the base itself.
     """
 
@@ -157,13 +156,8 @@ class Topics:
         """Retained change from the previous roster to the newest, with the owner's signature of the newest."""
         return self.at(TopicKind.ROSTER_CHANGE)
 
-    @property
-    def checkpoint(self) -> str:
-        """Retained mask epoch: its certificate, and the origins that a device folded and sealed for the others."""
-        return self.at(TopicKind.CHECKPOINT)
-
     def model(self, label: str) -> str:
-        """Retained masked offset of the model with the topic label ``label``."""
+        """Retained mean or checkpoint with the topic label ``label``."""
         return self.at(TopicKind.MODEL, label)
 
     def keys(self, party: str) -> str:

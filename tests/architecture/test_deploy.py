@@ -152,7 +152,7 @@ def test_the_broker_confines_every_device_to_its_own_topics(broker):
 
 @pytest.mark.broker
 def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
-    """The owner hears of mask epochs, too. Patterns hold for every certificate, so that each name also counts as a device's."""
+    """Patterns hold for every certificate, so that each name also counts as a device's."""
     clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
     clients["new"] = Client(broker, "enrol", access.TOKEN)
     try:

@@ -28,7 +28,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, epochs, messages, states
+from shoal.protocol import codec, documents, enrolment, messages, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -71,7 +71,6 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         documents,
         messages,
         enrolment,
-        epochs,
         states,
         pending_upload,
         state,
@@ -100,8 +99,7 @@ def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
         re.findall(
-            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving|mean"
-            r"|checkpoint)\b",
+            r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint)\b",
             PAGE,
         )
     )
@@ -147,9 +145,9 @@ def test_an_envelope_to_a_member_is_what_the_page_says():
 
 def test_an_envelope_to_the_group_is_what_the_page_says():
     """Opened with AES-GCM alone, without our code."""
-    sealed = messages.Sealed("reef", "model", "aggregator", "*")
+    sealed = messages.Sealed("reef", "mean", "aggregator", "*")
     key = envelope.GroupKey("reef", "broadcast", bytes(range(32)))
-    head, ciphertext = taken_apart(envelope.seal_to_group(SERVER, key, sealed, b"plain"), SERVER, "model")
+    head, ciphertext = taken_apart(envelope.seal_to_group(SERVER, key, sealed, b"plain"), SERVER, "mean")
     info = b"shoal/v1/group-key" + struct.pack("<I", 4) + b"reef" + struct.pack("<I", 9) + b"broadcast"
     secret = HKDF(SHA256(), 32, None, info).derive(bytes(range(32)))
     assert AESGCM(secret).decrypt(ciphertext[:12], ciphertext[12:], head) == b"plain"
@@ -195,5 +193,5 @@ def test_the_page_has_the_table_of_channels():
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, epochs, states).values()}
+    known = {name for name, _ in registered(documents, messages, enrolment, states).values()}
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

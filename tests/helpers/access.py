@@ -23,7 +23,6 @@ LAST = b"last"
 WAIT_S = 10.0
 FAREWELLS = (
     ("aggregator", TOPICS.round),
-    ("aggregator", TOPICS.checkpoint),
     ("dev-1", TOPICS.up("dev-1")),
     ("owner", TOPICS.grant(TOKEN)),
 )

@@ -12,17 +12,13 @@ def announcement(**changes):
         "fleet": "reef",
         "run": 1,
         "run_id": b"r" * 16,
-        "epoch": 0,
-        "key_id": bytes(16),
         "roster_sequence": 3,
         "round": 1,
         "nonce": b"n" * 16,
         "deadline_s": 60.0,
         "finished": False,
-        "models": (),
         "assignments": (TRAINING,),
         "assignment_of": (0,),
-        "mode": "permutation",
         "held": RoundModels(3, (Offer(0, StateId(0, 0)),)),
     }
     return Announcement(**(fields | changes))

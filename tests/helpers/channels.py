@@ -224,9 +224,8 @@ def told(scene, signer, fleet, purpose, plain):
     return seal_to_group(signer or scene.aggregator, scene.group, Sealed(fleet, purpose, "aggregator", "*"), plain)
 
 
-def announcement(scene, signer, fleet, downgraded):
-    changes = {"mode": "none"} if downgraded else {}
-    after = dataclasses.replace(scene.announced, fleet=fleet, round=3, nonce=b"\7" * 16, **changes)
+def announcement(scene, signer, fleet, _):
+    after = dataclasses.replace(scene.announced, fleet=fleet, round=3, nonce=b"\7" * 16)
     return told(scene, signer, fleet, "announcement", encode(after))
 
 

@@ -16,7 +16,7 @@ def key_of(mode: str, *lengths: int) -> MaskKey:
     segments = tuple(Segment(name, length) for name, length in zip(names, lengths, strict=True))
     return derive(
         SECRET,
-        MaskContext(fleet="plant-7", run_id=b"run", epoch=0, task_digest=bytes(32), mode=mode, segments=segments),
+        MaskContext(fleet="plant-7", run_id=b"run", task_digest=bytes(32), mode=mode, segments=segments),
     )
 
 

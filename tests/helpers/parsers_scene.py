@@ -35,14 +35,11 @@ from shoal.protocol.documents import (
     RunPlan,
 )
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
-from shoal.protocol.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
 from shoal.protocol.messages import (
     Announcement,
     Control,
     Decline,
     DeclineReason,
-    ModelHeader,
-    ModelRef,
     Presence,
     Reminder,
     Sealed,
@@ -195,19 +192,11 @@ class Scene:
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
-        return _with_parts(found | _finished() | _offset() | _rollover(self.owner.roster_bytes))
+        return _with_parts(found | _finished())
 
     def close(self):
         """End the fleet."""
         self.fleet.close()
-
-
-def _offset():
-    """Return the messages about a masked offset."""
-    ids = {"fleet": "demo", "run_id": bytes(16), "key_id": bytes(16)}
-    header = ModelHeader(**ids, epoch=1, model=0, origin=0, round=2, length=28)
-    ref = ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=3, norm=1.0)
-    return {ModelHeader: [encode(header)], ModelRef: [encode(ref)]}
 
 
 def _finished():
@@ -227,29 +216,6 @@ def _finished():
     )
     found = (validation, node, model, FinishedList(1, (model,)), RollbackChoice(bytes(16), bytes(16)))
     return {type(value): [encode(value)] for value in found}
-
-
-def _rollover(roster_bytes):
-    """Return the messages of a rollover."""
-    checkpoint = Checkpoint(
-        fleet="demo",
-        run_id=bytes(16),
-        round=2,
-        epoch=1,
-        next_epoch=2,
-        generation=0,
-        key_id=b"k" * 16,
-        origins=2,
-        digest=b"d" * 32,
-    )
-    certificate = Certificate(checkpoint, roster_bytes, (SignedBy(DEVICE, b"s" * 64),))
-    return {
-        Epoch: [encode(Epoch(certificate, b"sealed"))],
-        Certificate: [encode(certificate)],
-        Proposal: [encode(Proposal(checkpoint, 1, 6))],
-        Endorsement: [encode(Endorsement(b"s" * 64, (1, 2)))],
-        Origins: [encode(Origins(fleet="demo", run_id=bytes(16), next_epoch=2, task=5, origins=2, length=28))],
-    }
 
 
 def _with_parts(samples):

@@ -64,7 +64,7 @@ def parsers(scene):
 
 def _outer(scene):
     topics = sorted({p.topic for p in scene.tap.heard})
-    chunks = split(bytes(range(256)) * 20, kind=ChunkKind.MODEL, round=1, chunk_bytes=1024)
+    chunks = split(bytes(range(256)) * 20, kind=ChunkKind.MEAN, round=1, chunk_bytes=1024)
 
     def reassemble(data):
         one = Reassembler(max_transfer_bytes=1 << 16, whole_transfers=2, max_per_source=2)
@@ -345,7 +345,12 @@ def _uploaded(name, settings):
         mine, body = upload_of(engine, state, device.name, values=values, recipient=server.member.seal_key)
         state, _ = engine.handle(state, Stored(contribution_of(mine, _vector(body), 1.0), bytes(32)))
     good, vector = upload_of(
-        engine, state, hostile.name, values=np.linspace(-1, 1, run.length), recipient=server.member.seal_key
+        engine,
+        state,
+        hostile.name,
+        values=np.linspace(-1, 1, run.length),
+        signer=hostile,
+        recipient=server.member.seal_key,
     )
     clear = Sealed("demo", "upload", hostile.name, server.name)
 

@@ -39,9 +39,6 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "max_models": 4096,
         "rounds": 20,
         "mode": "permutation",
-        "epoch": 0,
-        "epoch_rounds": 20,
-        "key_id": bytes(16),
         "segments": (SegmentSpec("cluster", D),),
         "norm_limit": 100.0,
         "min_contributors": 1,
@@ -53,13 +50,9 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "seed": 7,
         "local": FULL_BATCH,
         "pretrain": FULL_BATCH,
-        "keys": "round",
         "key_version": KEY_VERSION,
     }
-    fields |= changes
-    if "epoch_rounds" not in changes:
-        fields["epoch_rounds"] = fields["rounds"]
-    return RunPlan(**fields)
+    return RunPlan(**(fields | changes))
 
 
 def engine_of(run, seed=bytes(16)):
@@ -92,7 +85,6 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
         "fleet": run.fleet,
         "run": run.run,
         "run_id": run.run_id,
-        "epoch": run.epoch,
         "round": state.round,
         "phase": assignment.phase,
         "nonce": engine.nonce(state.round),

@@ -389,7 +389,6 @@ class RoundDevice:
             fleet="reef",
             run=plan.run,
             run_id=plan.run_id,
-            epoch=0,
             round=r,
             phase=order.phase,
             nonce=announcement.nonce,

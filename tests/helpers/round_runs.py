@@ -85,17 +85,13 @@ class Scene:
             fleet=plan.fleet,
             run=plan.run,
             run_id=plan.run_id,
-            epoch=0,
-            key_id=bytes(16),
             roster_sequence=plan.roster_sequence,
             round=round_,
             nonce=bytes([round_]) * 16,
             deadline_s=60.0,
             finished=round_ > plan.rounds,
-            models=(),
             assignments=(assignment,),
             assignment_of=(0, NO_ASSIGNMENT),
-            mode=plan.mode,
             held=RoundModels(number, offers, **{"transcript": entry.digest, **held}),
         )
 

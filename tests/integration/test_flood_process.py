@@ -95,7 +95,7 @@ def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
 def test_a_flood_takes_little_of_a_devices_memory(scene):
     """Every topic that the device reads, with chunks that announce much and with transfers that never end."""
     stage, plan, _, device, transport, root = scene
-    bases = (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.keys("dev-0"))
+    bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.keys("dev-0"))
     lying = [(chunk_topic(base, 7), chunk, True) for base in bases for chunk in claims()]
     lying += [(TOPICS.ctl("dev-0"), chunk, False) for chunk in claims()]
     endless = [

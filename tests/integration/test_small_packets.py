@@ -102,6 +102,6 @@ def test_long_transfers_pass_a_broker_of_small_packets(connect):
     for chunk in split(PAYLOAD, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=writer.chunk_bytes):
         writer.publish("up", chunk)
     assert received(inbox, "up") == PAYLOAD
-    RetainedPublisher(writer).publish("model", PAYLOAD, kind=ChunkKind.MODEL)
+    RetainedPublisher(writer).publish("model", PAYLOAD, kind=ChunkKind.MEAN)
     reader.subscribe("model/#")
     assert received(inbox, "model") == PAYLOAD

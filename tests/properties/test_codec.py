@@ -106,11 +106,6 @@ def messages(kind):
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "after": st.integers(0, last)})
         )
-    if kind.__name__ == "Checkpoint":
-        fields["origins"] = st.integers(1, 4096)
-        return st.integers(0, 2**32 - 2).flatmap(
-            lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
-        )
     if kind.__name__ == "ReceivingKeys":
         fields["first"] = st.integers(1, 2**32 - limits.RECEIVING_KEYS)
         key = st.binary(min_size=32, max_size=32)
@@ -186,7 +181,6 @@ def plans(draw):
     fields |= {
         "segments": tuple(draw(st.lists(messages(SegmentSpec), min_size=1, max_size=2))),
         "rounds": rounds,
-        "epoch_rounds": draw(st.integers(1, (1 << 32) - 1)),
         "origins": origins,
         "max_models": draw(st.integers(origins, 4096)),
         "min_contributors": draw(st.integers(1, 65535)),
@@ -194,7 +188,6 @@ def plans(draw):
         "participation": draw(shares),
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
-        "keys": draw(st.sampled_from(["run", "round"])),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
         "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
         "max_samples": draw(st.integers(1, 2**32 - 1)),

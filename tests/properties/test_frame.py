@@ -97,7 +97,7 @@ def test_any_interleaving_of_sources_gives_each_its_payload(sizes, junk, random)
 )
 def test_any_order_and_duplication_gives_the_payload_back(payload: bytes, chunk_bytes: int, random) -> None:  # type: ignore[no-untyped-def]
     """Each chunk arrives at least once, some twice, in any order: the result is the payload, and only it."""
-    chunks = split(payload, kind=ChunkKind.MODEL, round=1, chunk_bytes=chunk_bytes)
+    chunks = split(payload, kind=ChunkKind.MEAN, round=1, chunk_bytes=chunk_bytes)
     stream = chunks + random.choices(chunks, k=random.randrange(4))
     random.shuffle(stream)
     one = Reassembler()

@@ -14,7 +14,8 @@ from aggregator.strategies.base import norm_of
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol import round_state as agent
 from shoal.errors import UntrustedError, WireError
-from shoal.protocol.messages import Action, Announcement, Assignment, Control, ModelRef, Phase, Share
+from shoal.protocol.messages import Action, Announcement, Assignment, Control, Phase, Share
+from shoal.protocol.states import CheckpointRef, Offer, RoundModels, StateId
 from tests.helpers.parsers_wire import STRATEGIES
 from tests.helpers.plans import FULL_BATCH, digest_of, engine_of, run_plan, stored, upload_of
 
@@ -100,7 +101,7 @@ PLAN = run_plan("ifca", {"k": 2}, origins=2, max_models=2, rounds=ROUNDS)
 numbers = st.sampled_from([0, 1, 2, ROUNDS, ROUNDS + 1, 2**16 - 1])
 wide = numbers | st.sampled_from([2**31, 2**32 - 1])
 reals = st.sampled_from([*FIGURES, 1e6, 1e6 + 1])
-sixteen = st.sampled_from([bytes(16), PLAN.run_id, PLAN.key_id, b"x" * 16])
+sixteen = st.sampled_from([bytes(16), PLAN.run_id, b"x" * 16])
 labels = st.sampled_from(["", "a" * 16, "../x", "\x00", "label"])
 assignments = st.builds(
     Assignment,
@@ -112,32 +113,38 @@ assignments = st.builds(
     margins=st.booleans(),
     norm=st.booleans(),
 )
-refs = st.builds(
-    ModelRef,
-    model=numbers,
-    origin=numbers,
+offers = st.builds(Offer, model=numbers, at=st.builds(StateId, model=numbers, round=numbers))
+checkpoints = st.builds(
+    CheckpointRef,
+    state=st.builds(StateId, model=numbers, round=numbers),
+    round=wide,
+    key_version=wide,
     label=labels,
     transfer=sixteen,
-    contributors=wide,
-    norm=reals,
-    scale=reals | st.just(1.0),
+)
+models = st.builds(
+    RoundModels,
+    key_version=wide,
+    offers=st.lists(offers, max_size=3, unique_by=lambda o: o.model).map(
+        lambda found: tuple(sorted(found, key=lambda o: o.model))
+    ),
+    checkpoints=st.lists(checkpoints, max_size=3, unique_by=lambda c: c.state).map(
+        lambda found: tuple(sorted(found, key=lambda c: c.state))
+    ),
 )
 announcements = st.builds(
     Announcement,
     fleet=st.sampled_from(["demo", "other"]),
     run=st.sampled_from([1, 1, 1, 2]),
     run_id=st.just(PLAN.run_id) | sixteen,
-    epoch=st.just(1) | wide,
-    key_id=st.just(PLAN.key_id) | sixteen,
     roster_sequence=st.just(3) | wide,
     round=st.sampled_from([1, 1, 2, 5]) | wide,
     nonce=sixteen,
     deadline_s=reals,
     finished=st.booleans(),
-    models=st.lists(refs, max_size=3).map(tuple),
     assignments=st.lists(assignments, max_size=3).map(tuple),
     assignment_of=st.lists(st.sampled_from([0, 0, 1, 5, 0xFFFF]), max_size=3).map(tuple),
-    shared=st.none() | refs,
+    held=models,
 )
 controls = st.builds(
     Control,

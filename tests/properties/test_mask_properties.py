@@ -33,10 +33,11 @@ def keys(
     context = MaskContext(
         fleet=draw(st.from_regex(r"[a-z0-9][a-z0-9-]{0,10}", fullmatch=True)),
         run_id=draw(st.binary(min_size=1, max_size=16)),
-        epoch=draw(st.integers(0, 1 << 40)),
         task_digest=draw(st.binary(min_size=32, max_size=32)),
         mode=draw(st.sampled_from(modes)),
         segments=segments,
+        key_version=draw(st.integers(0, 1 << 32)),
+        round=draw(st.integers(0, 1 << 40)),
     )
     return derive(MaskSecret.from_bytes(draw(st.binary(min_size=32, max_size=32))), context)
 
@@ -114,7 +115,7 @@ def test_cosines_survive_what_the_aggregator_computes(key: MaskKey, seed: int) -
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 1 << 20), st.sampled_from(sorted(MODES)))
-def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, epoch: int, mode: str) -> None:
+def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, round_: int, mode: str) -> None:
     """Cfl Alg. 1 finds the same halves under the mask, on two noisy groups of updates."""
     rng = np.random.default_rng(seed)
     group = rng.permutation(np.arange(12) % 2)
@@ -123,7 +124,7 @@ def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, e
     context = MaskContext(
         fleet="f",
         run_id=b"r",
-        epoch=epoch,
+        round=round_,
         task_digest=bytes(32),
         mode=mode,
         segments=(Segment("shared", 100), Segment("cluster", 400)),
@@ -136,13 +137,13 @@ def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, e
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.sampled_from([name for name in MODES if name != "none"]))
-def test_different_epochs_mask_differently(first: int, second: int, mode: str) -> None:
-    """Two epochs agree on 64 coordinates only if they are the same epoch."""
+def test_different_rounds_mask_differently(first: int, second: int, mode: str) -> None:
+    """The masks of two rounds agree on 64 coordinates only if they are the same round."""
     context = MaskContext(
-        fleet="f", run_id=b"r", epoch=first, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", 64),)
+        fleet="f", run_id=b"r", round=first, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", 64),)
     )
     secret = MaskSecret.from_bytes(bytes(32))
     vector = np.arange(64, dtype=np.float32)
     one = mask(vector, derive(secret, context)).values
-    other = mask(vector, derive(secret, dataclasses.replace(context, epoch=second))).values
+    other = mask(vector, derive(secret, dataclasses.replace(context, round=second))).values
     assert np.array_equal(one, other) == (first == second)

@@ -174,10 +174,10 @@ def main() -> None:
     cases = [
         case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 1)]),
         case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 16)]),
-        case("fleet-a", run, (1, 0, 0), "permutation", [("cluster", 16)]),
+        case("fleet-a", run, (0, 1, 0), "permutation", [("cluster", 16)]),
         case("fleet-b", run, (0, 0, 0), "permutation", [("cluster", 17)]),
         case("fleet-a", bytes(range(16, 32)), (0, 0, 0), "permutation", [("cluster", 16)]),
-        case("fleet-a", run, (7, 0, 0), "permutation", [("shared", 24), ("cluster", 9)]),
+        case("fleet-a", run, (0, 7, 0), "permutation", [("shared", 24), ("cluster", 9)]),
         case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 159_010)]),
         case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 3_000_001)]),
         case("fleet-a", run, (0, 0, 0), "none", [("cluster", 16)]),
@@ -186,7 +186,7 @@ def main() -> None:
         case("fleet-a", run, (0, 0, 5), "permutation", [("cluster", 16)]),
     ]
     ramps = [
-        ramp_case("fleet-a", run, (3, 0, 7), mode, segments)
+        ramp_case("fleet-a", run, (0, 3, 7), mode, segments)
         for mode in ("signed-permutation", "rotation")
         for segments in (
             [("cluster", 1)],

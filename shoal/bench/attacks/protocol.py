@@ -51,17 +51,13 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
         fleet=plan.fleet,
         run=plan.run,
         run_id=plan.run_id,
-        epoch=plan.epoch,
-        key_id=plan.key_id,
         roster_sequence=plan.roster_sequence,
         round=2,
         nonce=bytes(16),
         deadline_s=60.0,
         finished=False,
-        models=(),
         assignments=(),
         assignment_of=(),
-        mode=plan.mode,
         held=RoundModels(plan.key_version, (Offer(0, StateId(0, 1)),), (step,)),
     )
     check_announcement(announcement, plan)

@@ -148,14 +148,12 @@ class Crowd:
 
     def _upload(self, one: Identity, announcement: Announcement, assignment: Assignment) -> Iterable[Message]:
         plan, server, models = self.plan, self._member.identity.member, announcement.held
-        assert models is not None
         values = (self._vector + np.float32(1e-3) * np.float32(int(one.name[-2:]))).astype("<f4")
         body = values.tobytes() if assignment.train else b""
         upload = Upload(
             fleet=plan.fleet,
             run=plan.run,
             run_id=plan.run_id,
-            epoch=plan.epoch,
             round=announcement.round,
             phase=assignment.phase,
             nonce=announcement.nonce,

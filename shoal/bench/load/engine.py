@@ -15,7 +15,7 @@ from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
-from shoal.bench.load.aggregator import Crowd
+from shoal.bench.load.aggregator import KEY_ID, Crowd
 from shoal.errors import UsageError
 from shoal.protocol.documents import RunPlan
 
@@ -52,7 +52,7 @@ def _times(plan: RunPlan, devices: int) -> dict[str, Any]:
                 model=assignment.candidates[0],
                 samples=10,
                 loss=1.0,
-                key_id=plan.key_id,
+                key_id=KEY_ID,
             ),
             DIGEST,
         )

@@ -188,7 +188,6 @@ def _upload(
         fleet=plan.fleet,
         run=plan.run,
         run_id=plan.run_id,
-        epoch=plan.epoch,
         round=opened.plan.round,
         phase=assignment.phase,
         nonce=opened.nonce,

@@ -205,7 +205,6 @@ def mask(bench: Bench) -> Iterator[KernelResult]:
         context = MaskContext(
             fleet="bench",
             run_id=b"bench",
-            epoch=0,
             task_digest=bytes(32),
             mode="permutation",
             segments=(Segment("cluster", d),),

@@ -64,9 +64,7 @@ def _at(d: int, modes: Sequence[str], turns: int) -> list[ModeCost]:
     out, back = np.empty_like(vector), np.empty_like(vector)
     secret = MaskSecret.from_bytes(bytes(32))
     contexts = [
-        MaskContext(
-            fleet="bench", run_id=b"bench", epoch=0, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
-        )
+        MaskContext(fleet="bench", run_id=b"bench", task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),))
         for mode in modes
     ]
     derive_s = bench.race(*(partial(derive, secret, context) for context in contexts), runs=2)

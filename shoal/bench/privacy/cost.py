@@ -57,7 +57,7 @@ def measure_cost(mode: str, quick: bool) -> list[Cost]:
 def _cost(mode: str, d: int, bench: Bench, runs: int) -> Cost:
     secret = MaskSecret.from_bytes(hashlib.sha256(b"cost").digest())
     context = MaskContext(
-        fleet="lab", run_id=b"cost", epoch=1, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
+        fleet="lab", run_id=b"cost", task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
     )
     key = derive(secret, context)
     source, out = bench.normal(d), np.empty(d, np.float32)

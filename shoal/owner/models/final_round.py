@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shoal.owner.keys.versions import VersionSecrets
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RunPlan
-    from shoal.protocol.states import CheckpointRef, RoundModels, StateId
+    from shoal.protocol.states import CheckpointRef, StateId
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -138,13 +138,12 @@ class FinalRound:
         self,
         plan: RunPlan,
         announcement: Announcement,
-        held: RoundModels,
         version: VersionSecrets,
         versions: Mapping[int, VersionSecrets],
     ) -> None:
         self.plan = plan
         self.announcement = announcement
-        self.held = held
+        self.held = announcement.held
         self.version = version
         self._versions = versions
 
@@ -185,12 +184,10 @@ class FinalRound:
                 hint="take the directory's folder runs from a backup",
             )
         check_announcement(announcement, plan)
-        if announcement.held is None:
-            raise UntrustedError("an announcement without the models that devices hold")
         check_segments(announcement.held)
         if announcement.held.key_version != version.number:
             raise UntrustedError("an announcement that names another key version than it is sealed under")
-        return cls(plan, announcement, announcement.held, version, {v.number: v for v in versions})
+        return cls(plan, announcement, version, {v.number: v for v in versions})
 
     @property
     def models(self) -> tuple[int, ...]:

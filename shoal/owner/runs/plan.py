@@ -135,9 +135,6 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         max_models=settings.origins,
         rounds=options.rounds,
         mode=options.mode,
-        epoch=0,
-        epoch_rounds=options.rounds,
-        key_id=bytes(16),
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,
@@ -153,7 +150,6 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
         capabilities=settings.capabilities,
-        keys="round",
         key_version=fleet.roster.keys_since,
     )
 

@@ -144,9 +144,6 @@ def sim_plan(
         max_models=limits.MAX_MODELS,
         rounds=options.rounds + parsed.discarded_rounds,
         mode=options.mask,
-        epoch=0,
-        epoch_rounds=options.rounds + parsed.discarded_rounds,
-        key_id=bytes(16),
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
         norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,
@@ -160,7 +157,6 @@ def sim_plan(
         pretrain=local_settings(options.pretrain or options.local),
         weight_cap=options.weight_cap,
         capabilities=parsed.capabilities,
-        keys="round",
     )
     if strategy is not None:
         return plan

@@ -106,14 +106,24 @@ EXPECTED = {
     "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
     "downgraded mode": {
         "upload": "masked under another key or mode",
-        "announcement": "under another mask mode",
         "mean": NOTHING_SAID,
         "run": "the signature on this document/RunPlan is not its sender's",
     },
     "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
 }
-NO_MODE = {"checkpoint", "decline", "reminder", "presence", "letter", "roster", "change", "control", "keys"}
+NO_MODE = {
+    "announcement",
+    "checkpoint",
+    "decline",
+    "reminder",
+    "presence",
+    "letter",
+    "roster",
+    "change",
+    "control",
+    "keys",
+}
 """Nothing in these depends on the mode."""
 
 

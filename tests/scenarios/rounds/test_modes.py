@@ -10,12 +10,10 @@ from typer.testing import CliRunner
 
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
-from edge_client.run.policy import check_announcement
-from shoal.errors import ConfigError, UntrustedError
+from shoal.errors import ConfigError
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import (
     Wiretap,
-    announcements,
     grouped_data,
     make_fleet,
     open_upload,
@@ -83,18 +81,6 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
     assert json.loads(shown.stdout)["data"]["mode"] == mode
     shown = CliRunner().invoke(edge, ["status", directory])
     assert f"mode: {mode}" in shown.stdout
-
-
-def test_an_announcement_under_another_mode_is_refused(tmp_path):
-    """The mode is in the plan that the owner signed: a rogue aggregator can't announce the same run in the clear."""
-    tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, mode="rotation") as fleet:
-        fleet.run(10)
-        announcement, plan = announcements(fleet, tap)[0], fleet.plan
-        check_announcement(announcement, plan)
-        for mode in set(MODES) - {"rotation"}:
-            with pytest.raises(UntrustedError, match="another mask mode"):
-                check_announcement(dataclasses.replace(announcement, mode=mode), plan)
 
 
 def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):

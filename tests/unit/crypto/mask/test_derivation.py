@@ -21,7 +21,7 @@ SECRET = MaskSecret.from_bytes(bytes(range(32)))
 CONTEXT = MaskContext(
     fleet="plant-7",
     run_id=b"run-0001",
-    epoch=3,
+    key_version=3,
     task_digest=bytes(range(100, 132)),
     mode="permutation",
     segments=(Segment("shared", 60), Segment("cluster", 40)),
@@ -29,7 +29,8 @@ CONTEXT = MaskContext(
 OTHERS = {
     "fleet": {"fleet": "plant-8"},
     "run": {"run_id": b"run-0002"},
-    "epoch": {"epoch": 4},
+    "key version": {"key_version": 4},
+    "round": {"round": 1},
     "task": {"task_digest": bytes(32)},
     "segments": {"segments": (Segment("shared", 40), Segment("cluster", 60))},
     "names": {"segments": (Segment("cluster", 60), Segment("shared", 40))},
@@ -92,8 +93,8 @@ def test_an_unknown_mode_names_the_known_ones() -> None:
     [
         {"run_id": b""},
         {"run_id": bytes(65)},
-        {"epoch": -1},
-        {"epoch": 1 << 63},
+        {"key_version": -1},
+        {"round": 1 << 63},
         {"task_digest": bytes(31)},
         {"segments": ()},
         {"segments": (Segment("cluster", 4), Segment("cluster", 4))},

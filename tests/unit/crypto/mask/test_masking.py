@@ -18,7 +18,6 @@ SECRET = MaskSecret.from_bytes(bytes(range(32)))
 CONTEXT = MaskContext(
     fleet="plant-7",
     run_id=b"run",
-    epoch=0,
     task_digest=bytes(32),
     mode="permutation",
     segments=(Segment("cluster", 1000),),
@@ -108,9 +107,9 @@ def test_unmask_writes_to_out() -> None:
     np.testing.assert_array_equal(out, VECTOR)
 
 
-@pytest.mark.parametrize("change", [{"epoch": 1}, {"run_id": b"other"}, {"mode": "none"}, {"fleet": "plant-8"}])
+@pytest.mark.parametrize("change", [{"round": 1}, {"run_id": b"other"}, {"mode": "none"}, {"fleet": "plant-8"}])
 def test_a_wrong_key_is_refused(change: dict[str, object]) -> None:
-    """A vector of another epoch, run, mode or fleet raises instead of giving a wrong model."""
+    """A vector of another round, run, mode or fleet raises instead of giving a wrong model."""
     other = derive(SECRET, dataclasses.replace(CONTEXT, **change))  # type: ignore[arg-type]
     with pytest.raises(KeyMismatchError, match=KEY.key_id.hex()):
         unmask(mask(VECTOR, KEY), other)

@@ -21,7 +21,7 @@ from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
 from shoal.protocol.documents import LocalSettings, SegmentSpec
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
-from shoal.protocol.states import SealedCheckpoints, StateId
+from shoal.protocol.states import RoundModels, SealedCheckpoints, StateId
 from shoal.types import MaskedVector
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, samples
@@ -43,7 +43,6 @@ def shop(logistic):
         origins=1,
         max_models=9,
         rounds=9,
-        keys="round",
         key_version=3,
     )
     keys = VersionKey(plan.fleet, plan.key_version, bytes(range(32))).begin_run(plan.run_id, first_round=2).take()
@@ -66,17 +65,14 @@ def announcement(round_=2):
         fleet="demo",
         run=1,
         run_id=b"r" * 16,
-        epoch=1,
-        key_id=bytes(16),
         roster_sequence=3,
         round=round_,
         nonce=b"n" * 16,
         deadline_s=60.0,
         finished=False,
-        models=(),
         assignments=(),
         assignment_of=(),
-        mode="permutation",
+        held=RoundModels(3, ()),
     )
 
 
@@ -177,7 +173,7 @@ def test_the_models_are_not_touched(shop):
 def test_everything_that_binds_an_upload_is_in_it(shop):
     _, upload, _ = do(shop, assignment(3))
     plan = shop.plan
-    assert (upload.fleet, upload.run, upload.run_id, upload.epoch) == (plan.fleet, plan.run, plan.run_id, plan.epoch)
+    assert (upload.fleet, upload.run, upload.run_id) == (plan.fleet, plan.run, plan.run_id)
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
     assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
     assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.round.key_id)

@@ -50,7 +50,6 @@ def flood(fleet, topic, chunks):
         TOPICS.grant("abc"),
         TOPICS.owner_roster,
         TOPICS.roster,
-        TOPICS.checkpoint,
         chunk_topic(TOPICS.model("0123456789abcdef"), 3),
     ],
 )

@@ -36,7 +36,7 @@ from shoal.protocol.messages import NO_ASSIGNMENT, Action, Announcement, Assignm
 from shoal.protocol.states import Offer, RoundModels, StateId
 from tests.helpers.plans import run_plan
 
-PLAN = run_plan(max_models=3, origins=2, rounds=5, keys="round")
+PLAN = run_plan(max_models=3, origins=2, rounds=5)
 TRAIN = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 REPORT = Assignment(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
 MODELS = RoundModels(key_version=3, offers=(Offer(0, StateId(0, 0)), Offer(1, StateId(1, 0))))
@@ -49,18 +49,14 @@ def announcement(round_=1, **changes):
         "fleet": "demo",
         "run": 1,
         "run_id": PLAN.run_id,
-        "epoch": 0,
-        "key_id": bytes(16),
         "roster_sequence": 3,
         "round": round_,
         "nonce": bytes([round_]) * 16,
         "deadline_s": 60.0,
         "finished": round_ > PLAN.rounds,
-        "models": (),
         "held": MODELS,
         "assignments": (TRAIN,),
         "assignment_of": (0, NO_ASSIGNMENT),
-        "mode": PLAN.mode,
     }
     return Announcement(**{**fields, **changes})
 

@@ -21,6 +21,7 @@ from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.states import NO_TRANSCRIPT, StateId
+from tests.helpers.earlier_formats import earlier_plan
 from tests.helpers.power_cuts import cut_at
 from tests.helpers.round_runs import LENGTH, Scene, origins
 from tests.helpers.tasks import logistic_bundle
@@ -134,7 +135,7 @@ def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
     assert "a model state is lost" in caplog.text
 
 
-@pytest.mark.parametrize("format_", ["a plan without round keys", "another document"])
+@pytest.mark.parametrize("format_", ["an earlier plan", "another document"])
 def test_a_run_that_an_earlier_version_stored_is_refused(scene, caplog, format_):
     """The device keeps its place in the fleet: only the run is lost."""
     member = scene.parties.members["dev-1"]
@@ -142,8 +143,9 @@ def test_a_run_that_an_earlier_version_stored_is_refused(scene, caplog, format_)
     files = DeviceState(member.directory)
     parts = decode(files.load_run(), RunPackage)
     owner = scene.parties.owner
-    old = dataclasses.replace(scene.plan, keys="run") if format_.startswith("a plan") else owner.roster
-    files.save_run(encode(dataclasses.replace(parts, plan=sign_document(owner.owner, old))))
+    earlier = format_ == "an earlier plan"
+    old = earlier_plan(owner.owner, scene.plan) if earlier else sign_document(owner.owner, owner.roster)
+    files.save_run(encode(dataclasses.replace(parts, plan=old)))
     follower = RunFollower(again(member), files)
     assert follower.resumed() is None
     assert follower.held is None

@@ -22,15 +22,13 @@ def parties(tmp_path):
 
 def packed(signer, **changes):
     """Return a run package without task and origins."""
-    return encode(
-        RunPackage(sign_document(signer, run_plan(**{"fleet": "reef", "keys": "round", **changes})), b"", b"")
-    )
+    return encode(RunPackage(sign_document(signer, run_plan(**{"fleet": "reef", **changes})), b"", b""))
 
 
 def test_the_owners_plan_is_returned(parties):
     member = parties.members["dev-1"]
     package = packed(parties.owner.owner)
-    assert open_plan(package, member) == owners_plan(package, member) == run_plan(fleet="reef", keys="round")
+    assert open_plan(package, member) == owners_plan(package, member) == run_plan(fleet="reef")
 
 
 def test_a_plan_that_the_owner_did_not_sign_is_refused(parties):
@@ -41,7 +39,7 @@ def test_a_plan_that_the_owner_did_not_sign_is_refused(parties):
         owners_plan(b"no package", parties.members["dev-1"])
 
 
-@pytest.mark.parametrize("changes", [{"fleet": "atoll"}, {"mode": "scramble"}, {"keys": "run"}])
+@pytest.mark.parametrize("changes", [{"fleet": "atoll"}, {"mode": "scramble"}])
 def test_a_plan_that_this_device_can_not_follow_is_the_owners_all_the_same(parties, changes):
     """So the device declines the rounds of that run."""
     member = parties.members["dev-1"]

@@ -29,17 +29,13 @@ def announcement(plan, finished=False):
         fleet="demo",
         run=1,
         run_id=plan.run_id,
-        epoch=0,
-        key_id=bytes(16),
         roster_sequence=3,
         round=round_,
         nonce=bytes(16),
         deadline_s=60.0,
         finished=finished,
-        models=(),
         assignments=(SCORE,),
         assignment_of=(0,),
-        mode="permutation",
         held=RoundModels(1, (Offer(0, StateId(0, 2)),)),
     )
 
@@ -49,7 +45,7 @@ def check(name, plan):
 
 
 def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_policy():
-    assert {*ASKS, "compare"} == set(NAMES) - {"carry", "keep_updates"}
+    assert {*ASKS, "compare"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", ASKS)

@@ -29,7 +29,6 @@ def key_of(length, mode="permutation"):
         MaskContext(
             fleet="demo",
             run_id=b"r" * 16,
-            epoch=1,
             task_digest=b"t" * 32,
             mode=mode,
             segments=(Segment("cluster", length),),

@@ -30,7 +30,7 @@ def test_names_and_places_are_unique():
 
 
 def test_a_transfer_without_a_channel_is_refused():
-    assert channel_at(TopicKind.MODEL, ChunkKind.EPOCH) is channels.PROPOSAL
+    assert channel_at(TopicKind.MODEL, ChunkKind.MEAN) is channels.MEAN
     with pytest.raises(WireError, match="kind plan on s/round"):
         channel_at(TopicKind.ROUND, ChunkKind.PLAN)
 
@@ -62,8 +62,7 @@ def test_topics_by_party():
     assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE, TopicKind.RECEIVING)
     assert written_by(Party.NEWCOMER) == (TopicKind.ENROL,)
     assert read_by(Party.NEWCOMER) == (TopicKind.GRANT,)
-    expected = (TopicKind.CHECKPOINT, TopicKind.ROUND, TopicKind.MODEL)
-    expected += (TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    expected = (TopicKind.ROUND, TopicKind.MODEL, TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
     assert read_by(Party.OWNER) == expected
     assert TopicKind.RECEIVING not in read_by(Party.AGGREGATOR)
     assert TopicKind.ENROL in written_by(Party.OWNER)  # to clear it
@@ -78,7 +77,7 @@ LISTED = VARIABLES["n"] + sizes.FLEET_GROWTH_DEVICES
     ("channel", "size"),
     [
         (channels.UPLOAD, sizes.upload_bytes(PLAN)),
-        (channels.MODEL, sizes.model_bytes(PLAN)),
+        (channels.MEAN, sizes.model_bytes(PLAN)),
         (channels.ANNOUNCEMENT, sizes.announcement_bytes(LISTED, PLAN.max_models)),
         (channels.REVOCATION, sizes.roster_bytes(LISTED)),
         (channels.ROSTER, sizes.roster_bytes(1)),
@@ -119,9 +118,6 @@ class Ledger:
                 assert self.party_of(head.recipient) in channel.recipients
 
 
-UNUSED = {channels.MODEL, channels.PROPOSAL, channels.EPOCH}
-
-
 def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
     """Enrolment, then a run with a lost upload, an unfit device and a revoked one: each channel is seen, from end to end."""
     tap = Wiretap()
@@ -160,5 +156,5 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
     ledger = Ledger(lambda client: clients.get(client, Party.DEVICE))
     for passage in tap.heard:
         ledger.take(passage)
-    assert set(CHANNELS) - UNUSED == ledger.seen | enrolment.seen
+    assert set(CHANNELS) == ledger.seen | enrolment.seen
     assert retained == {c.topic for c in ledger.seen if c.retained}

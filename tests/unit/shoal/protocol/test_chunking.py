@@ -34,8 +34,8 @@ def test_the_header_is_these_52_bytes() -> None:
 
 
 def test_a_chunk_is_read_back() -> None:
-    header, body = parse(chunks(kind=ChunkKind.MODEL)[2])
-    assert (header.kind, header.round, header.index, header.total) == (ChunkKind.MODEL, 7, 2, 3)
+    header, body = parse(chunks(kind=ChunkKind.MEAN)[2])
+    assert (header.kind, header.round, header.index, header.total) == (ChunkKind.MEAN, 7, 2, 3)
     assert (header.offset, header.size, header.chunk_bytes) == (2048, 2560, 1024)
     assert body == PAYLOAD[2048:]
 

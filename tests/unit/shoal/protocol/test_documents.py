@@ -126,9 +126,7 @@ def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
         {"norm_limit": -1.0},
         {"rounds": 0},
         {"min_contributors": 0},
-        {"epoch_rounds": 0},
         {"weighting": "median"},
-        {"keys": "day"},
         {"norm_noise": -0.001},
         {"norm_noise": limits.MAX_NORM_NOISE * 1.001},
         {"max_samples": 0},
@@ -165,9 +163,8 @@ def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
         {"max_samples": 2**32 - 1},
         {"seed": 2**64 - 1},
         {"origins": 3, "max_models": 3},
-        {"rounds": 1, "min_contributors": 1, "epoch_rounds": 1},
+        {"rounds": 1, "min_contributors": 1},
         {"weighting": "uniform"},
-        {"keys": "round"},
     ],
 )
 def test_a_run_plan_takes_the_ends_of_its_ranges(changes):
@@ -212,8 +209,3 @@ def test_a_plan_finds_the_coordinates_of_its_segments():
     assert (plan.length, plan.mask_segments) == (6, (Segment("shared", 4), Segment("cluster", 2)))
     with pytest.raises(WireError, match="no segment 'shared'"):
         run_plan().span("shared")
-
-
-@pytest.mark.parametrize(("rounds", "epoch_rounds", "epochs"), [(20, 20, 1), (20, 19, 2), (20, 7, 3), (1, 50, 1)])
-def test_a_run_has_as_many_mask_epochs_as_its_rounds_take(rounds, epoch_rounds, epochs):
-    assert run_plan(rounds=rounds, epoch_rounds=epoch_rounds).epochs == epochs

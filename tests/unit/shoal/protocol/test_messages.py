@@ -15,12 +15,12 @@ from shoal.protocol.messages import (
     Control,
     Decline,
     DeclineReason,
-    ModelRef,
     Phase,
     Reminder,
     Share,
     Upload,
 )
+from shoal.protocol.states import Offer, RoundModels, StateId
 
 ORDER = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 
@@ -30,17 +30,14 @@ def announcement(**changes):
         "fleet": "demo",
         "run": 1,
         "run_id": bytes(16),
-        "epoch": 1,
-        "key_id": bytes(16),
         "roster_sequence": 3,
         "round": 1,
         "nonce": bytes(16),
         "deadline_s": 60.0,
         "finished": False,
-        "models": (ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0),),
         "assignments": (ORDER,),
         "assignment_of": (0, NO_ASSIGNMENT, 5),
-        "mode": "permutation",
+        "held": RoundModels(3, (Offer(0, StateId(0, 0)),)),
     }
     return Announcement(**{**fields, **changes})
 
@@ -122,6 +119,15 @@ def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
         data[at] = number
         with pytest.raises(WireError, match=f"{number} is not a"):
             decode(bytes(data), type(message))
+
+
+@pytest.mark.parametrize("number", [4, 7])
+def test_the_number_of_a_deleted_phase_stays_unused(number):
+    """An assignment encoded by an earlier version must not get another meaning."""
+    data = bytearray(encode(ORDER))
+    data[5] = number
+    with pytest.raises(WireError, match=f"{number} is not a"):
+        decode(bytes(data), Assignment)
 
 
 def test_a_number_that_is_no_member_is_not_encoded():

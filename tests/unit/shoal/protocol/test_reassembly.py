@@ -36,7 +36,7 @@ def test_a_transfer_is_complete_with_its_last_chunk_in_any_order() -> None:
 def test_a_large_transfer_comes_out_of_lazily_mapped_memory() -> None:
     payload = bytes(range(256)) * (LAZY_BYTES // 256) + b"tail"
     one = Reassembler()
-    found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MODEL, round=1)]
+    found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MEAN, round=1)]
     assert found[:-1] == [None] * (len(found) - 1)
     assert found[-1] is not None
     assert found[-1].payload == payload
@@ -163,10 +163,10 @@ def test_a_transfer_that_is_not_allowed_is_refused_at_its_first_chunk() -> None:
     allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
     with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
         one.add("a", chunks()[2], 0.0, allowed)
-    with pytest.raises(TooLargeError, match="kind model is not expected"):
-        one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0, allowed)
+    with pytest.raises(TooLargeError, match="kind mean is not expected"):
+        one.add("a", chunks(kind=ChunkKind.MEAN)[0], 0.0, allowed)
     with pytest.raises(TooLargeError):
-        one.add("a", split(b"x", kind=ChunkKind.MODEL, round=0)[0], 0.0, allowed)
+        one.add("a", split(b"x", kind=ChunkKind.MEAN, round=0)[0], 0.0, allowed)
     assert one.refused["oversized"] == 3
     assert one.held_bytes == len(one) == 0
 
@@ -232,7 +232,7 @@ def test_the_missing_chunks_of_one_upload_are_named() -> None:
     assert one.missing("a", *wanted, 0.0) is None
     one.add("a", chunks()[1], 0.0)
     one.add("a", chunks(number=8)[0], 0.0)
-    one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0)
+    one.add("a", chunks(kind=ChunkKind.MEAN)[0], 0.0)
     assert one.missing("a", *wanted, 1.0) == (0, 2)
     assert one.missing("b", *wanted, 1.0) is None
     assert one.missing("a", 7, bytes(16), len(PAYLOAD), SMALL, 1.0) is None

@@ -14,7 +14,6 @@ TOPICS = Topics("farm-7")
         (TOPICS.round, "shoal/v1/farm-7/s/round", ParsedTopic(TopicKind.ROUND, "farm-7")),
         (TOPICS.plan, "shoal/v1/farm-7/s/plan", ParsedTopic(TopicKind.PLAN, "farm-7")),
         (TOPICS.roster, "shoal/v1/farm-7/s/roster", ParsedTopic(TopicKind.ROSTER, "farm-7")),
-        (TOPICS.checkpoint, "shoal/v1/farm-7/s/checkpoint", ParsedTopic(TopicKind.CHECKPOINT, "farm-7")),
         (chunk_topic(TOPICS.plan, 0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
         (TOPICS.roster_change, "shoal/v1/farm-7/s/roster-change", ParsedTopic(TopicKind.ROSTER_CHANGE, "farm-7")),
         (
@@ -23,11 +22,6 @@ TOPICS = Topics("farm-7")
             ParsedTopic(TopicKind.ROSTER, "farm-7", index=12),
         ),
         (chunk_topic(TOPICS.round, 1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
-        (
-            chunk_topic(TOPICS.checkpoint, 3),
-            "shoal/v1/farm-7/s/checkpoint/3",
-            ParsedTopic(TopicKind.CHECKPOINT, "farm-7", index=3),
-        ),
         (TOPICS.model("4f2a"), "shoal/v1/farm-7/s/model/4f2a", ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a")),
         (
             chunk_topic(TOPICS.model("4f2a"), MAX_CHUNK_INDEX),

@@ -80,7 +80,7 @@ def test_topics_that_are_used_again_are_not_cleared_first(publisher, transport):
 
 def test_payloads_of_other_bases_stay(publisher, transport):
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
-    publisher.publish("b", LONG, kind=ChunkKind.MODEL)
+    publisher.publish("b", LONG, kind=ChunkKind.MEAN)
     publisher.clear("b")
     assert list(transport.retained) == ["a"]
     assert publisher.bases() == ("a",)
@@ -96,7 +96,7 @@ def test_a_known_transfer_id_is_used_as_it_is(publisher, transport):
 
 def test_all_payloads_are_published_again_after_the_broker_lost_them(publisher, transport):
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
-    publisher.publish("b", LONG, kind=ChunkKind.MODEL)
+    publisher.publish("b", LONG, kind=ChunkKind.MEAN)
     before = dict(transport.retained)
     transport.retained.clear()
     publisher.republish()
