@@ -32,8 +32,10 @@ PROPOSAL_MODEL: Final = 0xFFFE
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. CHECKPOINT
-    and ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
+    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
+    the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
+    nearly in the direction of the update. CHECKPOINT and ENDORSE end a mask epoch: one device folds all models into new
+    origins, then all compare and sign.
     """
 
     TRAIN = 1
@@ -43,6 +45,7 @@ class Phase(IntEnum):
     PRETRAIN = 5
     KEEP = 6
     ENDORSE = 7
+    PLACE = 8
 
 
 class Share(IntEnum):
@@ -116,7 +119,8 @@ class Assignment:
         keep: a past round, whose update the device stores in clear for later mask epochs; 0 for none.
         renew: in a round of phase ENDORSE, rounds whose stored updates the device masks under the next key.
         seal: offered models, in ascending order, of which the device attaches a checkpoint to its upload.
-        compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained.
+        compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained, by
+            distance or, in phase PLACE, by direction.
     """
 
     phase: Phase
@@ -139,6 +143,11 @@ class Assignment:
     def models(self) -> tuple[int, ...]:
         """All models that the work needs, each once: the candidates, then those to compare with."""
         return tuple(dict.fromkeys((*self.candidates, *self.compare)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the device trains, with or without an upload of its update."""
+        return self.train or self.phase == Phase.PLACE
 
 
 @message(12)
@@ -245,7 +254,8 @@ class Upload:
         key_version: under round keys, the version of the round's keys.
         statement: under round keys, the device's signed `shoal.protocol.states.Statement` about the states that it holds.
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
-            was trained from, else the smallest id; 0 unless assigned.
+            was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
+            cosine with the update; at a tie the smallest id. 0 unless assigned.
     """
 
     fleet: str
