@@ -142,8 +142,8 @@ def _with_placements(
 ) -> _Choice:
     """Return the plan, without newcomers that wait for a model to compare with, or the other plan if none can hand it over."""
     after, plan = _planned(before, held, available, planning)
-    choice = _Choice(after, plan, planning, available)
-    if plan.otherwise is None:
+    choice, otherwise = _Choice(after, plan, planning, available), plan.otherwise
+    if otherwise is None:
         return choice
     offers = offers_of(plan, held.states)
     lacking = unable(held, plan, offers, available, least)
@@ -156,7 +156,7 @@ def _with_placements(
         after, plan = _planned(before, held, rest, planning)
         if can_hand_on(held, plan, (offers[model] for model in lent), least):
             return _Choice(after, plan, planning, rest, lent)
-    after, plan = choice.plan.otherwise
+    after, plan = otherwise
     return _Choice(after, plan, lambda state, devices: _other(planning(state, devices)), available)
 
 
