@@ -7,6 +7,7 @@ The functions here are pure:
 - `agree` separates a round's updates into those trained from the states that most devices hold, and those out of step;
 - `after_round` takes a closed round into account: its step, its statements, its checkpoints;
 - `unable` and `lost` name devices that can't take part in the next round, and models that no device holds any more;
+- `can_hand_on` says whether devices that lack states get them if they wait for one round;
 - `sealing` orders checkpoints from devices, `handing_over` in a round of nothing else; `outdated` names models for which that
   does not help.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -547,14 +548,44 @@ def unable(
     """
     if not held.closed:
         return ()  # all begin with the run package
-    return tuple(d for d in available if not _needed(plan, offers, d) <= held.in_reach(d, least))
+    needed = _needs(plan, offers)
+    return tuple(d for d in available if not needed(d) <= held.in_reach(d, least))
 
 
-def _needed(plan: RoundPlan, offers: Mapping[int, StateId], device: str) -> frozenset[StateId]:
-    """Return the offered states that a device needs for its assignment; all if it may get any once others are left out."""
-    assignment = plan.assignments.get(device)
-    models = offers if assignment is None else (*assignment.models, SHARED_MODEL)
-    return frozenset(offers[model] for model in models if model in offers)
+def _needs(plan: RoundPlan, offers: Mapping[int, StateId]) -> Callable[[str], frozenset[StateId]]:
+    """Return a function that returns the offered states that a device needs for its assignment.
+
+    A device without one may get any assignment but a placement once others are left out.
+    """
+    placing = {m for o in plan.assignments.values() if o.phase is Phase.PLACE for m in o.models}
+    others = {m for o in plan.assignments.values() if o.phase is not Phase.PLACE for m in o.models}
+    any_of_them = frozenset(state for model, state in offers.items() if model not in placing - others)
+
+    def needed(device: str) -> frozenset[StateId]:
+        assignment = plan.assignments.get(device)
+        if assignment is None:
+            return any_of_them
+        return frozenset(offers[model] for model in (*assignment.models, SHARED_MODEL) if model in offers)
+
+    return needed
+
+
+def can_hand_on(held: HeldModels, plan: RoundPlan, states: Iterable[StateId], least: int) -> bool:
+    """Return whether devices with an assignment can seal all of ``states``, and enough have signed them or will.
+
+    Args:
+        held: the models.
+        plan: the round's plan, without the devices that lack the states.
+        states: as the models stand.
+        least: statements that certify a state.
+    """
+    reach = {d: held.in_reach(d, least) for d in plan.assignments}
+    for state in states:
+        holders = {d for d, found in reach.items() if state in found}
+        known = held.evidence.get(state)
+        if not holders or len(holders | (known.statements.keys() if known is not None else set())) < least:
+            return False
+    return True
 
 
 def _opens_since(held: HeldModels, device: str) -> int:
@@ -695,7 +726,8 @@ def _missed(
     plan: RoundPlan, offers: Mapping[int, StateId], reach: Mapping[str, frozenset[StateId]]
 ) -> frozenset[StateId]:
     """Return the offered states that devices need and can't get; ``reach`` has those that each can."""
-    return frozenset[StateId]().union(*(_needed(plan, offers, d) - found for d, found in reach.items()))
+    needed = _needs(plan, offers)
+    return frozenset[StateId]().union(*(needed(d) - found for d, found in reach.items()))
 
 
 def outdated(

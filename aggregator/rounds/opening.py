@@ -11,19 +11,24 @@ and the strategy plans again. If too few would remain, `prepare` takes the first
 No device is left out of the final round, since it would end without a result: one that lacks its model declines, does not
 count in the quorum, and takes the checkpoint that is announced when the run is over.
 
+Newcomers that are to be placed by comparing directions need states that were made long ago. Those that lack one wait for one
+round, if a device that takes part in it can seal the state, and the round offers it for that purpose alone. If none can, the
+strategy's other plan (`RoundPlan.otherwise`) is followed.
+
 All follows from the strategy's state, the models and the available devices, so a restarted aggregator opens the same round.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.rounds.held_models import (
     HeldModels,
     KeptStep,
+    can_hand_on,
     handing_over,
     lost,
     offers_of,
@@ -35,7 +40,7 @@ from aggregator.rounds.held_models import (
 from aggregator.rounds.relay import States, is_state, numbers_in, replace_models
 from aggregator.strategies.base import ClusterModel, Event, RoundPlan
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import SHARED_MODEL, Assignment
+from shoal.protocol.messages import SHARED_MODEL, Assignment, Phase
 from shoal.protocol.states import StateId
 
 Planning = Callable[[Any, tuple[str, ...]], tuple[Any, RoundPlan]]
@@ -81,10 +86,11 @@ def prepare(
     least = run.min_contributors
     events: list[Event] = []
     while True:
-        after, plan = _planned(before, held, available, planning)
+        choice = _with_placements(before, held, available, least, planning)
+        after, plan, there, lent = choice.after, choice.plan, choice.devices, choice.lent
         offers = offers_of(plan, held.states)
-        lacking = frozenset(unable(held, plan, offers, available, least))
-        able = tuple(d for d in available if d not in lacking)
+        lacking = frozenset(unable(held, plan, offers, there, least))
+        able = tuple(d for d in there if d not in lacking)
         back = lost(held, plan, offers, available, least)
         if not back and len(able) < (1 if plan.final else max(1, min(least, len(available)))):
             orders = {} if plan.final else handing_over(held, plan, offers, run, available)
@@ -104,10 +110,58 @@ def prepare(
             before, held = _back(before, held, plan, model, state, run)
             events.append(Event(plan.round, "model_went_back", {"model": model, "to": state.round}))
     if lacking and not plan.final:
-        after, plan = _planned(before, held, able, planning)
-    assignments = sealing(held, plan, offers_of(plan, held.states), run, waiting=bool(lacking))
+        after, plan = _planned(before, held, able, choice.planning)
+    offered = {value.origin for value in plan.models.values()}
+    lent = {m: value for m, value in lent.items() if value.origin not in offered}
+    plan = dataclasses.replace(plan, models={**lent, **plan.models}, otherwise=None)
+    assignments = sealing(held, plan, offers_of(plan, held.states), run, waiting=bool(lacking or lent))
     plan = dataclasses.replace(plan, assignments=assignments)
     return Opening(before=before, held=held, after=after, plan=plan, events=tuple(events))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A strategy's plan, or its other one.
+
+    Attributes:
+        after, plan: the strategy's state in the round and its plan.
+        planning: makes the same choice for other devices.
+        devices: those that the plan is for; the others wait.
+        lent: models that they wait for, to offer as well.
+    """
+
+    after: Any
+    plan: RoundPlan
+    planning: Planning
+    devices: tuple[str, ...]
+    lent: Mapping[int, ClusterModel] = field(default_factory=dict)
+
+
+def _with_placements(
+    before: Any, held: HeldModels, available: tuple[str, ...], least: int, planning: Planning
+) -> _Choice:
+    """Return the plan, without newcomers that wait for a model to compare with, or the other plan if none can hand it over."""
+    after, plan = _planned(before, held, available, planning)
+    choice, otherwise = _Choice(after, plan, planning, available), plan.otherwise
+    if otherwise is None:
+        return choice
+    offers = offers_of(plan, held.states)
+    lacking = unable(held, plan, offers, available, least)
+    orders = [plan.assignments[d] for d in lacking if d in plan.assignments]
+    lent = {model: plan.models[model] for o in orders if o.phase is Phase.PLACE for model in o.models}
+    if not lent:
+        return choice
+    rest = tuple(d for d in available if d not in lacking)
+    if len(rest) >= max(1, min(least, len(available))):
+        after, plan = _planned(before, held, rest, planning)
+        if can_hand_on(held, plan, (offers[model] for model in lent), least):
+            return _Choice(after, plan, planning, rest, lent)
+    after, plan = otherwise
+    return _Choice(after, plan, lambda state, devices: _other(planning(state, devices)), available)
+
+
+def _other(planned: tuple[Any, RoundPlan]) -> tuple[Any, RoundPlan]:
+    return planned if planned[1].otherwise is None else planned[1].otherwise
 
 
 def _checkpoint_round(

@@ -92,7 +92,8 @@ class ClientUpdate:
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
         attached: the bytes that follow the update in the upload: checkpoints.
         statement: the device's signed statement about the states that it holds.
-        nearest: of the models to compare with, the one nearest to the trained model; 0 where not asked.
+        nearest: of the models to compare with, the one nearest to the trained model, by distance or, in phase PLACE, by
+            direction; 0 where not asked.
     """
 
     round: int
@@ -170,6 +171,7 @@ class RoundPlan:
         shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model; ``models`` are then ``cluster``
             segments.
         seal: models of which the next round will need a checkpoint.
+        otherwise: state and plan to follow instead, if a device lacks a model of this round and no other can hand it over.
     """
 
     round: int
@@ -178,6 +180,7 @@ class RoundPlan:
     final: bool = False
     shared: ClusterModel | None = None
     seal: frozenset[int] = frozenset()
+    otherwise: tuple[Any, RoundPlan] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +356,11 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
 def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Assignment:
     """Return the assignment to take the best of ``candidates`` on the training share and train it."""
     return Assignment(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)
+
+
+def place_assignment(start: int, compare: tuple[int, ...]) -> Assignment:
+    """Return the assignment to train ``start`` and report which of ``compare`` lies in the direction of the update."""
+    return Assignment(Phase.PLACE, (start,), Share.TRAIN, train=False, evaluate=False, margins=False, compare=compare)
 
 
 def final_assignment(candidates: tuple[int, ...]) -> Assignment:

@@ -20,7 +20,7 @@ from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.model import Backend
-from edge_client.learning.nearest import nearest_model
+from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
@@ -106,7 +106,7 @@ def carry_out(
     margins: tuple[float, ...] = ()
     # With KEEP the other candidates are the models above the device's own in cfl's tree: stored, but not scored.
     offered = assignment.candidates[:1] if assignment.phase == Phase.KEEP else assignment.candidates
-    if len(offered) > 1 or not assignment.train:
+    if len(offered) > 1 or not assignment.trains:
         losses = scoring.score([models[c] for c in offered], share, shop.backend)
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
@@ -119,7 +119,7 @@ def carry_out(
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body, model_norm, nearest = b"", 0.0, 0
-    if assignment.train:
+    if assignment.trains:
         result = training.train(
             theta,
             shop.shares.train,
@@ -138,8 +138,10 @@ def carry_out(
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if assignment.compare:
             # With its noise: this is the update that the mean of the nearest model's devices includes.
-            nearest = nearest_model(chosen, delta, assignment.compare, models)
-        body = masked_bytes(delta, shop.round.derive_mask())
+            find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
+            nearest = find(chosen, delta, assignment.compare, models)
+        if assignment.train:
+            body = masked_bytes(delta, shop.round.derive_mask())
     parcel = sealed_upload(
         shop,
         announcement,
@@ -229,7 +231,7 @@ def share_of(shares: DataSplits, share: int) -> Dataset:
 
 def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     """Return the plan's settings for local training in a phase."""
-    local = plan.pretrain if phase == Phase.PRETRAIN else plan.local
+    local = plan.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else plan.local
     return LocalTraining.of(local)
 
 

@@ -464,12 +464,12 @@ def check_segments(held: RoundModels) -> None:
 def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
     """Return the states of an assignment's models and, with weight sharing, that of the shared segment.
 
-    Where models are added up (the capability ``scale``), a device needs all of them for the next recipe.
+    Where models are added up (the capability ``scale``), a device needs all of them for the next recipe. Offers of earlier states
+    under another number are for newcomers, which compare with them.
     """
-    if plan.capabilities.scale:
-        return frozenset(offer.at for offer in held.offers)
+    summed = {offer.at for offer in held.offers if offer.at.model == offer.model and plan.capabilities.scale}
     named = (held.state_of(model) for model in (*assignment.models, SHARED_MODEL))
-    return frozenset(at for at in named if at is not None)
+    return frozenset(summed.union(at for at in named if at is not None))
 
 
 def certified_states(

@@ -126,8 +126,12 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         raise UntrustedError("an order names a candidate twice")
     if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
-    if assignment.train and assignment.margins:
+    if assignment.trains and assignment.margins:
         raise UntrustedError("an order to train and report margins at once")
+    if assignment.phase == Phase.PLACE and (
+        announcement.round > plan.rounds or len(assignment.candidates) > 1 or not assignment.compare
+    ):
+        raise UntrustedError("an order to find a direction where there is nothing to compare")
     _check_capabilities(assignment, announcement, plan)
 
 
@@ -139,7 +143,7 @@ def _check_capabilities(assignment: Assignment, announcement: Announcement, plan
         raise UntrustedError("an order to report margins, which the plan does not allow")
     if assignment.norm and not (assignment.train and allowed.scale):
         raise UntrustedError("an order to report a model's norm, which the plan does not allow")
-    if assignment.compare and not (assignment.train and allowed.compare):
+    if assignment.compare and not (assignment.trains and allowed.compare):
         raise UntrustedError("an order to compare models, which the plan does not allow")
     if assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
         raise UntrustedError("an order to keep a path of models, which the plan does not allow")

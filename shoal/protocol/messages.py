@@ -27,7 +27,9 @@ SHARED_MODEL: Final = 0xFFFF
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them.
+    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
+    the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
+    nearly in the direction of the update.
     """
 
     TRAIN = 1
@@ -35,6 +37,7 @@ class Phase(IntEnum):
     SCORE = 3
     PRETRAIN = 5
     KEEP = 6
+    PLACE = 8
 
 
 class Share(IntEnum):
@@ -84,7 +87,8 @@ class Assignment:
         train: upload a masked update; evaluate: report accuracy on the test share.
         norm: report the l2 norm of the trained model.
         seal: offered models, in ascending order, of which the device attaches a checkpoint to its upload.
-        compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained.
+        compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained, by
+            distance or, in phase PLACE, by direction.
     """
 
     phase: Phase
@@ -105,6 +109,11 @@ class Assignment:
     def models(self) -> tuple[int, ...]:
         """All models that the work needs, each once: the candidates, then those to compare with."""
         return tuple(dict.fromkeys((*self.candidates, *self.compare)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the device trains, with or without an upload of its update."""
+        return self.train or self.phase == Phase.PLACE
 
 
 @message(38)
@@ -171,7 +180,8 @@ class Upload:
         key_version: the version of the round's keys.
         statement: the device's signed `shoal.protocol.states.Statement` about the states that it holds.
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
-            was trained from, else the smallest id; 0 unless assigned.
+            was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
+            cosine with the update; at a tie the smallest id. 0 unless assigned.
     """
 
     fleet: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from aggregator.strategies.base import ClusterModel, Gathered, require, starts_o
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities
+
+MOST_GROUPS: Final = limits.MAX_MODELS // 2 - 1
+"""A group has two models, its own and that of its direction; the auxiliary model and the origin come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,12 @@ class FedGroupSettings(StrategySettings):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Cold starts pre-train, and ``eta_g`` adds up models."""
-        return Capabilities(pretrain=True, scale=self.eta_g > 0)
+        """Cold starts pre-train, newcomers compare directions, and ``eta_g`` adds up models."""
+        return Capabilities(pretrain=True, scale=self.eta_g > 0, compare=not self.rac)
 
     def check(self) -> None:
         """Raise ConfigError for values that make no sense."""
-        require(1 <= self.groups <= limits.MAX_MODELS - 2, f"groups is from 1 to {limits.MAX_MODELS - 2}")
+        require(1 <= self.groups <= MOST_GROUPS, f"groups is from 1 to {MOST_GROUPS}")
         require(self.alpha >= 1, "alpha is at least 1")
         require(self.measure in ("edc", "madc"), f"measure {self.measure!r} is neither edc nor madc")
         require(0 <= self.eta_g <= 1, f"eta_g {self.eta_g:g} is not between 0 and 1")
@@ -63,15 +66,22 @@ class FedGroupState:
     Attributes:
         slots: the groups' models.
         origin: w_0.
+        directions: for each group w_0 plus its direction, the mean of its devices' pre-training updates; none if newcomers don't
+            compare with them.
         since: round of the group cold start, 0 before.
         clusters: group of every device that has one.
+        cohort: the devices that train next, once those among them that had no group have been placed.
+        tried: devices that did not answer when they were to be placed; they choose by loss.
         lengths: with eta_g, the last known l2 norm of each group's model; 0 where unknown.
     """
 
     slots: tuple[ClusterModel, ...] = ()
     origin: ClusterModel = field(default_factory=ClusterModel)
+    directions: tuple[ClusterModel, ...] = ()
     since: int = 0
     clusters: Mapping[str, int] = field(default_factory=dict)
+    cohort: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
     lengths: tuple[float, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 

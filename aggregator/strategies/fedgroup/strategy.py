@@ -1,18 +1,21 @@
 """FedGroup: Duan et al., Algs 2 and 3, with Eqs 4 to 9.
 
 Group cold start (Alg. 3): alpha * m devices, drawn at random, pre-train from the origin by the plan's ``pretrain``
-recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7). Line 16 calls the mean of a group's updates its model and
-leaves w_0 out; a model is origin + mean here (``start = mean``), or the origin, as Alg. 2 has it (``start = origin``). RCC
-draws the directions that updates are compared with instead.
+recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7), and the mean of a group's updates is its direction. Line
+16 calls that mean the group's model and leaves w_0 out; a model is origin + mean here (``start = mean``), or the origin, as
+Alg. 2 has it (``start = origin``). RCC draws the directions from the updates instead.
 
-Training (Alg. 2): a cohort is drawn, and each device in it trains its group's model. Every group runs FedAvg by itself
-(lines 5 to 7); the model of an empty group does not change (line 12). Inter-group aggregation (lines 16 to 19,
-intergroup.py) is off unless ``eta_g`` is set. The auxiliary global model is the mean of the groups'; a device that never
-joined a group ends with it.
+Training (Alg. 2): a cohort is drawn. Devices in it that belong to no group are placed first, in a round of their own. Then the
+whole cohort trains, each device its group's model, and every group runs FedAvg by itself (lines 5 to 7); the model of an
+empty group does not change (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
+set. The auxiliary global model is the mean of the groups'; a device that never joined a group ends with it.
 
-Newcomers don't pre-train: the groups' directions, which Eq. 9 compares their updates with, were masked under another key.
-They score the groups' models, train the best with the rest of the cohort, and join the group that they chose. RAC sends them
-to one at random instead.
+Placement (Eq. 9): a newcomer pre-trains from w_0 and joins the group whose direction has the highest cosine with its update.
+The aggregator can't compare vectors that were masked under different keys, so the newcomer does. A direction is the difference
+of two models that devices hold, w_0 and w_0 plus the direction, and devices keep both for newcomers. If no device can hand
+them over, or the newcomer does not answer, it chooses by loss instead: it scores the groups' models and trains the best with
+the rest of the cohort. So do all newcomers if a group has no direction: fewer than ``min_contributors`` devices were in its
+mean. RAC sends newcomers to a group at random.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from aggregator.strategies.base import (
     in_order,
     mean_update,
     parse_settings,
+    place_assignment,
     require,
     require_one_origin,
     retained,
@@ -59,7 +63,8 @@ class FedGroup:
     """FedGroup on masked offsets.
 
     Attributes:
-        auxiliary, untrained: model ids of the auxiliary global model and of the origin; groups have 0 to m - 1.
+        auxiliary, untrained: model ids of the auxiliary global model and of the origin; groups have 0 to m - 1, and the models
+            of their directions the ids after ``untrained``.
     """
 
     name = "fedgroup"
@@ -80,25 +85,42 @@ class FedGroup:
 
     @staticmethod
     def models(run: RunPlan) -> int:
-        """Most models a run names at a time: the groups', the auxiliary one, the origin."""
+        """Most models a run names at a time: the groups' and those of their directions, the auxiliary one, the origin."""
         settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
-        return settings.groups + 2
+        return 2 * settings.groups + 2
 
     def init(self, _devices: tuple[str, ...]) -> FedGroupState:
         """Return the state before round 1: no groups yet."""
         return FedGroupState()
 
     def plan(self, state: FedGroupState, round_: int, available: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
-        """The group cold start, or the training of a cohort."""
+        """The group cold start, the placement of a cohort's newcomers, or the cohort's training."""
         if not state.since:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
             return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
-        cohort = drawn(self.run, round_, available)
+        there = frozenset(available)
+        waiting = tuple(d for d in state.cohort if d in there)
+        state = dataclasses.replace(state, cohort=())
+        cohort = waiting or drawn(self.run, round_, available)
+        cold = tuple(d for d in cohort if d not in state.clusters)
         if self.settings.rac:
-            cold = tuple(d for d in cohort if d not in state.clusters)
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
             state = dataclasses.replace(state, clusters={**state.clusters, **dict(zip(cold, places, strict=True))})
+        cold = tuple(d for d in cold if d not in state.tried)
+        if not cold or not state.directions:
+            return self._cohort(state, round_, cohort)
+        placement = dataclasses.replace(
+            self._placement(state, round_, cold), otherwise=self._cohort(state, round_, cohort)
+        )
+        return dataclasses.replace(state, cohort=cohort), placement
+
+    def _placement(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        directions = {self.untrained + 1 + j: model for j, model in enumerate(state.directions)}
+        assignment = place_assignment(self.untrained, tuple(directions))
+        return RoundPlan(round_, {self.untrained: state.origin, **directions}, dict.fromkeys(devices, assignment))
+
+    def _cohort(self, state: FedGroupState, round_: int, cohort: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
         evaluate = evaluates(self.run, round_)
         assignments = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
         # Devices add up the groups' models, and each holds only its own group's.
@@ -129,12 +151,14 @@ class FedGroup:
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
 
     def close(self, state: FedGroupState, plan: RoundPlan) -> tuple[FedGroupState, Outcome]:
-        """Alg. 3 after pre-training, else Alg. 2 lines 5 to 7."""
+        """Alg. 3 after pre-training, Eq. 9 after a placement, else Alg. 2 lines 5 to 7."""
         given = in_order(state.gathered.values())
         state = dataclasses.replace(state, gathered={})
         capped: dict[str, float] = {}
         if not state.since:
             state, events = self._start(state, given, plan.round)
+        elif any(o.phase is Phase.PLACE for o in plan.assignments.values()):
+            state, events = self._place(state, given, plan)
         else:
             means = [[c for c in given if c.model == j] for j in range(len(state.slots))]
             least = max(1, self.run.min_contributors)
@@ -150,27 +174,44 @@ class FedGroup:
             return state, (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
         rows = [c.row for c in given]
         if s.rcc:
-            centres = [rows[i] for i in random_centres(rows, s.groups, self.run.seed)]
-            labels, count = nearest_directions(rows, centres, self.backend), len(centres)
+            chosen = random_centres(rows, s.groups, self.run.seed)
+            labels, count = nearest_directions(rows, [rows[i] for i in chosen], self.backend), len(chosen)
         else:
             labels = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend).tolist()
             count = max(labels) + 1
-        slots = []
+        means = []
         for j in range(count):
             members = [c for c, label in zip(given, labels, strict=True) if label == j]
-            enough = s.start == "mean" and len(members) >= max(1, self.run.min_contributors)
-            begin = state.origin
-            slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
+            means.append(self._from_origin(state, members, round_))
+        directions = means
+        if s.rcc:
+            directions = [self._from_origin(state, [given[i]], round_) for i in chosen]
+        # Without all directions newcomers would never come to some of the groups.
+        compares = not s.rac and all(model is not state.origin for model in directions)
         clusters = {c.device: label for c, label in zip(given, labels, strict=True)}
-        sizes = [labels.count(j) for j in range(len(slots))]
+        sizes = [labels.count(j) for j in range(count)]
         state = dataclasses.replace(
             state,
-            slots=tuple(slots),
+            slots=tuple(means) if s.start == "mean" else (state.origin,) * count,
+            directions=tuple(directions) if compares else (),
             since=round_,
             clusters=clusters,
-            lengths=(0.0,) * len(slots),
+            lengths=(0.0,) * count,
         )
         return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
+
+    def _from_origin(self, state: FedGroupState, members: list[ClientUpdate], round_: int) -> ClusterModel:
+        """Return w_0 plus the members' mean update; w_0 itself if they are too few for a mean."""
+        if len(members) < max(1, self.run.min_contributors):
+            return state.origin
+        return state.origin.moved(self.average(members, "uniform"), len(members), round_)
+
+    def _place(self, state: FedGroupState, given: list[ClientUpdate], plan: RoundPlan) -> Step:
+        """Eq. 9."""
+        placed = {c.device: c.nearest - self.untrained - 1 for c in given}
+        tried = tuple(sorted({*state.tried, *plan.assignments} - placed.keys()))
+        state = dataclasses.replace(state, clusters={**state.clusters, **placed}, tried=tried)
+        return state, (Event(plan.round, "newcomers", {"groups": placed, "by": "direction"}),)
 
     def _train(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         by_group = [[c for c in given if c.model == j] for j in range(len(state.slots))]
@@ -210,9 +251,17 @@ class FedGroup:
         return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments, final=True)
 
     def models_of(self, state: FedGroupState) -> Mapping[int, ClusterModel]:
-        """Return the groups' models and, once there are groups, the auxiliary model."""
-        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary} if state.since else {}
+        """Return the groups' models, those of their directions and, once there are groups, the auxiliary model."""
+        if not state.since:
+            return {}
+        directions = {self.untrained + 1 + j: model for j, model in enumerate(state.directions)}
+        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **directions}
 
     def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
         """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, clusters=retained(state.clusters, active))
+        return dataclasses.replace(
+            state,
+            clusters=retained(state.clusters, active),
+            cohort=tuple(d for d in state.cohort if d in active),
+            tried=tuple(d for d in state.tried if d in active),
+        )

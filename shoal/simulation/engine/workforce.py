@@ -23,6 +23,7 @@ from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_u
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from crypto.mask.masking import mask
+from edge_client.learning.nearest import nearest_direction
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
@@ -223,8 +224,8 @@ class Workforce:
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
         assignment, places, candidates = group
         given: list[ClientUpdate] = []
-        shelf = self.shelf(Share.TRAIN) if assignment.train else self.shelf(assignment.share)
-        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if assignment.train else [places]
+        shelf = self.shelf(Share.TRAIN) if assignment.trains else self.shelf(assignment.share)
+        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if assignment.trains else [places]
         position = {int(p): i for i, p in enumerate(places)}
         for part in parts:
             mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
@@ -244,7 +245,7 @@ class Workforce:
         margins: list[tuple[float, ...]] = [()] * len(part)
         reported = np.zeros(len(part))
         start = candidates[:, 0] if candidates.shape[1] == 1 else np.zeros(len(part), np.int64)
-        block = self.shelf(Share.TRAIN).block(part) if assignment.train else None
+        block = self.shelf(Share.TRAIN).block(part) if assignment.trains else None
         scored: Scored | None = None
         if candidates.shape[1] > 1:
             options = models[torch.from_numpy(candidates[0]).to(self.device)]
@@ -257,7 +258,7 @@ class Workforce:
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
             if assignment.margins:
                 margins = [reported_margins(row) for row in losses]
-        elif not assignment.train:
+        elif not assignment.trains:
             reported = self.score_own(start, assignment.share, part).losses[:, 0]
         correct = tested = np.zeros(len(part), np.int64)
         if assignment.evaluate:
@@ -271,16 +272,17 @@ class Workforce:
             trained = self._train(assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
                 reported = trained.losses
-            if deferred:
+            if deferred and assignment.train:
                 norms = trained.norms() if self.norms else norms
                 self._add(trained, assignment, part, [ids[s] for s in start], start)
-            else:
+            elif assignment.train:
                 rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:
-                nearest = self._nearest(trained, start, assignment.compare, ids)
+                find = self._nearest_direction if assignment.phase is Phase.PLACE else self._nearest
+                nearest = find(trained, start, assignment.compare, ids)
         return [
             ClientUpdate(
                 round=self._round.plan.round,
@@ -326,6 +328,21 @@ class Workforce:
             found[mine] = np.array(compare)[order][distances[:, order].argmin(axis=1)]
         return found
 
+    def _nearest_direction(
+        self, trained: Trained, start: NDArray[np.int64], compare: Sequence[int], ids: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Return which of the models ``compare`` lies most nearly in the direction of each update, (c,) int64."""
+        assert self._round is not None
+        models = self._round.models.cpu().numpy()
+        deltas = trained.rows().cpu().numpy()
+        found = [
+            nearest_direction(
+                ids[int(row)], delta, compare, {model: models[self._round.row_of[model]] for model in ids}
+            )
+            for row, delta in zip(start, deltas, strict=True)
+        ]
+        return np.array(found, np.int64)
+
     def _fuses(self, block: Block, assignment: Assignment) -> bool:
         return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(assignment.phase))
 
@@ -341,7 +358,7 @@ class Workforce:
         return self.trainer.train(*work)
 
     def _recipe(self, phase: int) -> LocalSettings:
-        return self.run.pretrain if phase == Phase.PRETRAIN else self.run.local
+        return self.run.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else self.run.local
 
     def _add(
         self,

@@ -92,11 +92,12 @@ def test_a_proximal_run_without_the_term_is_not_signed(tmp_path):
         make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
 
 
-def test_newcomers_of_fedgroup_take_the_group_of_least_loss(tmp_path):
-    """Devices that the group cold start did not draw, and one that joins the fleet later."""
+@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+def test_newcomers_of_fedgroup_take_the_group_of_their_direction(tmp_path, mode):
+    """Devices that the group cold start did not draw, and one that joins the fleet later, with keys of its own."""
     data = grouped_data(7, 2)
     late = data.pop("dev-06")
-    with make_fleet(tmp_path / "fleet", data, **{**FEDGROUP, "rounds": 7}) as fleet:
+    with make_fleet(tmp_path / "fleet", data, mode=mode, **{**FEDGROUP, "rounds": 9}) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == 3, 10)
         fleet.add_device("dev-06", late)
         records = fleet.run(100)
@@ -105,10 +106,13 @@ def test_newcomers_of_fedgroup_take_the_group_of_least_loss(tmp_path):
         first, second = events(records, "newcomers")
         assert (first["round"], len(first["groups"])) == (2, 2)
         assert list(second["groups"]) == ["dev-06"]
-        assert [r["ordered"] for r in records[:3]] == [4, 6, 6]
+        assert {first["by"], second["by"]} == {"direction"}
+        assert [r["ordered"] for r in records[:3]] == [4, 2, 6]
+        assert records[second["round"] - 1]["ordered"] == 1
         assert records[-2]["ordered"] == 7
         assert same_partition(records[-1]["clusters"], truth_of(7, 2))
-        assert len(events(records, "discrepancy")) == sum(2 <= r["round"] <= 7 for r in records)
+        # Round 1 is the cold start; the two placements move no model either.
+        assert len(events(records, "discrepancy")) == len(records) - 4
 
 
 def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from aggregator.rounds.held_models import Evidence, Named
 from aggregator.rounds.opening import prepare
 from aggregator.rounds.relay import States
-from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from aggregator.strategies.base import ClusterModel, RoundPlan, place_assignment, train_assignment
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL, Phase
 from shoal.protocol.states import StateId
@@ -159,3 +159,91 @@ def test_the_states_of_an_opening_keep_their_numbers():
     ready = prepare(state, gone, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
     assert ready.before[1].origin == 9
     assert ready.held.states.next == 10
+
+
+# -- newcomers that compare directions --
+
+DIRECTION, LATE = 7, "dev-5"
+STATE = StateId(0, 1)
+"""The state of the direction, which all but dev-5 have held since round 1."""
+
+
+def placing_planning(state, there):
+    """Return the plan of a round that places dev-5 if it is there; its other plan lets all train."""
+    models = {0: state[0]}
+    training = state, RoundPlan(9, models, {d: train_assignment((0,), evaluate=False) for d in there})
+    if LATE not in there:
+        return training
+    plan = RoundPlan(9, {0: ClusterModel(0), DIRECTION: state[1]}, {LATE: place_assignment(0, (DIRECTION,))})
+    return state, dataclasses.replace(plan, otherwise=training)
+
+
+def with_a_direction(devices=NAMES[:4], sealed=None):
+    """Return the strategy's state and the models after four rounds; all hold the origin, ``devices`` the direction's state."""
+    held = rounds(4)
+    number = held.states.next
+    states = States({**held.states.names, number: STATE}, number + 1)
+    origin = StateId(0, 0)
+    named = {d: Named(4, (origin, *n.states, *([STATE] if d in devices else []))) for d, n in held.named.items()}
+    known = Evidence(digest(STATE), dict.fromkeys(devices, b"signed"))
+    held = dataclasses.replace(held, states=states, named=named, evidence={**held.evidence, STATE: known})
+    if sealed is not None:
+        held = dataclasses.replace(held, certified={**held.certified, DIRECTION: sealed})
+    return (newest(dataclasses.replace(held, states=rounds(4).states)), ClusterModel(number)), held
+
+
+def test_a_newcomer_waits_while_a_device_seals_what_it_lacks():
+    state, held = with_a_direction()
+    ready = prepare(state, held, NAMES, RUN, placing_planning)
+    orders = ready.plan.assignments
+    assert list(orders) == list(NAMES[:4])
+    assert {o.phase for o in orders.values()} == {Phase.TRAIN}
+    assert {0, DIRECTION} == set(ready.plan.models)
+    assert sorted(m for o in orders.values() for m in o.seal) == [0, DIRECTION]
+    assert ready.plan.otherwise is None
+    assert prepare(state, held, NAMES, RUN, placing_planning) == ready
+
+
+def test_a_newcomer_with_a_checkpoint_is_placed_and_nobody_else_is_asked():
+    state, held = with_a_direction()
+    sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
+    state, held = with_a_direction(sealed=sealed)
+    ready = prepare(state, held, NAMES, RUN, placing_planning)
+    assert {d: o.phase for d, o in ready.plan.assignments.items()} == {LATE: Phase.PLACE}
+    assert ready.plan.otherwise is None
+
+
+def test_the_devices_that_hold_a_direction_are_not_needed_in_the_round_that_others_are_placed_in():
+    """Devices without an assignment may lack what only newcomers compare with."""
+    sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
+    state, held = with_a_direction(devices=("dev-1", "dev-2"), sealed=sealed)
+    late = Named(0, (StateId(0, 0),))
+    held = dataclasses.replace(held, named={**held.named, "dev-3": late, "dev-4": late})
+    assert list(prepare(state, held, NAMES, RUN, placing_planning).plan.assignments) == [LATE]
+
+
+@pytest.mark.parametrize("signers", [(), ("dev-1",)])
+def test_if_no_device_can_hand_a_direction_over_the_other_plan_is_followed(signers):
+    """No device holds it, or too few have signed it for a newcomer to believe it."""
+    state, held = with_a_direction(devices=signers)
+    ready = prepare(state, held, NAMES, RUN, placing_planning)
+    assert list(ready.plan.assignments) == list(NAMES)
+    assert {o.phase for o in ready.plan.assignments.values()} == {Phase.TRAIN}
+    assert set(ready.plan.models) == {0}
+
+
+def test_the_other_plan_is_followed_too_if_too_few_devices_are_left():
+    state, held = with_a_direction()
+    ready = prepare(state, held, ("dev-1", LATE), RUN, placing_planning)
+    assert {d: o.phase for d, o in ready.plan.assignments.items()} == {"dev-1": Phase.TRAIN, LATE: Phase.TRAIN}
+
+
+def test_devices_that_the_other_plan_leaves_out_bring_no_placement_back():
+    """A newcomer that lacks the model as well is left out, and the plan for the others is the other one again."""
+    state, held = with_a_direction(devices=())
+    held = dataclasses.replace(held, named={d: n for d, n in held.named.items() if d != "dev-4"})
+    held = dataclasses.replace(held, lacking={"dev-4": 4})
+    ready = prepare(state, held, NAMES, RUN, placing_planning)
+    assert LATE in ready.plan.assignments
+    assert "dev-4" not in ready.plan.assignments
+    assert {o.phase for o in ready.plan.assignments.values()} == {Phase.TRAIN}

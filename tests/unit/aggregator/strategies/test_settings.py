@@ -11,6 +11,7 @@ from shoal.protocol.documents import Capabilities
 
 NONE = Capabilities()
 COLD = Capabilities(pretrain=True)
+GROUPS = Capabilities(pretrain=True, compare=True)
 CFL = Capabilities(margins=True)
 CASES = [
     ("fedavg", {"discrepancy": "on"}, NONE),
@@ -19,11 +20,11 @@ CASES = [
     ("ifca", {"restarts": "3"}, NONE),
     ("fesem", {}, Capabilities(compare=True)),
     ("one-shot", {}, COLD),
-    ("fedgroup", {}, COLD),
-    ("fedgrouprox", {}, COLD),
+    ("fedgroup", {}, GROUPS),
+    ("fedgrouprox", {}, GROUPS),
     ("fedgroup", {"rac": "on"}, COLD),
-    *(("fedgroup", {"eta_g": text}, COLD) for text in ("0", "0.0", "0e5", "-0")),
-    *(("fedgroup", {"eta_g": t}, dataclasses.replace(COLD, scale=True)) for t in ("0.5", "1", "1e-3", "+.01")),
+    *(("fedgroup", {"eta_g": text}, GROUPS) for text in ("0", "0.0", "0e5", "-0")),
+    *(("fedgroup", {"eta_g": t}, dataclasses.replace(GROUPS, scale=True)) for t in ("0.5", "1", "1e-3", "+.01")),
     ("cfl", {}, CFL),
     ("cfl", {"path": "on"}, dataclasses.replace(CFL, keep_path=True)),
     ("cfl", {"path": "TRUE"}, dataclasses.replace(CFL, keep_path=True)),

@@ -1,9 +1,9 @@
-"""The nearest of several models to a trained one: distances in float64, and ties."""
+"""The nearest of several models to a trained one: distances and cosines in float64, and ties."""
 
 import numpy as np
 import pytest
 
-from edge_client.learning.nearest import BLOCK, nearest_model
+from edge_client.learning.nearest import BLOCK, nearest_direction, nearest_model
 
 RNG = np.random.default_rng(3)
 
@@ -37,3 +37,35 @@ def test_differences_below_the_rounding_of_float32_count():
     models[1][1] += np.float32(0.0625)
     assert nearest_model(0, np.array([0, 0.0325], np.float32), (0, 1), models) == 1
     assert nearest_model(0, np.array([0, 0.03], np.float32), (0, 1), models) == 0
+
+
+@pytest.mark.parametrize("length", [5, BLOCK + 7])
+def test_the_direction_of_highest_cosine_is_chosen_whatever_the_lengths(length):
+    rng = np.random.default_rng(length)
+    for _ in range(20):
+        models = {m: rng.standard_normal(length).astype(np.float32) for m in (1, 4, 6, 9)}
+        delta = rng.standard_normal(length).astype(np.float32)
+        apart = {m: models[m].astype(np.float64) - models[4] for m in (1, 6, 9)}
+        cosines = {m: float(v @ delta) / np.linalg.norm(v) for m, v in apart.items()}
+        expected = max(cosines, key=cosines.__getitem__)
+        for scale in (1e-6, 1, 1e6):
+            assert nearest_direction(4, np.float32(scale) * delta, (1, 6, 9), models) == expected
+    # The last block counts too.
+    end = {m: np.zeros(length, np.float32) for m in (0, 1, 2)}
+    end[1][-1], end[2][-1] = -1, 1
+    assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
+
+
+def test_the_nearest_direction_is_not_the_nearest_model():
+    models = {0: np.zeros(2, np.float32), 1: np.array([9, 9], np.float32), 2: np.array([1, -1], np.float32)}
+    delta = np.array([1, 0.5], np.float32)
+    assert nearest_direction(0, delta, (1, 2), models) == 1
+    assert nearest_model(0, delta, (1, 2), models) == 2
+
+
+def test_a_model_that_equals_the_start_has_cosine_0_and_ties_go_to_the_smallest_id():
+    models = {m: np.array([0, m % 2], np.float32) for m in range(6)}
+    up, down = np.array([0, 1], np.float32), np.array([0, -1], np.float32)
+    assert nearest_direction(0, up, (2, 3, 5), models) == 3
+    assert nearest_direction(0, down, (3, 2, 4), models) == 2
+    assert nearest_direction(0, np.zeros(2, np.float32), (5, 3), models) == 3

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.strategies.base import place_assignment
 from crypto.mask.derivation import derive
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
@@ -230,6 +231,20 @@ def test_the_nearest_of_the_compared_models_is_reported(shop):
     _, upload, sent = do(vary(shop, norm_noise=0.2), dataclasses.replace(assignment(3), compare=(3, 4)), models=models)
     apart = [np.linalg.norm(MODELS[3].astype(np.float64) + sent - models[m]) for m in (3, 4)]
     assert upload.nearest == (3, 4)[int(np.argmin(apart))]
+
+
+def test_a_device_to_be_placed_trains_as_for_pretraining_and_sends_only_the_direction(shop):
+    long = dataclasses.replace(MINI, epochs=6)
+    shop = vary(shop, pretrain=long)
+    _, _, delta = do(shop, dataclasses.replace(assignment(3), phase=Phase.PRETRAIN))
+    _, _, shorter = do(shop, assignment(3))
+    assert not np.array_equal(delta, shorter)
+    models = {3: MODELS[3], 4: MODELS[3] - delta, 5: MODELS[3] + 7 * delta}
+    finished, upload, sent = do(shop, place_assignment(3, (4, 5)), models=models)
+    assert (upload.phase, upload.model, upload.nearest, upload.length, sent) == (Phase.PLACE, 3, 5, 0, None)
+    assert upload.loss == pytest.approx(finished.loss, abs=1e-4)
+    models[4], models[5] = models[5], models[4]
+    assert do(shop, place_assignment(3, (4, 5)), models=models)[1].nearest == 4
 
 
 def test_a_uniform_run_asks_for_no_counts(shop):

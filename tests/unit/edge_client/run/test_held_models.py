@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.strategies.base import place_assignment
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.run import held_models
@@ -501,8 +502,10 @@ def test_the_states_that_an_assignment_needs(scene):
 
 def test_where_models_are_added_up_a_device_needs_all_of_them(scene):
     adding = dataclasses.replace(scene.plan, capabilities=Capabilities(scale=True))
-    held = scene.announcement(4, states={0: (0, 3), 2: (0, 1)}).held
-    assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(0, 1)}
+    held = scene.announcement(4, states={0: (0, 3), 1: (1, 2), 5: (1, 1)}).held
+    assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(1, 2)}
+    place = place_assignment(0, (5,))
+    assert needed_states(held, place, adding) == {StateId(0, 3), StateId(1, 2), StateId(1, 1)}
 
 
 def test_models_to_compare_with_are_fetched_and_given_to_the_job(scene, models):

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from aggregator.strategies.base import place_assignment
 from edge_client.run.policy import check_announcement, check_assignment, check_mean, check_plan
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities, SegmentSpec
@@ -188,6 +189,24 @@ def test_an_assignment_to_train_may_compare_offered_models_if_the_plan_allows_it
     for bad in ((0, 2), (1, 1), (SHARED_MODEL,)):
         with pytest.raises(UntrustedError, match="compare with a model that is not announced, or twice"):
             check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
+
+
+def test_a_device_may_be_placed_by_direction_if_the_plan_allows_comparisons():
+    comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
+    order, announced = place_assignment(0, (1,)), announcement()
+    check_assignment(order, announced, comparing)
+    with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
+        check_assignment(order, announced, PLAN)
+    for bad in ({"compare": ()}, {"candidates": (0, 1)}):
+        with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
+            check_assignment(dataclasses.replace(order, **bad), announced, comparing)
+    with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
+        check_assignment(order, announcement(round_=PLAN.rounds + 1, finished=True), comparing)
+    with pytest.raises(UntrustedError, match="to train where there is nothing to train for"):
+        check_assignment(dataclasses.replace(order, train=True), announced, comparing)
+    every = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True, margins=True))
+    with pytest.raises(UntrustedError, match="to train and report margins"):
+        check_assignment(dataclasses.replace(order, margins=True), announced, every)
 
 
 MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16), model=0, length=PLAN.length)

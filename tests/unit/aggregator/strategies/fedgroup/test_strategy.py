@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import ClusterModel
+from aggregator.strategies.base import ClusterModel, drawn
 from aggregator.strategies.fedgroup.cold_start import nearest_directions, random_centres
+from edge_client.learning.nearest import nearest_direction
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase
@@ -32,6 +33,21 @@ def answer(device, assignment, round_, scramble=slice(None)):
 def fedgroup(**settings):
     changes = {k: settings.pop(k) for k in ("min_contributors", "participation", "rounds", "seed") if k in settings}
     return Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 2, **settings}, **changes), DEVICES)
+
+
+def placing(rounds, give=answer, scramble=slice(None)):
+    """Return answers in which newcomers compare their update with the models that they are asked to compare with."""
+
+    def placed(device, assignment, round_):
+        if assignment.phase != Phase.PLACE:
+            return give(device, assignment, round_)
+        (start,) = assignment.candidates
+        models = {m: rounds.theta(rounds.plan.models[m]) for m in assignment.models}
+        nearest = nearest_direction(start, PRE[device][scramble], assignment.compare, models)
+        given = give(device, assignment, round_)
+        return None if given is None else dataclasses.replace(given, vector=None, norm=0.0, nearest=nearest)
+
+    return placed
 
 
 class Spy:
@@ -97,21 +113,25 @@ def choosing(rounds, spy):
     return give
 
 
-def test_newcomers_of_a_cohort_score_the_groups_and_train_with_it():
-    """Alg. 2 lines 4 to 7: the round of training has the cohort that was drawn, and nobody else."""
-    rounds, spy = fedgroup(participation=0.5), Spy()
+@pytest.mark.parametrize("start", ["mean", "origin"])
+def test_newcomers_of_a_cohort_are_placed_by_their_direction_and_then_the_cohort_trains(start):
+    """Eq. 9 and Alg. 2 lines 4 to 7: the round of training has the cohort that was drawn before the placement."""
+    rounds, spy = fedgroup(participation=0.5, start=start), Spy()
     rounds.step(spy)
     known = dict(rounds.state.clusters)
     before = [rounds.theta(s) for s in rounds.state.slots]
-    outcome = rounds.step(choosing(rounds, spy))
-    cohort = set(spy.asked[2])
+    cohort = set(drawn(rounds.strategy.run, 2, DEVICES))
     assert len(cohort) == 6
+    outcome = rounds.step(placing(rounds, spy))
     assert cohort - known.keys()
-    expected = {d: (Phase.TRAIN, (known[d],) if d in known else (0, 1)) for d in cohort}
-    assert spy.asked[2] == expected
+    assert spy.asked[2] == dict.fromkeys(sorted(cohort - known.keys()), (Phase.PLACE, (3,)))
+    assert {o.compare for o in rounds.plan.assignments.values()} == {(4, 5)}
     assert right(outcome.clusters)
     late = {d: outcome.clusters[d] for d in sorted(cohort - known.keys())}
-    assert [e.detail for e in outcome.events if e.kind == "newcomers"] == [{"groups": late, "by": "loss"}]
+    assert [e.detail for e in outcome.events if e.kind == "newcomers"] == [{"groups": late, "by": "direction"}]
+    assert [rounds.theta(s).tolist() for s in rounds.state.slots] == [b.tolist() for b in before]
+    outcome = rounds.step(placing(rounds, spy))
+    assert spy.asked[3] == {d: (Phase.TRAIN, (outcome.clusters[d],)) for d in cohort}
     for j, slot in enumerate(rounds.state.slots):
         moved = mean(STEP, [d for d in sorted(cohort) if outcome.clusters[d] == j])
         np.testing.assert_allclose(rounds.theta(slot) - before[j], moved, rtol=1e-4, atol=1e-5)
@@ -125,26 +145,73 @@ def test_a_cohort_without_newcomers_trains():
     assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
 
 
-def test_a_newcomer_that_did_not_answer_chooses_when_it_is_drawn_again():
+def test_directions_are_the_means_of_the_cold_devices_updates():
+    rounds = fedgroup(alpha=3)
+    rounds.step(answer)
+    for j, model in enumerate(rounds.state.directions):
+        expected = mean(PRE, members(rounds.state, j), weighted=False)
+        np.testing.assert_allclose(rounds.theta(model) - rounds.theta(rounds.state.origin), expected, rtol=1e-5)
+    kept = rounds.state.directions
+    for _ in range(3):
+        rounds.step(placing(rounds))
+    assert rounds.state.directions == kept, "groups have moved, their directions have not"
+
+
+def test_a_newcomer_that_did_not_answer_chooses_by_loss():
     rounds, spy = fedgroup(), Spy()
     rounds.step(spy)
     late = next(d for d in DEVICES if d not in rounds.state.clusters)
     spy.absent = {late}
-    outcome = rounds.step(choosing(rounds, spy))
+    outcome = rounds.step(placing(rounds, spy))
     assert late not in outcome.clusters
     spy.absent = set()
-    outcome = rounds.step(choosing(rounds, spy))
+    outcome = rounds.step(choosing(rounds, placing(rounds, spy)))
     assert {d for d, (_, candidates) in spy.asked[3].items() if len(candidates) > 1} == {late}
+    assert [e.detail for e in outcome.events if e.kind == "newcomers"] == [
+        {"groups": {late: outcome.clusters[late]}, "by": "loss"}
+    ]
     assert right(outcome.clusters)
+
+
+def test_a_device_that_never_answers_is_asked_for_a_direction_once():
+    rounds, spy = fedgroup(), Spy()
+    rounds.step(spy)
+    spy.absent = {next(d for d in DEVICES if d not in rounds.state.clusters)}
+    for _ in range(4):
+        rounds.step(choosing(rounds, placing(rounds, spy)))
+    assert [Phase.PLACE in {phase for phase, _ in spy.asked[r].values()} for r in range(2, 6)] == [True, *[False] * 3]
+
+
+def test_the_other_plan_of_a_placement_lets_the_cohort_train_and_newcomers_choose_by_loss():
+    rounds = fedgroup(participation=0.5)
+    rounds.step(answer)
+    known = rounds.state.clusters
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    state, other = plan.otherwise
+    assert set(other.assignments) == set(drawn(rounds.strategy.run, 2, DEVICES))
+    assert {d: o.candidates for d, o in other.assignments.items()} == {
+        d: (known[d],) if d in known else (0, 1) for d in other.assignments
+    }
+    assert state.cohort == ()
+
+
+def test_without_all_directions_newcomers_choose_by_loss():
+    """A mean of fewer devices than the plan wants would show what single devices sent."""
+    rounds, spy = fedgroup(alpha=4, min_contributors=6), Spy()
+    rounds.step(spy)
+    assert rounds.state.directions == ()
+    rounds.step(choosing(rounds, spy))
+    assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
 def test_a_mask_changes_no_group(measure):
     scramble = np.random.default_rng(1).permutation(D)
     clear, masked = fedgroup(measure=measure), fedgroup(measure=measure)
+    scrambled = placing(masked, lambda d, o, r: answer(d, o, r, scramble), scramble)
     for _ in range(4):
-        ours = masked.step(lambda d, o, r: answer(d, o, r, scramble)).clusters
-        assert clear.step(answer).clusters == ours
+        ours = masked.step(scrambled).clusters
+        assert clear.step(placing(clear)).clusters == ours
     for a, b in zip(clear.state.slots, masked.state.slots, strict=True):
         assert clear.theta(a)[scramble].tobytes() == masked.theta(b).tobytes()
 
@@ -166,6 +233,14 @@ def test_rcc_groups_devices_by_the_nearest_of_those_drawn():
     centres = [rows[i] for i in random_centres(rows, 2, 3)]
     assert [outcome.clusters[d] for d in asked] == nearest_directions(rows, centres)
     assert len(outcome.clusters) == 6
+    for model, i in zip(rounds.state.directions, random_centres(rows, 2, 3), strict=True):
+        np.testing.assert_allclose(rounds.theta(model), rows[i], rtol=1e-5)
+
+
+def test_rcc_has_no_directions_where_a_mean_needs_two_devices():
+    rounds = fedgroup(rcc="on", alpha=6, min_contributors=2)
+    rounds.step(answer)
+    assert rounds.state.directions == ()
 
 
 def test_rac_sends_newcomers_to_a_group_without_pretraining():
@@ -227,7 +302,7 @@ def test_dump_and_load_give_the_same_state_at_every_step():
     plain, kept = fedgroup(participation=0.5), fedgroup(participation=0.5)
     for _ in range(5):
         kept.reload()
-        assert plain.step(choosing(plain, answer)) == kept.step(choosing(kept, answer))
+        assert plain.step(placing(plain)) == kept.step(placing(kept))
         assert kept.reload().arrays == {}
         assert plain.state.slots == kept.state.slots
         for a, b in zip(plain.state.slots, kept.state.slots, strict=True):

@@ -92,14 +92,18 @@ def test_devices_measure_the_distances_of_fesem(deferred):
     assert_same_models(clear, masked, 2e-5)
 
 
-def test_newcomers_are_placed_by_loss():
-    """A device that arrives after the cold start finds its group without a direction to compare with."""
+@pytest.mark.parametrize("start", ["mean", "origin"])
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+def test_newcomers_of_fedgroup_are_placed_by_direction_under_every_mask(mask, start):
     data = population()
     late = data.names[3]
-    result = run("fedgroup", {"groups": "2", "alpha": "5"}, data, rounds=6, arrivals={late: 4}, mask="rotation")
+    settings = {"groups": "2", "alpha": "5", "start": start}
+    result = run("fedgroup", settings, data, rounds=6, arrivals={late: 4}, mask=mask)
     groups = dict(zip(data.names, data.groups, strict=True))
-    mates = {result.clusters[d] for d in data.names if groups[d] == groups[late] and d != late}
-    assert mates == {result.clusters[late]}
+    (group,) = {result.clusters[d] for d in data.names if groups[d] == groups[late] and d != late}
+    (detail,) = [e.detail for _, e in result.events if e.kind == "newcomers"]
+    assert detail == {"groups": {late: group}, "by": "direction"}
+    assert result.clusters[late] == group
 
 
 def test_seeds_change_the_masks():

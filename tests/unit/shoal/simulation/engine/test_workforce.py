@@ -172,6 +172,19 @@ def test_the_nearest_of_the_compared_models_is_reported(deferred):
     assert [c.nearest for c in made.carry_out(plan)] == [7, 5, 0]
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("mask", ["none", "rotation"])
+def test_a_device_to_be_placed_trains_and_reports_a_direction_alone(mask, deferred):
+    (clear,) = force(deferred=False).carry_out(plan_of(a=order(4, phase=Phase.PRETRAIN)))
+    ends = [ORIGINS[0] + share * clear.vector for share in (-0.1, 9)]
+    made = force(mask=mask, deferred=deferred, origins=np.stack([*ORIGINS, *ends]))
+    models = {m: ClusterModel(i) for i, m in enumerate((4, 5, 6, 7))}
+    place = order(4, phase=Phase.PLACE, train=False, compare=(5, 6, 7))
+    (found,) = made.carry_out(plan_of(models, a=place))
+    assert (found.phase, found.nearest, found.vector, found.norm) == (Phase.PLACE, 7, None, 0.0)
+    assert found.loss == clear.loss
+
+
 @pytest.mark.parametrize(
     ("algorithm", "room", "summed"), [("fedavg", 0, True), ("fedavg", 1 << 20, False), ("cfl", 0, False)]
 )
