@@ -120,8 +120,8 @@ class Cfl:
             return state, RoundPlan(round_, models, assignments, seal=seal)
         nodes = sorted({state.unplaced[d] for d, o in placed.items() if o.phase is Phase.PLACE})
         compared = {model: value for node in nodes for model, value in state.tree[node].compared.items()}
-        other = RoundPlan(round_, models, by_loss, seal=seal)
-        return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, other))
+        plan_by_loss = RoundPlan(round_, models, by_loss, seal=seal)
+        return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, plan_by_loss))
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""

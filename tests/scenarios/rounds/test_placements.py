@@ -73,6 +73,23 @@ def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
     assert finish(fleet) == [(LATE, "direction")]
 
 
+@pytest.mark.parametrize(
+    ("settings", "participation"), [({"eta_g": "0.05"}, 1.0), ({"start": "origin"}, 1.0), ({}, 0.6)]
+)
+def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, settings, participation):
+    """Models that are added up, directions that are no group's model, and rounds of a few devices."""
+    data = grouped_data(7, 2)
+    late = data.pop(LATE)
+    options = {**FEDGROUP, "rounds": 16, "participation": participation}
+    options["settings"] = {**FEDGROUP["settings"], **settings}
+    with make_fleet(tmp_path / "fleet", data, quorum=0.6, **COMMON, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 3, 20)
+        fleet.add_device(LATE, late)
+        placed = dict(finish(fleet))
+        assert set(placed.values()) == {"direction"}
+        assert LATE in placed
+
+
 @pytest.mark.parametrize("revive", [True, False])
 def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(fleet, revive):
     fleet.run_until(lambda: lending(fleet), 60)
