@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from edge_client.learning.nearest import nearest_direction
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import Rounds, contribution, run_plan
@@ -53,13 +54,19 @@ class Quadratic:
     def __call__(self, device, assignment, round_):
         self.assignments.append((round_, device, assignment))
         model, margins, vector = assignment.candidates[0], (), None
+        nearest = 0
+        if assignment.phase == Phase.PLACE:
+            thetas = {m: self.rounds.theta(self.rounds.plan.models[m]) for m in assignment.models}
+            delta = (self.goals[device] + NOISE.get(device, 0.0) - thetas[model]).astype(np.float32)
+            nearest = nearest_direction(model, delta, assignment.compare, thetas)
         if assignment.train:
             model = min(assignment.candidates, key=lambda m: self.loss(device, m))
             vector = self.goals[device] + NOISE.get(device, 0.0) - self.theta(model)
         if assignment.margins:
             margins = tuple(self.loss(device, m) - self.loss(device, model) for m in assignment.candidates)
             assert assignment.share == Share.VALIDATION
-        return contribution(device, vector, round=round_, model=model, phase=Phase(assignment.phase), margins=margins)
+        phase = Phase(assignment.phase)
+        return contribution(device, vector, round=round_, model=model, phase=phase, margins=margins, nearest=nearest)
 
 
 def slots(state):

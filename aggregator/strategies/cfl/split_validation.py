@@ -37,6 +37,7 @@ class Trial:
         figures: measures of the cut, for the events.
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
+        firsts: the halves' models after the first trial round.
     """
 
     cluster: int
@@ -45,6 +46,7 @@ class Trial:
     figures: Mapping[str, Any]
     trained: int = 0
     waited: int = 0
+    firsts: tuple[ClusterModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ class CflSettings(StrategySettings):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Trials and merge checks ask for margins."""
-        return Capabilities(margins=self.uses_validation, keep_path=self.path)
+        """Trials and merge checks ask for margins, and newcomers compare directions."""
+        return Capabilities(margins=self.uses_validation, keep_path=self.path, compare=True)
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""
@@ -141,7 +141,7 @@ class CflState:
     """All clusters, the trials under way, and the tree.
 
     Attributes:
-        unplaced: newcomers, and the node of the tree among whose leaves they choose.
+        unplaced: newcomers, and the node of the tree below which they belong.
         heard: device -> round of its newest update that its cluster has used.
         early_norm: largest update norm of the first rounds.
         next_id: the next model id.

@@ -77,11 +77,11 @@ class Cfl:
         return CflState({ROOT: Cluster(ROOT, devices, ClusterModel())})
 
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
-        """Clusters train; halves on trial train their own model, then score both; newcomers train the best leaf's model.
+        """Clusters train; halves on trial train their own model, then score both; newcomers choose an edge of the tree.
 
         The draw of partial participation is for training. All available devices score and all available newcomers train,
-        since scores contain no update and a newcomer's first update places it. If trials leave no available device
-        anything to do, they are abandoned.
+        since scores contain no update and newcomers' answers place them. In the other plan newcomers choose by loss. If trials
+        leave no available device anything to do, they are abandoned.
         """
         there, present = set(available), set(drawn(self.run, round_, available))
         state = cfl_newcomers.welcome(state, there)
@@ -107,13 +107,22 @@ class Cfl:
             else:
                 assignment = train_assignment(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
                 assignments.update({d: assignment for d in cluster.members if d in present})
-        assignments |= cfl_newcomers.assignments(state, there)
+        placed = cfl_newcomers.assignments(state, there)
+        by_loss = {**assignments, **cfl_newcomers.assignments(state, there, by_loss=True)}
+        assignments |= placed
         if there and not assignments and state.trials:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
-        seal = self._sealed_ahead(state, round_, any(d in there and d not in assignments for d in state.unplaced))
+        walking = any(o.phase is Phase.PLACE for o in placed.values())
+        waiting = any(d in there and d not in assignments for d in state.unplaced)
+        seal = self._sealed_ahead(state, round_, walking or waiting)
         seal &= models.keys() | state.tree.keys()
         models |= {node: state.tree[node].slot for node in sorted(seal - models.keys())}
-        return state, RoundPlan(round_, models, assignments, seal=seal)
+        if not walking:
+            return state, RoundPlan(round_, models, assignments, seal=seal)
+        nodes = sorted({state.unplaced[d] for d, o in placed.items() if o.phase is Phase.PLACE})
+        compared = {model: value for node in nodes for model, value in state.tree[node].compared.items()}
+        plan_by_loss = RoundPlan(round_, models, by_loss, seal=seal)
+        return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, plan_by_loss))
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
@@ -146,8 +155,9 @@ class Cfl:
             largest = max((c.norm for c in given), default=0.0)
             state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))
         events: list[Event] = []
-        state, news = cfl_newcomers.join(state, given, plan.round)
-        events.extend(news)
+        for placing in (cfl_newcomers.join, cfl_newcomers.place):
+            state, news = placing(state, given, plan.round)
+            events.extend(news)
         if cfl_moves.look_due(state, self.settings, plan.round):
             turn = plan.round // self.settings.look_rounds
             state, news = cfl_moves.move(state, given, self.least_side, plan.round, turn)
@@ -207,7 +217,9 @@ class Cfl:
                 slot = before.slot.moved(mean, len(side), round_)
             halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
-        return self._split(state, parent, (halves[0], halves[1]), cut.figures, round_)
+        moved = all(half.slot is not parent.slot for half in halves)
+        edges = (before.slot, *(half.slot for half in halves)) if moved else ()
+        return self._split(state, parent, (halves[0], halves[1]), edges, cut.figures, round_)
 
     def _open_trial(self, state: CflState, before: Cluster, cut: Cut, round_: int) -> Step:
         parent = state.clusters[before.id]
@@ -234,7 +246,10 @@ class Cfl:
                 )
                 for h, m in zip((trial.left, trial.right), mine, strict=True)
             ]
-            trial = dataclasses.replace(trial, left=halves[0], right=halves[1], trained=trial.trained + 1)
+            firsts = trial.firsts or tuple(half.slot for half in halves)
+            trial = dataclasses.replace(
+                trial, left=halves[0], right=halves[1], trained=trial.trained + 1, firsts=firsts
+            )
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         verdicts = [judge([c.margins[1] for c in m]) for m in mine]
         detail = {
@@ -248,7 +263,8 @@ class Cfl:
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = state.clusters[trial.cluster]
         state = dataclasses.replace(state, trials=trials)
-        return self._split(state, parent, (trial.left, trial.right), detail, round_)
+        edges = (parent.slot, *trial.firsts)
+        return self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Continue with the parent cluster as it was and begin its cool-down."""
@@ -265,12 +281,14 @@ class Cfl:
         state: CflState,
         parent: Cluster,
         halves: tuple[Half, Half],
+        edges: tuple[ClusterModel, ...],
         detail: Mapping[str, Any],
         round_: int,
     ) -> Step:
         """Replace ``parent`` by its halves and grow the tree; members without an update are placed like newcomers."""
         first, second = halves
-        node = Node(parent.id, parent.slot, (first.model, second.model), round_ + self.settings.check_every)
+        check_at = round_ + self.settings.check_every
+        node = Node(parent.id, parent.slot, (first.model, second.model), check_at, edges=edges)
         clusters = {k: c for k, c in state.clusters.items() if k != parent.id}
         quiet = round_ + 1 + self.settings.cool_down
         clusters |= {h.model: Cluster(h.model, h.members, h.slot, quiet) for h in halves}

@@ -1,15 +1,23 @@
 """CFL's parameter tree (section V-C): the history of splits.
 
 A node is a cluster that was split: its model at the stationary point, and its two children. The models on the path from the
-root to a leaf go from general to special. The paper stores on each edge the updates of the devices below it as well.
+root to a leaf go from general to special. The paper stores on each edge the updates of the devices below it as well. Here an
+edge has a direction, the mean of these updates, as the difference of two models that devices hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from aggregator.strategies.base import ClusterModel
+from shoal import limits
+
+BASES: Final = limits.MAX_MODELS // 4
+"""Plus a node's id: the model id of the model from which the directions of its edges lead. Clusters have smaller ids."""
+EDGES: Final = limits.MAX_MODELS // 2
+"""Plus a child's id: the model id of the model to which the direction of the edge above it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,8 @@ class Node:
         slot: its model when it was split.
         children: ids of the two clusters it became.
         check_at: round from which it is asked again whether the cut pays; strikes: times in a row that it did not.
+        edges: theta*, from which both sides of the cut trained first, and for each child theta* plus the mean update of its
+            side; none without both means.
     """
 
     id: int
@@ -28,6 +38,15 @@ class Node:
     children: tuple[int, int]
     check_at: int = 0
     strikes: int = 0
+    edges: tuple[ClusterModel, ...] = ()
+
+    @property
+    def compared(self) -> dict[int, ClusterModel]:
+        """Return the models that a newcomer needs to choose one of the edges, by id, the base first; none if it can't."""
+        if not self.edges or max(self.id, *self.children) >= BASES:
+            return {}
+        base, *ends = self.edges
+        return {BASES + self.id: base, **{EDGES + c: end for c, end in zip(self.children, ends, strict=True)}}
 
 
 Tree = Mapping[int, Node]

@@ -2,10 +2,9 @@
 
 Founders hold images rotated by one of four angles, and the strategy first runs on them alone. Then newcomers join, equally
 many of each angle, with images that no founder holds. The strategy meets them in ``plan``, like devices that enrol late, and
-does not know their angle. Under FedGroup a newcomer compares its update with the groups' directions (Eq. 9). Under CFL it
-scores the models of all groups on its training samples and joins that of least loss; the paper compares its update with those
-of earlier rounds instead (Alg. 4), which are under other masks here. CFL has 20 founders; FedGroup's 80 are those of its group
-cold start, alpha = 20 for each of m = 4 groups, compared by EDC, all of which train in every round.
+does not know their angle. A newcomer compares its update with the groups' directions under FedGroup (Eq. 9), and with those of
+the tree's edges under CFL (Alg. 4). CFL has 20 founders; FedGroup's 80 are those of its group cold start, alpha = 20 for each of
+m = 4 groups, compared by EDC, all of which train in every round.
 
 A newcomer is placed correctly if, in the group that it joins and at that moment, its angle is the most frequent among the
 founders. This is its true group only if the founders' groups are correct and remain so while newcomers join; the result
@@ -41,7 +40,7 @@ TURNS: Final = 4
 NEWCOMERS: Final = 20
 SAMPLES: Final = 500
 PLACING_ROUNDS: Final = 10
-"""Rounds after the arrival; a newcomer needs one, and waits while all groups are on trial."""
+"""Rounds after the arrival; a newcomer needs one for each edge down CFL's tree, and waits while its leaf is on trial."""
 HIDDEN: Final = 100
 TRUE_GROUPS: Final = "the true groups"
 MAJORITIES: Final = "the angle of most founders in the group joined"

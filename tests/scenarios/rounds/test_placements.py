@@ -1,4 +1,4 @@
-"""FedGroup's placement rounds on the loopback fleet while devices and the aggregator are killed."""
+"""Newcomers of FedGroup and CFL on the loopback fleet while devices and the aggregator are killed."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
 
 LATE = "dev-06"
+CFL = {"algorithm": "cfl", "rounds": 14, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+COMMON = {"mode": "rotation", "deadline_s": 30.0}
 FEDGROUP = {
     "algorithm": "fedgroup",
     "rounds": 10,
     "settings": {"groups": "2", "alpha": "3"},
     "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
     "pretrain": LocalTraining(epochs=6, batch_size=10, lr=0.5),
-    "mode": "rotation",
-    "deadline_s": 30.0,
 }
 
 
@@ -41,28 +41,53 @@ def lending(fleet):
     return [d for d, o in plan.assignments.items() if set(o.seal) - used]
 
 
-@pytest.fixture
-def fleet(tmp_path):
-    """Yield a fleet of six, all in the cold start, after three rounds."""
+@pytest.fixture(params=["fedgroup", "cfl"])
+def fleet(tmp_path, request):
+    """Yield a fleet of six, whose groups have stood for a round when another device joins."""
     data = grouped_data(7, 2)
     late = data.pop(LATE)
-    with make_fleet(tmp_path / "fleet", data, quorum=0.6, **FEDGROUP) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, 20)
+    options = {"fedgroup": FEDGROUP, "cfl": CFL}[request.param]
+    with make_fleet(tmp_path / "fleet", data, quorum=0.6, **{**COMMON, **options}) as fleet:
+        fleet.run_until(lambda: events(fleet.records(), "cold-start") or events(fleet.records(), "split"), 20)
+        stood = len(fleet.records()) + 1
+        fleet.run_until(lambda: len(fleet.records()) == stood, 20)
         fleet.add_device(LATE, late)
         yield fleet
 
 
+def placements(records):
+    """Return (device, by) of each newcomer that was placed."""
+    of_fedgroup = [(device, e["by"]) for e in events(records, "newcomers") for device in e["groups"]]
+    return of_fedgroup + [(e["device"], e["by"]) for e in events(records, "newcomer")]
+
+
 def finish(fleet):
-    """Run to the end; all devices are in their true groups. Return the events of newcomers."""
+    """Run to the end, at which all devices are in their true groups; return the placements."""
     records = fleet.run(900)
     assert same_partition(records[-1]["clusters"], truth_of(7, 2))
-    return events(records, "newcomers")
+    return placements(records)
 
 
 def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
     """It has keys of its own key version, so it opens neither the run package's origin nor the means of the first round."""
-    (found,) = finish(fleet)
-    assert (list(found["groups"]), found["by"]) == ([LATE], "direction")
+    assert finish(fleet) == [(LATE, "direction")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "participation"), [({"eta_g": "0.05"}, 1.0), ({"start": "origin"}, 1.0), ({}, 0.6)]
+)
+def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, settings, participation):
+    """Models that are added up, directions that are no group's model, and rounds of a few devices."""
+    data = grouped_data(7, 2)
+    late = data.pop(LATE)
+    options = {**FEDGROUP, "rounds": 16, "participation": participation}
+    options["settings"] = {**FEDGROUP["settings"], **settings}
+    with make_fleet(tmp_path / "fleet", data, quorum=0.6, **COMMON, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 3, 20)
+        fleet.add_device(LATE, late)
+        placed = dict(finish(fleet))
+        assert set(placed.values()) == {"direction"}
+        assert LATE in placed
 
 
 @pytest.mark.parametrize("revive", [True, False])
@@ -72,13 +97,11 @@ def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(f
     fleet.kill_device(killed)
     if revive:
         fleet.revive_device(killed)
-        (found,) = finish(fleet)
-        assert (list(found["groups"]), found["by"]) == ([LATE], "direction")
+        assert finish(fleet) == [(LATE, "direction")]
         return
-    fleet.run_until(lambda: events(fleet.records(), "newcomers"), 300)
+    fleet.run_until(lambda: placements(fleet.records()), 300)
     fleet.revive_device(killed)
-    (found,) = finish(fleet)
-    assert list(found["groups"]) == [LATE]
+    assert [device for device, _ in finish(fleet)] == [LATE]
 
 
 @pytest.mark.parametrize("when", [lending, placing])
@@ -89,8 +112,7 @@ def test_an_aggregator_that_is_killed_opens_the_same_round_again(fleet, when):
     fleet.revive_aggregator()
     after = open_plan(fleet)
     assert (after.round, after.assignments) == (before.round, before.assignments)
-    (found,) = finish(fleet)
-    assert (list(found["groups"]), found["by"]) == ([LATE], "direction")
+    assert finish(fleet) == [(LATE, "direction")]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -99,15 +121,14 @@ def test_a_newcomer_that_is_killed_while_it_is_placed_finds_its_group(fleet, tim
         fleet.run_until(lambda: placing(fleet), 60)
         fleet.kill_device(LATE)
         fleet.revive_device(LATE)
-    found = finish(fleet)
-    assert list(found[-1]["groups"]) == [LATE]
+    assert [device for device, _ in finish(fleet)] == [LATE]
 
 
-def test_a_newcomer_that_is_gone_in_its_placement_round_chooses_by_loss_later(fleet):
+def test_a_newcomer_that_is_gone_in_its_placement_round_is_placed_later(fleet):
+    """FedGroup does not spend another round of its own on it."""
     fleet.run_until(lambda: placing(fleet), 60)
     fleet.kill_device(LATE)
     closed = len(fleet.records())
     fleet.run_until(lambda: len(fleet.records()) > closed, 200)
     fleet.revive_device(LATE)
-    found = finish(fleet)[-1]
-    assert (list(found["groups"]), found["by"]) == ([LATE], "loss")
+    assert finish(fleet) == [(LATE, "direction" if fleet.plan.algorithm == "cfl" else "loss")]

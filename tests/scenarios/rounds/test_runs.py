@@ -137,7 +137,7 @@ def test_cfl_does_not_split_devices_without_groups(tmp_path):
 
 
 def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):
-    """A device that joins after the split scores the models of both leaves, and ends with that of its group."""
+    """A device that joins after the split follows the edge of its direction, and ends with the model of its group."""
     data = grouped_data(10, 2)
     late = data.pop("dev-09")
     with make_fleet(tmp_path / "fleet", data, **CFL) as fleet:
@@ -145,7 +145,7 @@ def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):
         fleet.add_device("dev-09", late)
         records = fleet.run(100)
         (placed,) = events(records, "newcomer")
-        assert placed["device"] == "dev-09"
+        assert (placed["device"], placed["by"]) == ("dev-09", "direction")
         assert same_partition(records[-1]["clusters"], truth_of(10, 2))
         models = thetas(fleet)
         assert models["dev-09"] == models["dev-07"] != models["dev-08"]

@@ -12,7 +12,7 @@ from shoal.protocol.documents import Capabilities
 NONE = Capabilities()
 COLD = Capabilities(pretrain=True)
 GROUPS = Capabilities(pretrain=True, compare=True)
-CFL = Capabilities(margins=True)
+CFL = Capabilities(margins=True, compare=True)
 CASES = [
     ("fedavg", {"discrepancy": "on"}, NONE),
     ("fedprox", {}, NONE),

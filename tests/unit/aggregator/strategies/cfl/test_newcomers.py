@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import ClusterModel, train_assignment
-from aggregator.strategies.cfl.newcomers import assignments, join, welcome
+from aggregator.strategies.base import ClusterModel, place_assignment, train_assignment
+from aggregator.strategies.cfl.newcomers import assignments, join, place, welcome
 from aggregator.strategies.cfl.split_validation import Half, Trial
 from aggregator.strategies.cfl.state import ROOT, CflState, Cluster
-from aggregator.strategies.cfl.tree import Node
+from aggregator.strategies.cfl.tree import BASES, EDGES, Node, leaves
 from shoal.protocol.messages import Phase
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
@@ -42,24 +42,70 @@ def goals_with(groups, noise=0.05, seed=3):
 
 @pytest.mark.parametrize("participation", [1.0, 0.2])
 def test_twenty_newcomers_of_twenty_join_their_groups(participation):
-    """Over three nested splits they score all leaves in one round, however few devices are drawn for training."""
+    """Alg. 4: they walk down three nested splits, one edge a round, however few devices are drawn for training."""
     rounds = settled_tree()
     run = dataclasses.replace(rounds.strategy.run, participation=participation)
     rounds.strategy = type(rounds.strategy)(run)
     answer = Quadratic(rounds, goals_with(NEWCOMERS))
-    leaves = tuple(sorted(rounds.state.clusters))
-    rounds.step(answer, present=(*DEVICES, *NEWCOMERS))
-    joined = {e.detail["device"]: e.detail["cluster"] for e in rounds.events if e.kind == "newcomer"}
+    begun = rounds.round
+    run_until_quiet(rounds, answer, most=4, present=(*DEVICES, *NEWCOMERS))
+    joined = {e.detail["device"]: (e.round - begun, e.detail["by"]) for e in rounds.events if e.kind == "newcomer"}
     assert set(joined) == set(NEWCOMERS)
+    assert {by for _, by in joined.values()} == {"direction"}
+    assert {round_ for round_, _ in joined.values()} == {1, 2, 3}
     assert {frozenset(c) for c in partition(rounds)} == {
         frozenset((*GROUPS[g], *(d for d, own in NEWCOMERS.items() if own == g))) for g in GROUPS
     }
-    assert {o.candidates for _, d, o in answer.assignments if d in joined} == {leaves}
     assert everybody(rounds.state) == sorted((*DEVICES, *NEWCOMERS))
 
 
+@pytest.mark.parametrize("settings", [ALG_5, TRIED])
+def test_the_directions_of_edges_are_the_mean_updates_of_the_two_sides_where_they_were_cut(settings):
+    """Each device's update leads from theta* to its goal, so an edge's direction leads to the mean goal of its side."""
+    rounds = cfl(**settings)
+    run_until_quiet(rounds, Quadratic(rounds), most=40)
+    assert len(rounds.state.tree) == 3
+    clusters = {c.id: c.members for c in rounds.state.clusters.values()}
+    for node in rounds.state.tree.values():
+        base, *ends = node.edges
+        if settings is TRIED:
+            assert base == node.slot
+        for child, end in zip(node.children, ends, strict=True):
+            below = (
+                [d for leaf in leaves(rounds.state.tree, child) for d in clusters[leaf]]
+                if (child in rounds.state.tree)
+                else clusters[child]
+            )
+            goal = np.mean([GOAL[GROUP_OF[d]] + NOISE[d] for d in below], 0)
+            np.testing.assert_allclose(rounds.theta(end), goal, atol=1e-4)
+
+
+def test_the_other_plan_lets_newcomers_score_all_leaves():
+    rounds = settled_tree()
+    _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, (*DEVICES, *NEWCOMERS))
+    assert {plan.assignments[d].phase for d in NEWCOMERS} == {Phase.PLACE}
+    _, other = plan.otherwise
+    assert {other.assignments[d].candidates for d in NEWCOMERS} == {tuple(sorted(rounds.state.clusters))}
+    assert {d: o for d, o in other.assignments.items() if d in DEVICES} == {
+        d: o for d, o in plan.assignments.items() if d in DEVICES
+    }
+    assert set(plan.models) > set(other.models)
+
+
+def by_loss(rounds):
+    """Make the strategy follow its other plan, as it is if no device can hand a model over."""
+    plan = rounds.strategy.plan
+
+    def other(state, round_, available):
+        planned = plan(state, round_, available)
+        return planned[1].otherwise or planned
+
+    rounds.strategy.plan = other
+    return rounds
+
+
 def test_a_newcomer_is_not_offered_a_leaf_on_trial():
-    rounds = cfl(**TRIED)
+    rounds = by_loss(cfl(**TRIED))
     answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
     while not (rounds.state.tree and rounds.state.trials):
         rounds.step(answer)
@@ -85,7 +131,7 @@ def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
 
 
 def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
-    """It has no update to compare, so its cluster is cut without it. Once online, it chooses among the leaves."""
+    """It has no update to compare, so its cluster is cut without it. Once online, it walks down the tree."""
     silent = "dev-71"
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
@@ -106,7 +152,7 @@ def test_a_newcomer_before_any_split_joins_the_one_cluster():
 
 
 def test_a_newcomers_update_moves_the_leaf_that_it_chose_and_no_other():
-    rounds = settled_tree()
+    rounds = by_loss(settled_tree())
     root = rounds.state.tree[0].slot
     answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
     before = {c.id: rounds.theta(c.slot) for c in rounds.state.clusters.values()}
@@ -168,6 +214,45 @@ def test_unplaced_devices_that_are_there_score_the_leaves_below_their_nodes():
     below = {"new-1": (2, 3), "new-2": (2, 3, 4)}
     expected = {d: train_assignment(leaves, evaluate=False) for d, leaves in below.items()}
     assert assignments(state, {"new-1", "new-2", "dev-2"}) == expected
+
+
+WITH_EDGES = {
+    k: dataclasses.replace(n, edges=tuple(ClusterModel(10 * k + i) for i in range(3))) for k, n in TREE.items()
+}
+
+
+def test_unplaced_devices_compare_the_edges_of_their_nodes():
+    state = dataclasses.replace(STATE, tree={**TREE, 1: WITH_EDGES[1]}, unplaced={"new-1": 1, "new-2": 0, "away": 1})
+    asked = assignments(state, {"new-1", "new-2", "dev-2"})
+    assert asked == {
+        "new-1": place_assignment(BASES + 1, (EDGES + 2, EDGES + 3)),
+        "new-2": train_assignment((2, 3, 4), evaluate=False),
+    }
+    assert WITH_EDGES[1].compared == {
+        BASES + 1: ClusterModel(10),
+        EDGES + 2: ClusterModel(11),
+        EDGES + 3: ClusterModel(12),
+    }
+    assert assignments(state, {"new-1"}, by_loss=True)["new-1"].candidates == (2, 3)
+    assert dataclasses.replace(WITH_EDGES[1], children=(2, BASES)).compared == {}, "the ids would be taken"
+
+
+def test_a_device_that_chose_an_edge_goes_down_to_a_node_or_becomes_a_member_of_a_leaf():
+    state = dataclasses.replace(STATE, tree=WITH_EDGES, unplaced={"new-1": 0, "new-2": 0, "new-3": 1, "new-4": 1})
+    state = dataclasses.replace(state, trials={3: trial(3)})
+    chosen = {"new-1": 1, "new-2": 4, "new-3": 3, "new-4": 2, "dev-2": 4}
+    given = [contribution(d, phase=Phase.PLACE, nearest=EDGES + child) for d, child in chosen.items()]
+    after, events = place(state, given, 9)
+    assert after.unplaced == {"new-1": 1, "new-3": 1}, "a leaf on trial takes no members"
+    assert {k: c.members for k, c in after.clusters.items()} == {
+        2: ("dev-2", "new-4"),
+        3: ("dev-3",),
+        4: ("dev-4", "new-2"),
+    }
+    assert [(e.round, e.kind, e.detail) for e in events] == [
+        (9, "newcomer", {"device": d, "cluster": c, "by": "direction"}) for d, c in (("new-2", 4), ("new-4", 2))
+    ]
+    assert place(state, [towards(0, "new-1", model=2)], 9) == (state, ())
 
 
 def test_leaves_on_trial_are_not_scored():

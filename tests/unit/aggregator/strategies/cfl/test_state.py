@@ -87,7 +87,7 @@ def test_splits_are_checked_and_moves_offered_every_twenty_rounds_unless_alg_5_s
 def test_devices_need_a_validation_share_for_trials_and_for_checks(settings, uses):
     made = CflSettings(**settings)
     assert made.uses_validation is uses
-    assert made.capabilities == Capabilities(margins=uses)
+    assert made.capabilities == Capabilities(margins=uses, compare=True)
 
 
 def test_only_a_run_with_paths_asks_devices_to_keep_them():
