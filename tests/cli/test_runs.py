@@ -74,7 +74,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert plan.settings == (Setting("groups", "2"), Setting("measure", "madc"))
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
     assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.3, 0, 50)
-    assert (plan.origins, plan.max_models, plan.norm_noise) == (1, 4, 0.01)
+    assert (plan.origins, plan.max_models, plan.norm_noise) == (1, 6, 0.01)
     assert (plan.max_samples, plan.weight_cap) == (500, 2.0)
 
 

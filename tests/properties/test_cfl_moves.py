@@ -69,7 +69,11 @@ class World:
             vector = 0.5 * (self.goals[device] - thetas[model]) + 0.3 * self.noise.normal(size=D)
         if order.margins:
             margins = tuple(loss[m] - loss[model] for m in order.candidates)
-        return contribution(device, vector, round=plan.round, model=model, phase=Phase(order.phase), margins=margins)
+        nearest = self.rng.choice(order.compare) if order.compare else 0
+        phase = Phase(order.phase)
+        return contribution(
+            device, vector, round=plan.round, model=model, phase=phase, margins=margins, nearest=nearest
+        )
 
 
 def places(state):

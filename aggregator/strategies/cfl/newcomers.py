@@ -84,7 +84,7 @@ def place(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
         child = update.nearest - EDGES
         if child in state.tree:
             state = dataclasses.replace(state, unplaced={**state.unplaced, update.device: child})
-        elif child not in state.trials:
+        elif child in state.clusters and child not in state.trials:  # a late merge may just have undone the edge
             state = _with_member(state, child, update.device)
             detail = {"device": update.device, "cluster": child, "by": "direction"}
             events.append(Event(round_, "newcomer", detail))
