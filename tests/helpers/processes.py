@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+
+import numpy as np
 
 PR_CAPBSET_DROP = 24
 MOST_CAPABILITIES = 64
@@ -58,7 +61,7 @@ def command_line(pid):
 def found_in_memory(pid, needles):
     """Return the names of those ``needles`` (name -> bytes) that a process's readable memory contains."""
     found = set()
-    longest = max(map(len, needles.values()))
+    longest, search = max(map(len, needles.values())), Search(needles)
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for low, high in regions(pid):
             memory.seek(low)
@@ -72,9 +75,47 @@ def found_in_memory(pid, needles):
                     break
                 low += len(piece)
                 block = tail + piece
-                found |= {name for name, needle in needles.items() if name not in found and needle in block}
+                found |= search.names_in(block)
                 tail = block[1 - longest :]
     return found
+
+
+PROBE = 8
+"""Bytes of a needle that are looked for first."""
+
+
+class Search:
+    """Finds any of many ``needles`` (name -> at least PROBE bytes) in one pass over a block of memory.
+
+    Of each needle the PROBE bytes with the most distinct values are looked for first: memory is full of zeros.
+    """
+
+    def __init__(self, needles):
+        self._by_probe = defaultdict(list)
+        self._starts = np.zeros(1 << 16, bool)
+        for name, needle in needles.items():
+            at = max(range(min(64, len(needle) - PROBE + 1)), key=lambda i, n=needle: len(set(n[i : i + PROBE])))
+            probe = needle[at : at + PROBE]
+            self._by_probe[probe].append((name, needle, at))
+            self._starts[int.from_bytes(probe[:2], "little")] = True
+        self._probes = np.sort(np.array([int.from_bytes(p, "little") for p in self._by_probe], np.uint64))
+
+    def names_in(self, block):
+        """Return the names of the needles that a block of memory contains."""
+        if len(block) < PROBE:
+            return set()
+        data = np.frombuffer(block, np.uint8)
+        starts = data[:-1].astype(np.uint16) | (data[1:].astype(np.uint16) << 8)
+        at = np.flatnonzero(self._starts[starts])
+        at = at[at <= len(data) - PROBE]
+        words = np.lib.stride_tricks.sliding_window_view(data, PROBE)[at].copy().view(np.uint64)[:, 0]
+        place = np.minimum(np.searchsorted(self._probes, words), len(self._probes) - 1)
+        found = set()
+        for i in at[self._probes[place] == words].tolist():
+            for name, needle, offset in self._by_probe[block[i : i + PROBE]]:
+                if i >= offset and block.startswith(needle, i - offset):
+                    found.add(name)
+        return found
 
 
 def regions(pid):

@@ -94,7 +94,7 @@ def take_turns(churn, done):
     churn.leave(churn.random.choice(names(3)), 600.0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.long) for s in range(2, 20))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.long) for s in (0, *range(2, 20)))])
 def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_needed(tmp_path, seed):
     options = {"rounds": 60, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(3, n=12), **options) as fleet:
