@@ -154,12 +154,12 @@ class Results:
 
     def keep_status(self, session: DeviceSession, now_s: float) -> None:
         """Write the status file if the session has changed, as `publish` does: a device that is stuck shows what it waits for."""
-        if session.summary() != self._summary:
+        if self._is_due(now_s) and session.summary() != self._summary:
             self.publish(session, now_s)
 
     def publish(self, session: DeviceSession, now_s: float, *, force: bool = False) -> None:
         """Write the figures to the status file, at most once every STATUS_EVERY_S seconds unless forced."""
-        if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
+        if not force and not self._is_due(now_s):
             return
         self._saved_status_s = now_s
         self._summary = session.summary()
@@ -175,6 +175,9 @@ class Results:
                 "ended": self._ended,
             }
         )
+
+    def _is_due(self, now_s: float) -> bool:
+        return now_s - self._saved_status_s >= STATUS_EVERY_S
 
     def _count_bytes(self) -> None:
         if self._figures.get("finished"):

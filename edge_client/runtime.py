@@ -294,7 +294,7 @@ class DeviceRuntime:
             if parsed.kind is not TopicKind.PLAN:
                 raise
             LOG.debug("too large until an announcement gives its size", extra={"kv": {"reason": error}})
-        self.session = self.session.arrived(self._facts())
+        self.session = self.session.arrived(self._now_s)
         return transfer
 
     def _content(self, channel: Channel, label: str, transfer: Transfer) -> Any:
@@ -334,9 +334,9 @@ class DeviceRuntime:
                 roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
             )
             self._roster = roster, facts
-        roster_facts = self._roster[1]
-        if roster_facts.expired != member.expired:
-            roster_facts = dataclasses.replace(roster_facts, expired=member.expired)
+        roster_facts, expired = self._roster[1], member.expired
+        if roster_facts.expired != expired:
+            roster_facts = dataclasses.replace(roster_facts, expired=expired)
             self._roster = member.roster, roster_facts
         return io.Facts(
             now_s=self._now_s,
@@ -357,14 +357,14 @@ class DeviceRuntime:
             self._carry_out(action)
 
     def _carry_out(self, action: Do) -> None:
-        if isinstance(action, io.ForBroker):
+        if isinstance(action, io.ForBroker | rounds.Send):
             self._publish(action)
         elif isinstance(action, io.ForMembership):
             self._open(action)
         else:
             self._do(action)
 
-    def _publish(self, action: io.ForBroker) -> None:
+    def _publish(self, action: io.ForBroker | rounds.Send) -> None:
         transport, member, mark = self._transport, self._membership, self.session.round.mark
         match action:
             case io.Subscribe(kind, label):
@@ -380,7 +380,7 @@ class DeviceRuntime:
                 transport.publish(*receiving_notice(member), retain=True)
             case io.SendDecline(announcement, reason):
                 self._notes.decline(announcement, reason)
-            case io.SendUpload(transfer, chunks):
+            case rounds.Send(transfer, chunks):
                 self._uplink.send(mark, transfer, chunks, member.roster.active_count)
             case io.SendReminder(transfer, run_id, turn):
                 self._uplink.remind(mark, transfer, run_id, turn)

@@ -74,7 +74,7 @@ def _model(label: str, session: DeviceSession) -> Mapping[ChunkKind, int]:
     if plan is None:
         return UNSUBSCRIBED
     checkpoint = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(plan, session.sizes.task))
-    return {**channels.MEAN.limit(sizes.model_bytes(plan)), **checkpoint}
+    return {**channels.MEAN.limit(sizes.mean_bytes(plan)), **checkpoint}
 
 
 def _most_models(session: DeviceSession) -> int:

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 ANNOUNCED_WITHIN_S: Final = 10.0
 """Time for which a device whose disk fails between two rounds waits for the next announcement, to decline it before it ends."""
 
+RUN_AND_ROUND: Final = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
+"""Requests for the run package and the announcement, which may have come before the device could read them."""
+
 Do = rounds.Do | io.Do
 Steps = tuple["DeviceSession", tuple[Do, ...]]
 
@@ -177,11 +180,10 @@ class DeviceSession:
 
     def checked(self, facts: Facts) -> Steps:
         """Return the session after a look at the roster's expiry. Call it before each message and tick."""
-        before = self.roster.lapsed
         roster, told = self.roster.checked(facts)
+        if roster is self.roster:
+            return self, told
         session = dataclasses.replace(self, roster=roster)
-        if roster.lapsed == before:
-            return session, told
         if roster.lapsed:
             stop: tuple[Do, ...] = (rounds.CancelWork(),)
             if session.round.stage is Stage.WORKING:
@@ -192,8 +194,7 @@ class DeviceSession:
         session, present = session._connected(facts)
         resume = (io.ResumeRun(),) if session.plan is None else ()
         session, reminded = session._in_round(rounds.Reconnected(), facts)
-        again = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
-        return session, (*told, *under, *present, *resume, *reminded, *again)
+        return session, (*told, *under, *present, *resume, *reminded, *RUN_AND_ROUND)
 
     def settled(self, facts: Facts) -> Steps:
         """Return the session after all actions of a message were carried out. Call it after each message.
@@ -214,9 +215,9 @@ class DeviceSession:
         presence, done = self.presence.announced(facts)
         return dataclasses.replace(self, presence=presence), (told, *done, io.Resubscribe(TopicKind.ROUND))
 
-    def arrived(self, facts: Facts) -> DeviceSession:
+    def arrived(self, now_s: float) -> DeviceSession:
         """Return the session after a chunk of any message."""
-        return dataclasses.replace(self, lookout=self.lookout.heard(facts.now_s))
+        return dataclasses.replace(self, lookout=self.lookout.heard(now_s))
 
     def receive(self, channel: Channel, content: Any, facts: Facts) -> Steps:
         """Take a message.
@@ -259,8 +260,7 @@ class DeviceSession:
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
                 roster, again = self.roster.keys_changed()
-                asked = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
-                return dataclasses.replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *asked)
+                return dataclasses.replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RUN_AND_ROUND)
             case io.RunFollowed(plan, task_bytes, lost):
                 sizes = dataclasses.replace(self.sizes, task=task_bytes)
                 session = dataclasses.replace(self, sizes=sizes, late=None, declines=self.declines.followed())
@@ -335,11 +335,9 @@ class DeviceSession:
             package = io.Resubscribe(TopicKind.PLAN)
             larger = sizes.most_package > before and package in session.missing
             return session, (package,) if larger else ()
-        version = announcement.held.key_version
-        begun = (
-            announcement.nonce == session.round.mark.nonce
-        )  # before the newer keys came: it is finished under its own
-        if not (begun or announcement.finished) and facts.keys_since > version:
+        # A round that was begun before the newer keys came is finished under its own.
+        begun = announcement.nonce == session.round.mark.nonce
+        if not (begun or announcement.finished) and facts.keys_since > announcement.held.key_version:
             line = io.Log("info", "round declined: the owner has replaced its keys", {"round": announcement.round})
             session, declined = session._decline(announcement, DeclineReason.KEYS)
             return session, (line, *declined)
@@ -441,8 +439,8 @@ class DeviceSession:
                 case rounds.Follow(labels):
                     session, more = session._followed(labels)
                     done.extend(more)
-                case rounds.Send(transfer, chunks):
-                    session, more = session._sent(transfer, chunks, facts)
+                case rounds.Send():
+                    session, more = session._sent(action, facts)
                     done.extend(more)
                 case rounds.Remind(transfer, run_id, reconnected):
                     session, more = session._reminded(transfer, run_id, facts, reconnected=reconnected)
@@ -464,11 +462,12 @@ class DeviceSession:
         done += [io.Subscribe(TopicKind.MODEL, label) for label in labels if label not in self.labels]
         return dataclasses.replace(self, labels=labels), tuple(done)
 
-    def _sent(self, transfer: bytes, chunks: tuple[int, ...] | None, facts: Facts) -> Steps:
-        if chunks is not None and self.in_flight and facts.busy:
+    def _sent(self, send: rounds.Send, facts: Facts) -> Steps:
+        """Send the upload, or chunks that the aggregator asked for unless they are still on their way to the broker."""
+        again = send.chunks is not None
+        if again and self.in_flight and facts.busy:
             return self, ()
-        turn = self.turn + (chunks is not None)
-        return dataclasses.replace(self, turn=turn, in_flight=True), (io.SendUpload(transfer, chunks),)
+        return dataclasses.replace(self, turn=self.turn + again, in_flight=True), (send,)
 
     def _reminded(self, transfer: bytes, run_id: bytes, facts: Facts, *, reconnected: bool) -> Steps:
         """Send a reminder, unless chunks of the upload are still on their way to the broker."""

@@ -208,14 +208,6 @@ class SendDecline:
 
 
 @dataclass(frozen=True, slots=True)
-class SendUpload:
-    """Send the stored upload, or only the ``chunks`` of it that the aggregator asked for."""
-
-    transfer: bytes
-    chunks: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SendReminder:
     """Send a reminder of the stored upload; ``turn`` is the retransmission counter."""
 
@@ -314,16 +306,7 @@ Event = (
     | RoundSkipped
     | DiskFailed
 )
-ForBroker = (
-    Subscribe
-    | Unsubscribe
-    | Resubscribe
-    | PublishPresence
-    | OfferReceivingKeys
-    | SendDecline
-    | SendUpload
-    | SendReminder
-)
+ForBroker = Subscribe | Unsubscribe | Resubscribe | PublishPresence | OfferReceivingKeys | SendDecline | SendReminder
 """Subscriptions and messages."""
 ForMembership = (
     AdoptRoster | ApplyRosterChange | TakeGrant | ResumeRun | OpenRun | LocateCheckpoint | BeginWithCheckpoint

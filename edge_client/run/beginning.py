@@ -97,14 +97,14 @@ def resume_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldM
     Raises:
         IntegrityError: the stored states are damaged or of another run.
     """
-    plan = _stored_plan(package, membership)
+    run = stored_run(package, membership)
+    plan = run.plan
     store = StateStore.open(membership.directory)
     if store is None or store.run_id != plan.run_id:
         raise IntegrityError("the stored model states are of another run")
     states, errors = store.load()
     for error in errors:
         LOG.warning("a model state is lost", extra={"kv": {"reason": error, "hint": error.hint}})
-    run = stored_run(package, membership)
     _finish_keeping(plan, store.key_version, membership)
     return run, HeldModels(run, membership, store, states)
 
@@ -115,18 +115,14 @@ def stored_run(package: bytes, membership: DeviceMembership) -> Run:
     Raises:
         IntegrityError: the package is not the owner's, or damaged, or an earlier version of Shoal wrote it.
     """
-    plan = _stored_plan(package, membership)
-    return Run(plan=plan, bundle=task_of(memoryview(decode(package, RunPackage).task), plan))
-
-
-def _stored_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
     try:
-        return open_plan(package, membership)
+        plan = open_plan(package, membership)
     except (UntrustedError, WireError) as error:
         raise IntegrityError(
             f"the stored run is damaged, or of an earlier version of Shoal: {error}",
             hint="the device takes part again when the owner's next run begins",
         ) from error
+    return Run(plan=plan, bundle=task_of(memoryview(decode(package, RunPackage).task), plan))
 
 
 def _finish_keeping(plan: RunPlan, key_version: int, membership: DeviceMembership) -> None:

@@ -44,7 +44,7 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + MARGIN_BYTES * count + signed + attached
 
 
-def model_bytes(plan: RunPlan) -> int:
+def mean_bytes(plan: RunPlan) -> int:
     """Return the largest sealed mean of a run: that of a whole model."""
     return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length
 

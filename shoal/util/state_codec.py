@@ -15,7 +15,7 @@
     Annotated[Any, Array(...)]      the array's name; the arrays travel beside the document
 
 A name is the field's path: in the state ``State(slots=(ClusterModel(offset=v),))`` the array ``v`` is ``slots.0.offset``. An
-array that occurs twice is stored once. The document holds only the keys of instances that are stored elsewhere (`Stored`).
+array that occurs twice is stored once.
 
 Decoding is strict: an unknown or missing field, a value of another type, a number that is not finite, and an array that
 nothing refers to each give a `DocumentError` with the path.
@@ -49,59 +49,38 @@ class Encoded:
     Attributes:
         document: ready for `json.dumps`.
         arrays: by the names that the document refers to.
-        keys: of the values that are stored elsewhere.
     """
 
     document: Any
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    keys: frozenset[Any] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A class whose instances are stored elsewhere, each under its attribute ``key``.
-
-    Attributes:
-        kind: the class.
-        key: type hint of the keys.
-        fetch: returns the instance of a key; only decoding calls it.
-    """
-
-    kind: type[Any]
-    key: Any
-    fetch: Callable[[Any], Any] | None = None
-
-
-def encode_state(value: Any, stored: Stored | None = None) -> Encoded:
+def encode_state(value: Any) -> Encoded:
     """Return a dataclass instance as a document and arrays.
 
     Args:
         value: the instance.
-        stored: a class that is replaced by its keys.
 
     Raises:
         DocumentError: a field holds something else than its hint says.
     """
-    walk = _Walk(stored)
+    walk = _Walk()
     document = _coder(type(value)).write(walk, value)
-    return Encoded(document, walk.arrays, frozenset(walk.keys))
+    return Encoded(document, walk.arrays)
 
 
-def decode_state(
-    cls: type[T], document: Any, arrays: Mapping[str, NDArray[Any]] | None = None, stored: Stored | None = None
-) -> T:
+def decode_state(cls: type[T], document: Any, arrays: Mapping[str, NDArray[Any]] | None = None) -> T:
     """Return the instance of ``cls`` that `encode_state` has encoded.
 
     Args:
         cls: a dataclass.
         document: as parsed by `json` or `tomllib`.
         arrays: all that the document refers to, and no others.
-        stored: as in encoding, with ``fetch``.
 
     Raises:
         DocumentError: the document or the arrays do not describe a ``cls``.
     """
-    walk = _Walk(stored, dict(arrays or {}))
+    walk = _Walk(dict(arrays or {}))
     value: T = _coder(cls).read(walk, document)
     if unused := walk.arrays.keys() - walk.used:
         raise DocumentError(f"nothing refers to the array {min(unused)!r}")
@@ -109,16 +88,14 @@ def decode_state(
 
 
 class _Walk:
-    """One encoding or decoding: where it is, and the arrays and keys met so far."""
+    """One encoding or decoding: where it is, and the arrays met so far."""
 
-    __slots__ = ("arrays", "keys", "names", "path", "stored", "used")
+    __slots__ = ("arrays", "names", "path", "used")
 
-    def __init__(self, stored: Stored | None, arrays: dict[str, NDArray[Any]] | None = None) -> None:
+    def __init__(self, arrays: dict[str, NDArray[Any]] | None = None) -> None:
         self.path: list[Any] = []
-        self.stored = stored
         self.arrays: dict[str, NDArray[Any]] = {} if arrays is None else arrays
         self.names: dict[int, str] = {}
-        self.keys: set[Any] = set()
         self.used: set[str] = set()
 
     @property
@@ -300,15 +277,9 @@ def _record(cls: type[Any]) -> _Coder:
     def write(walk: _Walk, value: Any) -> Any:
         if type(value) is not cls:
             raise walk.wrong(f"a {cls.__name__}", value)
-        if walk.stored is not None and walk.stored.kind is cls:
-            walk.keys.add(value.key)
-            return _coder(walk.stored.key).write(walk, value.key)
         return {name: _within(walk, name, coder.write, getattr(value, name)) for name, coder in coders.items()}
 
     def read(walk: _Walk, value: Any) -> Any:
-        if walk.stored is not None and walk.stored.kind is cls:
-            assert walk.stored.fetch is not None
-            return walk.stored.fetch(_coder(walk.stored.key).read(walk, value))
         if not isinstance(value, dict):
             raise walk.wrong("a table", value)
         for wrong, word in ((value.keys() - coders.keys(), "unknown key"), (coders.keys() - value.keys(), "lacks")):

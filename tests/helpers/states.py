@@ -63,12 +63,10 @@ def instances(hint):
     return st.lists(instances(args[0]), max_size=2).map(tuple)
 
 
-def places(hint, document, stored=None, path=()):
+def places(hint, document, path=()):
     """Return (path, hint) of every part of a document whose type the hint fixes."""
     if inner := optional_of(hint):
-        return [] if document is None else places(inner, document, stored, path)
-    if stored is not None and hint is stored.kind:
-        hint = stored.key
+        return [] if document is None else places(inner, document, path)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     parts = []
     if hint is Any:
@@ -84,7 +82,7 @@ def places(hint, document, stored=None, path=()):
         parts = [(i, args[0]) for i in range(len(document))]
     found = [(path, hint)]
     for step, h in parts:
-        found += places(h, document[step], stored, (*path, step))
+        found += places(h, document[step], (*path, step))
     return found
 
 

@@ -4,8 +4,8 @@
   whose updates are least alike (`split`).
 - By default both halves train for a few rounds and the split stands only if each prefers its own model
   (`split_validation`); a split that does not pay is reverted (`merge`), and devices may change clusters (`reassignment`).
-- Split clusters form a tree with their models (`tree`); a late device scores the leaves' models and joins the leaf of the
-  best one (`newcomers`).
+- Split clusters form a tree with their models (`tree`); a late device walks down the tree: at each node it compares its
+  update with those of both sides on its own side, and follows the nearer one (Alg. 4, `newcomers`).
 
 `strategy` is the algorithm, `state` its settings and state.
 

@@ -1,7 +1,8 @@
 """FedGroup and FedGrouProx (Duan et al.): groups from a cold start, then FedAvg within each group.
 
 - In the cold start some devices train alone from the origin; their updates are clustered by EDC or MADC (`cold_start`).
-- A late device scores the groups' models, trains the best and joins that group.
+- A late device trains the origin, compares its update with the groups' directions on its own side (Eq. 9), and joins the
+  nearest group.
 - With ``eta_g`` above 0 groups also exchange models (`intergroup`). `prox` adds FedProx's term.
 
 `strategy` is the algorithm, `state` its settings and its state.

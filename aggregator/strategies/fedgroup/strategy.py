@@ -116,9 +116,13 @@ class FedGroup:
         return dataclasses.replace(state, cohort=cohort), placement
 
     def _placement(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
-        directions = {self.untrained + 1 + j: model for j, model in enumerate(state.directions)}
+        directions = self._directions(state)
         assignment = place_assignment(self.untrained, tuple(directions))
         return RoundPlan(round_, {self.untrained: state.origin, **directions}, dict.fromkeys(devices, assignment))
+
+    def _directions(self, state: FedGroupState) -> dict[int, ClusterModel]:
+        """Return the models along which the groups moved from the origin, by the ids under which devices know them."""
+        return {self.untrained + 1 + j: model for j, model in enumerate(state.directions)}
 
     def _cohort(self, state: FedGroupState, round_: int, cohort: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
         evaluate = evaluates(self.run, round_)
@@ -254,8 +258,7 @@ class FedGroup:
         """Return the groups' models, those of their directions and, once there are groups, the auxiliary model."""
         if not state.since:
             return {}
-        directions = {self.untrained + 1 + j: model for j, model in enumerate(state.directions)}
-        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **directions}
+        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **self._directions(state)}
 
     def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
         """Return the state without devices that are not ``active``."""

@@ -59,7 +59,7 @@ def sending(**changes):
     """Return the driver of a device that has just sent its upload of round 1."""
     driver = working(**changes)
     driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
-    assert driver.take() == [io.SendUpload(TRANSFER)]
+    assert driver.take() == [rounds.Send(TRANSFER)]
     return driver
 
 
@@ -258,7 +258,7 @@ def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowled
     driver.at(busy=True)
     for _ in range(2):
         driver.hear(channels.CONTROL, control(Action.NACK, missing=(1,)))
-    assert driver.take(io.SendUpload) == [io.SendUpload(TRANSFER, (1,))], "and the second time it is on its way"
+    assert driver.take(rounds.Send) == [rounds.Send(TRANSFER, (1,))], "and the second time it is on its way"
 
 
 def test_a_slow_link_gets_the_first_transmission_only():
@@ -266,7 +266,7 @@ def test_a_slow_link_gets_the_first_transmission_only():
     driver = sending().at(busy=True)
     driver.hear(channels.CONTROL, control(Action.NACK, missing=(0, 1)))
     driver.tell(io.Connected())
-    assert driver.take(io.SendUpload | io.SendReminder) == []
+    assert driver.take(rounds.Send | io.SendReminder) == []
 
 
 # -------------------------------------------------------------------------------------------------- keys, roster, disk
@@ -376,7 +376,7 @@ def test_any_interleaving_keeps_the_rules(names):
                     followed.add(label)
                 case io.Unsubscribe(TopicKind.MODEL, label):
                     followed.remove(label)
-                case io.SendUpload() | io.SendReminder():
+                case rounds.Send() | io.SendReminder():
                     assert done_work
                 case rounds.Work():
                     assert not (stopped and name.endswith("announcement"))

@@ -77,7 +77,7 @@ LISTED = VARIABLES["n"] + sizes.FLEET_GROWTH_DEVICES
     ("channel", "size"),
     [
         (channels.UPLOAD, sizes.upload_bytes(PLAN)),
-        (channels.MEAN, sizes.model_bytes(PLAN)),
+        (channels.MEAN, sizes.mean_bytes(PLAN)),
         (channels.ANNOUNCEMENT, sizes.announcement_bytes(LISTED, PLAN.max_models)),
         (channels.REVOCATION, sizes.roster_bytes(LISTED)),
         (channels.ROSTER, sizes.roster_bytes(1)),

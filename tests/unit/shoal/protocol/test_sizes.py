@@ -128,7 +128,7 @@ def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     options = {"participation": 0.7, **options}
     plan, task_bytes, largest = largest_sent(tmp_path / "fleet", algorithm, **options)
     checkpoint = sizes.checkpoint_bytes(plan, task_bytes)
-    assert largest[ChunkKind.MEAN] <= sizes.model_bytes(plan)
+    assert largest[ChunkKind.MEAN] <= sizes.mean_bytes(plan)
     assert largest[ChunkKind.CHECKPOINT] <= checkpoint
     assert largest[ChunkKind.STATE] <= limits.MAX_NOTE_BYTES
     assert largest[ChunkKind.CONTROL] <= limits.MAX_CONTROL_BYTES

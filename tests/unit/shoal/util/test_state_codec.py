@@ -12,7 +12,7 @@ import pytest
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from shoal.errors import DocumentError, IntegrityError, TaskError
 from shoal.types import Array, Float32Vector
-from shoal.util.state_codec import Stored, decode_state, encode_state
+from shoal.util.state_codec import decode_state, encode_state
 
 
 class Level(IntEnum):
@@ -238,22 +238,6 @@ def test_an_array_of_another_dtype_is_not_encoded():
         encode_state(Wide(vector(1)))
     with pytest.raises(DocumentError, match="exact must be an array"):
         encode_state(Wide([1.0]))
-
-
-# ---------------------------------------------------------------------------------------------------- stored elsewhere
-
-
-def test_what_is_stored_elsewhere_is_replaced_by_its_key():
-    uploads = {(1, "a"): Upload((1, "a"), vector(1)), (2, "b"): Upload((2, "b"), vector(2))}
-    state = Holder({u.key[1]: u for u in uploads.values()})
-    encoded = encode_state(state, Stored(Upload, tuple[int, str]))
-    assert (encoded.document["newest"], encoded.arrays) == ({"a": [1, "a"], "b": [2, "b"]}, {})
-    assert encoded.keys == set(uploads)
-    assert decode_state(Holder, encoded.document, {}, Stored(Upload, tuple[int, str], uploads.__getitem__)) == state
-    with pytest.raises(DocumentError, match=r"newest\.a must be a list of 2"):
-        decode_state(
-            Holder, {"newest": {"a": [1]}, "twice": []}, {}, Stored(Upload, tuple[int, str], uploads.__getitem__)
-        )
 
 
 def test_a_hint_that_no_document_can_hold_is_a_mistake_in_the_class():
