@@ -344,15 +344,6 @@ def advanced(
     return slot.moved(average(given, run.weighting, run.weight_cap), len(given), round_)
 
 
-def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the share ``run.participation`` of ``available``: the same draw for the same run, round and devices."""
-    count = max(1, round(run.participation * len(available)))
-    if count >= len(available):
-        return available
-    chosen = np.random.default_rng([run.seed, round_]).choice(len(available), count, replace=False)
-    return tuple(available[i] for i in sorted(chosen))
-
-
 def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Assignment:
     """Return the assignment to take the best of ``candidates`` on the training share and train it."""
     return Assignment(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)

@@ -22,7 +22,6 @@ from aggregator.strategies.base import (
     RoundPlan,
     advanced,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -32,6 +31,7 @@ from aggregator.strategies.base import (
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector

@@ -32,7 +32,6 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -47,6 +46,7 @@ from aggregator.strategies.base import (
     weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
 

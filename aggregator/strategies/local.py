@@ -20,7 +20,6 @@ from aggregator.strategies.base import (
     Gathered,
     Outcome,
     RoundPlan,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -30,6 +29,7 @@ from aggregator.strategies.base import (
     require,
     train_assignment,
 )
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan

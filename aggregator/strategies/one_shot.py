@@ -33,7 +33,6 @@ from aggregator.strategies.base import (
     RoundPlan,
     advanced,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -45,6 +44,7 @@ from aggregator.strategies.base import (
     retained,
     train_assignment,
 )
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan

@@ -23,7 +23,6 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -43,6 +42,7 @@ from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
 from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
+from aggregator.strategies.drawing import drawn
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 

@@ -36,7 +36,6 @@ from aggregator.strategies.base import (
     RoundPlan,
     advanced,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -50,6 +49,7 @@ from aggregator.strategies.base import (
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedgroup import intergroup
 from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState

@@ -27,7 +27,6 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     capped_devices,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -39,6 +38,7 @@ from aggregator.strategies.base import (
     train_assignment,
     weights_of,
 )
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
 from shoal.protocol.documents import RunPlan

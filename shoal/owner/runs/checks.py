@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from aggregator.strategies.base import drawn
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import plan_settings
 from shoal.errors import ConfigError
 from shoal.membership.roster import has_expired

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
-from aggregator.strategies.base import Strategy, drawn, read_settings
+from aggregator.strategies.base import Strategy, read_settings
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
 from aggregator.strategies.settings import StrategySettings

@@ -11,11 +11,11 @@ from aggregator.strategies.base import (
     Event,
     Outcome,
     RoundPlan,
-    drawn,
     mean_update,
     parse_settings,
     train_assignment,
 )
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedavg import MODEL, FedAvg, FedAvgSettings
 from aggregator.strategies.registry import STRATEGIES
 from shoal.owner.runs.algorithms import describe

@@ -12,7 +12,6 @@ from aggregator.strategies.base import (
     advanced,
     capped_devices,
     contribution_of,
-    drawn,
     evaluates,
     final_assignment,
     gather,
@@ -169,25 +168,6 @@ def test_no_mean_is_made_of_no_updates():
 # ---------------------------------------------------------------------------------------------------------- draws
 
 DEVICES = tuple(f"dev-{i}" for i in range(10))
-
-
-def test_all_take_part_in_full_participation():
-    assert drawn(run_plan(), 1, DEVICES) == DEVICES
-
-
-@pytest.mark.parametrize(("participation", "count"), [(0.5, 5), (0.25, 2), (0.01, 1), (0.99, 10)])
-def test_the_draw_has_its_share_at_least_one_and_keeps_the_order(participation, count):
-    chosen = drawn(run_plan(participation=participation), 3, DEVICES)
-    assert len(chosen) == len(set(chosen)) == count
-    assert list(chosen) == [d for d in DEVICES if d in chosen]
-
-
-def test_the_draw_depends_on_seed_and_round_alone():
-    run = run_plan(participation=0.5)
-    first = drawn(run, 3, DEVICES)
-    assert drawn(dataclasses.replace(run, run=9, run_id=b"x" * 16), 3, DEVICES) == first
-    assert len({drawn(run, r, DEVICES) for r in range(1, 9)}) > 4
-    assert len({drawn(dataclasses.replace(run, seed=s), 3, DEVICES) for s in range(8)}) > 4
 
 
 # ---------------------------------------------------------------------------------------------------- assignments

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import ClusterModel, drawn
+from aggregator.strategies.base import ClusterModel
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedgroup.cold_start import nearest_directions, random_centres
 from edge_client.learning.nearest import nearest_direction
 from shoal.errors import ConfigError

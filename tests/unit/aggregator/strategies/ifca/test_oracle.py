@@ -9,7 +9,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import drawn, norm_of
+from aggregator.strategies.base import norm_of
+from aggregator.strategies.drawing import drawn
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey

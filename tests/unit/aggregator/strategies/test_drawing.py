@@ -1,0 +1,105 @@
+"""The devices of a round under partial participation."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.strategies.drawing import budget, drawn, drawn_by_cluster
+from tests.helpers.plans import run_plan
+
+DEVICES = tuple(f"d{i}" for i in range(10))
+
+
+def test_all_take_part_in_full_participation():
+    assert drawn(run_plan(), 1, DEVICES) == DEVICES
+
+
+@pytest.mark.parametrize(("participation", "count"), [(0.5, 5), (0.25, 2), (0.01, 1), (0.99, 10)])
+def test_the_draw_has_its_share_at_least_one_and_keeps_the_order(participation, count):
+    chosen = drawn(run_plan(participation=participation), 3, DEVICES)
+    assert len(chosen) == len(set(chosen)) == count
+    assert list(chosen) == [d for d in DEVICES if d in chosen]
+
+
+def test_the_draw_depends_on_seed_and_round_alone():
+    run = run_plan(participation=0.5)
+    first = drawn(run, 3, DEVICES)
+    assert drawn(dataclasses.replace(run, run=9, run_id=b"x" * 16), 3, DEVICES) == first
+    assert len({drawn(run, r, DEVICES) for r in range(1, 9)}) > 4
+    assert len({drawn(dataclasses.replace(run, seed=s), 3, DEVICES) for s in range(8)}) > 4
+
+
+# ------------------------------------------------------------------------------------------------------------ by cluster
+
+
+def clusters_of(*sizes):
+    names = iter(range(1000))
+    return {i: tuple(f"d{next(names):03}" for _ in range(size)) for i, size in enumerate(sizes)}
+
+
+def turns(clusters, rounds, participation, least=3, seed=1):
+    """Return the draw of each of so many rounds, each cluster's turns kept between them."""
+    run, asked, found = run_plan(participation=participation, seed=seed), {}, []
+    for round_ in range(1, rounds + 1):
+        found.append(drawn_by_cluster(run, round_, clusters, asked, least))
+        asked |= dict.fromkeys(found[-1], round_)
+    return found
+
+
+def test_clusters_take_turns_that_a_mean_can_be_made_of():
+    found = turns(clusters_of(5, 5, 5, 5), 8, 0.2)
+    assert [sorted(chosen) for chosen in found] == [[0], [1], [2], [3]] * 2
+    assert all(len(members) == 4 for chosen in found for members in chosen.values())
+    assert found[0] != found[4], "other members the next time"
+
+
+def test_devices_of_small_and_large_clusters_are_drawn_as_often():
+    clusters = clusters_of(14, 4)
+    found = Counter(d for chosen in turns(clusters, 200, 0.2) for members in chosen.values() for d in members)
+    rates = [sum(found[d] for d in members) / len(members) / 200 for members in clusters.values()]
+    assert rates == pytest.approx([0.2, 0.2], abs=0.05)
+
+
+def test_with_enough_devices_every_cluster_trains_in_every_round():
+    for chosen in turns(clusters_of(100, 50, 10), 5, 0.3):
+        assert {id_: len(members) for id_, members in chosen.items()} == {0: 30, 1: 15, 2: 3}
+
+
+def test_a_cluster_of_too_few_devices_is_left_out():
+    assert {id_ for chosen in turns(clusters_of(6, 2), 10, 0.5) for id_ in chosen} == {0}
+    assert turns(clusters_of(2, 2), 2, 0.5) == [{}, {}]
+
+
+def test_one_cluster_trains_even_if_the_budget_is_less_than_a_mean_needs():
+    assert [len(members) for chosen in turns(clusters_of(5, 5), 2, 0.1) for members in chosen.values()] == [3, 3]
+
+
+def test_all_devices_of_all_clusters_train_under_full_participation():
+    clusters = clusters_of(5, 3)
+    assert turns(clusters, 1, 1.0) == [clusters]
+
+
+def test_a_fleet_of_one_cluster_is_drawn_as_it_is_without_clusters():
+    run = run_plan(participation=0.4)
+    assert drawn_by_cluster(run, 7, {0: DEVICES}, {}, 3) == {0: drawn(run, 7, DEVICES)}
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    st.floats(0.01, 1),
+    st.integers(1, 6),
+    st.integers(0, 2**32),
+)
+def test_any_draw_keeps_to_the_budget_and_to_the_clusters(sizes, participation, least, seed):
+    clusters = clusters_of(*sizes)
+    for chosen in turns(clusters, 4, participation, least, seed):
+        for id_, members in chosen.items():
+            assert list(members) == sorted(set(members))
+            assert set(members) <= set(clusters[id_])
+            assert len(members) >= least or len(clusters) == 1
+        most = budget(run_plan(participation=participation), sum(sizes))
+        assert sum(map(len, chosen.values())) <= max(most, least)
+        assert chosen or all(size < least for size in sizes)
