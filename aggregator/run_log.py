@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
+from aggregator.rounds.standing_apart import KIND, ROUNDS_APART
 from aggregator.rounds.state import EngineState
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
@@ -37,6 +38,10 @@ REFUSED_NORM_HINT: Final = (
     "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
     "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
     "rate or --local clip shortens updates"
+)
+APART_HINT: Final = (
+    "their weight in the mean is below a quarter: check these devices' labels and sensors; revoke one that attacks; if their "
+    "data are right but rare, let cfl find their group or run with --robust off"
 )
 OUT_OF_STEP_HINT: Final = (
     "such a device takes a checkpoint by itself; if it happens again and again, check its disk and memory"
@@ -263,6 +268,12 @@ class RunLog:
             models = {d: f"{d} (model {m})" for d, m in record.out_of_step.items() if d not in self._apart}
             facts = {"round": record.round, "devices": _shown(sorted(models.values())), "hint": OUT_OF_STEP_HINT}
             LOG.warning("updates left out: trained from another state than most", extra={"kv": facts})
+        named = [event["device"] for event in record.events if event["kind"] == KIND]
+        if named:
+            facts = {"round": record.round, "devices": _shown(named), "robust": self._run.robust, "hint": APART_HINT}
+            LOG.warning(
+                f"updates that stand apart from their cluster's in {ROUNDS_APART} rounds in a row", extra={"kv": facts}
+            )
         # A device that takes a checkpoint is in step again; if it falls out once more, that is news.
         self._apart = set(record.out_of_step)
         self._capped |= record.capped.keys()

@@ -45,6 +45,7 @@ from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
+from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
 from shoal.errors import ShoalError, reason_of
 from shoal.protocol.codec import decode
@@ -84,11 +85,13 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
+        average = RobustMean(run, backend)
         self._engine = Engine(
             run,
-            make_strategy(run, backend),
+            make_strategy(run, backend, average),
             self._store.seed,
             len(decode(package, RunPackage).task),
+            average,
         )
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self._inbound = Inbound(membership, self._engine, self._store.directory)

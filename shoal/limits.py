@@ -104,6 +104,12 @@ DEFAULT_MAX_SAMPLES: Final = 100_000
 DEFAULT_WEIGHT_CAP: Final = 3.0
 """Largest weight of a device in a mean, in median weights, unless the owner's plan says otherwise."""
 
+ROBUST_RULES: Final = ("off", "filter", "multi-krum", "rfa", "centred-clipping", "nnm")
+"""Rules that weigh the updates of a mean, so that a minority of false ones can't decide it; see `aggregator.numerics.robust`."""
+
+DEFAULT_ROBUST: Final = "filter"
+"""The rule, unless the owner's plan says otherwise."""
+
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""
 

@@ -12,6 +12,7 @@ Where to look:
 - a second upload of a device in a round, and the limits on uploads: duplicates_and_limits.py
 - quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
+- devices whose updates stand apart for several rounds: standing_apart.py
 - the models that devices hold: opening.py, held_models.py and relay.py
 """
 
@@ -46,6 +47,7 @@ from aggregator.rounds.quorum_and_deadline import may_close, may_open
 from aggregator.rounds.relay import numbers_in, settle
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import screen
+from aggregator.rounds.standing_apart import observed
 from aggregator.rounds.state import (
     EngineState,
     Transition,
@@ -57,6 +59,7 @@ from aggregator.rounds.state import (
     record_of,
 )
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
+from aggregator.strategies.robust import RobustMean
 from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Phase, Upload
@@ -75,7 +78,9 @@ class Engine:
         task_bytes: size of the sealed task, which each checkpoint contains.
     """
 
-    def __init__(self, run: RunPlan, strategy: Strategy, seed: bytes, task_bytes: int = 0) -> None:
+    def __init__(
+        self, run: RunPlan, strategy: Strategy, seed: bytes, task_bytes: int = 0, average: RobustMean | None = None
+    ) -> None:
         """Create the engine of a run.
 
         Args:
@@ -83,11 +88,13 @@ class Engine:
             strategy: the algorithm.
             seed: 16 random bytes.
             task_bytes: size of the sealed task.
+            average: forms the strategy's means, and tells which devices stood apart in them; None if nobody asks.
         """
         self.run = run
         self.strategy = strategy
         self.seed = seed
         self.task_bytes = task_bytes
+        self.average = average
 
     def begin(self, devices: tuple[str, ...], key_version: int = 0, roster: Roster | None = None) -> Transition:
         """Return the state before round 1.
@@ -139,6 +146,7 @@ class Engine:
             newest=held.key_version,
             roster=roster,
             levels=metadata.levels,
+            apart=metadata.apart,
             news=metadata.news,
         )
         # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
@@ -298,7 +306,7 @@ class Engine:
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
         assert plan is not None
-        strategy, levels, held = state.strategy, state.levels, state.held
+        strategy, levels, held, apart = state.strategy, state.levels, state.held, state.apart
         refused: Mapping[str, float] = {}
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
         if plan.final:
@@ -311,13 +319,19 @@ class Engine:
             levels, refused = screened.levels, screened.refused
             for contribution in screened.accepted:
                 strategy = self.strategy.absorb(strategy, contribution)
+            if self.average is not None:
+                self.average.begin(apart)
             strategy, outcome = self.strategy.close(strategy, plan)
+            if self.average is not None:
+                apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
+                outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
         strategy, held = self._settle(state, plan, strategy, agreement)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(
             state,
             strategy=strategy,
             levels=levels,
+            apart=apart,
             plan=None,
             contributions=PersistentList(),
             finished=plan.final,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.strategies.base import Event
+from aggregator.strategies.robust import Standings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,10 @@ class ResumeMetadata:
         key_version: of the open round.
         levels: see `aggregator.rounds.screening`.
         news: events since the last round closed.
+        apart: see `aggregator.rounds.standing_apart`.
     """
 
     key_version: int
     levels: Mapping[str, float] = field(default_factory=dict)
     news: tuple[Event, ...] = ()
+    apart: Standings = field(default_factory=Standings)

@@ -18,6 +18,7 @@ from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import Levels
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
+from aggregator.strategies.robust import Standings
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import DeclineReason, Phase
 
@@ -48,6 +49,7 @@ class EngineState:
         roster: the newest roster; None if it is not known.
         news: events since the last round closed.
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
+        apart: devices whose updates stood apart, see `aggregator.rounds.standing_apart`.
     """
 
     devices: PersistentSet[str]
@@ -73,6 +75,7 @@ class EngineState:
     roster: Roster | None = None
     news: tuple[Event, ...] = ()
     levels: Levels = field(default_factory=dict)
+    apart: Standings = field(default_factory=Standings)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ class EngineState:
     @property
     def resume_metadata(self) -> ResumeMetadata:
         """Data that `Engine.resume` needs besides the strategy's state."""
-        return ResumeMetadata(self.held.key_version, self.levels, self.news)
+        return ResumeMetadata(self.held.key_version, self.levels, self.news, self.apart)
 
 
 def too_late(state: EngineState) -> str:

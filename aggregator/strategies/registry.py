@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies.base import Average, Strategy, mean_update, read_settings
+from aggregator.strategies.base import Average, Strategy, read_settings
 from aggregator.strategies.cfl.strategy import Cfl
 from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.fedgroup.prox import FedGrouProx
@@ -16,6 +16,7 @@ from aggregator.strategies.fesem import Fesem
 from aggregator.strategies.ifca.strategy import Ifca
 from aggregator.strategies.local import Local
 from aggregator.strategies.one_shot import OneShot
+from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import RunPlan
@@ -25,13 +26,13 @@ STRATEGIES: Final[dict[str, Any]] = {
 }
 
 
-def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> Strategy:
+def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average | None = None) -> Strategy:
     """Return the strategy of a run plan.
 
     Args:
         run: the owner's plan.
         backend: computes similarities; numpy when absent.
-        average: forms means of contributions.
+        average: forms means of contributions; `RobustMean` if None.
 
     Raises:
         ConfigError: no such algorithm, a mask mode in which it does not work, or a setting that it refuses.
@@ -40,7 +41,7 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
 
 
 def build_strategy(
-    kind: type[Strategy], run: RunPlan, backend: Backend | None = None, average: Average = mean_update
+    kind: type[Strategy], run: RunPlan, backend: Backend | None = None, average: Average | None = None
 ) -> Strategy:
     """Return a strategy of class ``kind``, in `STRATEGIES` or not: ``kind(run, backend, average)``.
 
@@ -48,7 +49,7 @@ def build_strategy(
         ConfigError: it does not work in the run's mask mode, or refuses a setting.
     """
     make: Callable[..., Strategy] = kind
-    strategy = make(run, backend, average)
+    strategy = make(run, backend, average or RobustMean(run, backend))
     if run.mode not in strategy.modes:
         raise ConfigError(
             f"{strategy.name} does not work in mask mode {run.mode}",

@@ -301,7 +301,7 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
-@message(37)
+@message(104)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """The owner-signed limits of a run; devices refuse every announcement and assignment beyond them.
@@ -320,6 +320,7 @@ class RunPlan:
         norm_noise: relative standard deviation of the random factor on each update; 0 is off.
         max_samples: largest sample count that a device reports, also if it has more.
         weight_cap: largest weight of a device, in multiples of the median weight of the devices in the same mean; 0 is off.
+        robust: the rule that weighs the updates of one cluster's mean, one of `limits.ROBUST_RULES`.
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
     """
@@ -349,6 +350,7 @@ class RunPlan:
     norm_noise: float = 0.0
     max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
+    robust: str = limits.DEFAULT_ROBUST
     capabilities: Capabilities = Capabilities()
     key_version: U32 = 0
 
@@ -377,6 +379,8 @@ class RunPlan:
         _require_range("the seed", self.seed, 0, (1 << 64) - 1)
         if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
+        if self.robust not in limits.ROBUST_RULES:
+            raise WireError(f"robust is one of {', '.join(limits.ROBUST_RULES)}, not {self.robust!r}")
 
     @property
     def length(self) -> int:

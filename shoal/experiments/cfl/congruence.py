@@ -123,6 +123,7 @@ def run(options: Options, progress: Progress) -> Result:
             device=options.device,
             deferred=False,
             weight_cap=0.0,
+            robust="off",
             norm_screen=False,
         )
         dealt = population_of(case, data, samples, options.seed)

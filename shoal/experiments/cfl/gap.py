@@ -170,6 +170,7 @@ class _Runs:
                 device=options.device,
                 deferred=False,
                 weight_cap=0.0,
+                robust="off",
                 norm_screen=False,
             ),
             watch=watch,

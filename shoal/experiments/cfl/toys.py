@@ -151,6 +151,7 @@ def _learn(algorithm: str, population: Population, rounds: int, options: Options
         count="all",
         deferred=False,
         weight_cap=0.0,
+        robust="off",
         norm_screen=False,
     )
     return simulate(algorithm, settings, population, Softmax(2, 2), sim_options)
@@ -177,6 +178,7 @@ def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDAr
         evaluate_every=0,
         deferred=False,
         weight_cap=0.0,
+        robust="off",
         norm_screen=False,
     )
     done = simulate("fedavg", {}, Population(shards), Linear(2), sim_options, watch=watch, start=start[None])

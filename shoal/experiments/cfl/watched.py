@@ -57,6 +57,7 @@ def watched(
         device=options.device,
         deferred=False,
         weight_cap=0.0,
+        robust="off",
         norm_screen=False,
     )
     return watch, simulate(algorithm, settings, population, network, sim_options, told, watch=watch)

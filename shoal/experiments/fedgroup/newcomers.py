@@ -258,6 +258,7 @@ def run(options: Options, progress: Progress) -> Result:
         deferred=False,  # both algorithms compare single updates
         arrivals=dict.fromkeys(newcomers, alone + 1),
         weight_cap=0.0,
+        robust="off",
         norm_screen=False,
     )
     done = simulate(algorithm, settings, population, network, sim_options, told, watch=placements)

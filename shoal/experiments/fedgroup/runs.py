@@ -198,6 +198,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         trainer=options.knob("trainer", setup.trainer),
         device=options.device,
         weight_cap=0.0,  # the paper has neither a cap nor a limit on norms
+        robust="off",
         norm_screen=False,
     )
     scores = Scores(everybody=not method.groups, every=max(1, options.knob("evaluate_every", 1)), rounds=rounds)

@@ -112,7 +112,9 @@ def _whole_blocks(
     population: Population, network: Network, local: LocalTraining, rounds: int, seed: int, start: NDArray[np.float32]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each device's place and final theta (d,), trained by the strategy ``local``."""
-    options = SimOptions(rounds, local_settings(local), seed=seed, evaluate_every=0, weight_cap=0.0, norm_screen=False)
+    options = SimOptions(
+        rounds, local_settings(local), seed=seed, evaluate_every=0, weight_cap=0.0, robust="off", norm_screen=False
+    )
     for begin in range(0, len(population), BLOCK_DEVICES):
         some = slice(begin, begin + BLOCK_DEVICES)
         block = Population(population.train[some], names=population.names[some])

@@ -127,6 +127,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         device=options.device,
         checkpoint=options.checkpoint,
         weight_cap=0.0,
+        robust="off",
         norm_screen=False,
     )
 

@@ -235,7 +235,14 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
     recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
     options = SimOptions(
-        iterations, recipe, mask=plan.mask, evaluate_every=0, trainer="loop", weight_cap=0.0, norm_screen=False
+        iterations,
+        recipe,
+        mask=plan.mask,
+        evaluate_every=0,
+        trainer="loop",
+        weight_cap=0.0,
+        robust="off",
+        norm_screen=False,
     )
     settings = {"k": str(point.k), "option": "gradient"}
     run_ = simulate("ifca", settings, population, Linear(point.d), options, start=starts[0].numpy())

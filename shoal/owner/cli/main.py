@@ -247,6 +247,12 @@ def run(
             help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
         ),
     ] = limits.DEFAULT_WEIGHT_CAP,
+    robust: Annotated[
+        str,
+        typer.Option(
+            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
+        ),
+    ] = limits.DEFAULT_ROBUST,
     min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = 3,
     quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
@@ -314,6 +320,7 @@ def run(
         norm_noise=norm_noise,
         max_samples=max_samples,
         weight_cap=weight_cap,
+        robust=robust,
         evaluate_every=evaluate_every,
         seed=seed,
     )

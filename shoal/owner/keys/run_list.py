@@ -40,4 +40,5 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "norm_noise": plan.norm_noise,
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
+        "robust": plan.robust,
     }

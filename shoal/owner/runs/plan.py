@@ -58,6 +58,7 @@ class RunOptions:
         norm_noise: relative standard deviation of the random factor on each update, 0 to MAX_NORM_NOISE; 0 is off.
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
+        robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
     """
 
     algorithm: str
@@ -77,6 +78,7 @@ class RunOptions:
     norm_noise: float = 0.0
     max_samples: int = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
+    robust: str = limits.DEFAULT_ROBUST
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -149,6 +151,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         norm_noise=options.norm_noise,
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
+        robust=options.robust,
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
     )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import Event
+from aggregator.strategies.robust import Standings
 from shoal.errors import DocumentError, IntegrityError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPlan
@@ -47,7 +48,7 @@ class ResumePoint:
         history, starts: rounds of the current start, and of each earlier one.
         events: events of all rounds, each with its counted round.
         uncounted_s, uncounted_events: CPU seconds and events of the rounds since the last counted one.
-        levels: see `aggregator.rounds.screening`.
+        levels: see `aggregator.rounds.screening`; apart: see `aggregator.rounds.standing_apart`.
     """
 
     round: int
@@ -59,6 +60,7 @@ class ResumePoint:
     uncounted_s: float
     uncounted_events: tuple[Event, ...]
     levels: Mapping[str, float] = field(default_factory=dict)
+    apart: Standings = field(default_factory=Standings)
 
 
 @dataclass(frozen=True, slots=True)

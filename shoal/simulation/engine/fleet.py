@@ -31,7 +31,7 @@ def fleet_options(
     """Return the options of a run that has a fleet's weights, limits and smallest mean, and counts every round.
 
     Args:
-        fleet: from `fleet_run`, of which weighting, weight_cap, norm_limit, min_contributors and mode are taken.
+        fleet: from `fleet_run`, of which weighting, weight_cap, robust, norm_limit, min_contributors and mode are taken.
         rounds: number of rounds.
         local: recipe of local training.
         seed: as in `SimOptions`.
@@ -42,6 +42,7 @@ def fleet_options(
         "mask": fleet.mode,
         "weighting": fleet.weighting,
         "weight_cap": fleet.weight_cap,
+        "robust": fleet.robust,
         "norm_limit": fleet.norm_limit,
         "min_contributors": fleet.min_contributors,
         "count": "all",

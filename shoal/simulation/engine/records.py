@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aggregator.strategies.base import Event
-from shoal.limits import DEFAULT_WEIGHT_CAP
+from shoal.limits import DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.engine.evaluation import Protocol
 from shoal.task.manifest import LocalTraining
@@ -24,8 +24,8 @@ class SimOptions:
         mask: a mask mode of `crypto.mask.modes.registry`, or "none"; each round has a mask of its own.
         local: recipe of local training; pretrain: recipe of phase PRETRAIN, ``local`` if None.
         participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
-        weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
-            have neither.
+        weight_cap, robust: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
+            have none of these.
         norm_limit: largest l2 norm of an update; longer ones are left out.
         min_contributors: fewest devices in a mean.
         evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
@@ -46,6 +46,7 @@ class SimOptions:
     participation: float = 1.0
     weighting: str = "samples"
     weight_cap: float = DEFAULT_WEIGHT_CAP
+    robust: str = DEFAULT_ROBUST
     norm_screen: bool = True
     norm_limit: float = 1e9
     min_contributors: int = 1

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
+from aggregator.rounds.standing_apart import observed
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
+from aggregator.strategies.robust import RobustMean, Standings
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.errors import ConfigError
@@ -102,6 +104,8 @@ class SimResult:
 
 Progress = Callable[[SimRound], None]
 Watch = Callable[[Observation], None]
+Tamper = Callable[[RoundPlan, list[ClientUpdate]], list[ClientUpdate]]
+"""Turns a round's uploads into those of a fleet in which some devices attack; updates are masked."""
 
 
 def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
@@ -156,6 +160,7 @@ def sim_plan(
         local=local_settings(options.local),
         pretrain=local_settings(options.pretrain or options.local),
         weight_cap=options.weight_cap,
+        robust=options.robust,
         capabilities=parsed.capabilities,
     )
     if strategy is not None:
@@ -172,6 +177,7 @@ def simulate(
     progress: Progress | None = None,
     *,
     watch: Watch | None = None,
+    tamper: Tamper | None = None,
     start: NDArray[np.float32] | None = None,
     backend: Backend | None = None,
     strategy: type[Strategy] | None = None,
@@ -186,6 +192,7 @@ def simulate(
         options: all other options.
         progress: called after every counted round.
         watch: called after every round; the number of a round that doesn't count is 0.
+        tamper: changes the uploads of devices that attack; None if all are honest.
         start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation.
         backend: computes similarities; numpy if None.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
@@ -206,13 +213,22 @@ def simulate(
         threads=options.threads,
         deferred=options.deferred,
         norms=options.norms,
-        # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
-        reads=None if strategy is None else "updates",
+        # The simulator can't know what else a strategy of the caller's reads, so it stores every update. A robust mean and
+        # an attack read them too.
+        reads="updates" if strategy is not None or run.robust != "off" or tamper is not None else None,
     )
-    made = build_strategy(strategy or find_strategy(algorithm), run, backend, workforce.average)
+    average = RobustMean(run, backend, workforce.average)
+    made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)
     name = checkpoint.fingerprint(run, start, options.arrivals)
     return _Simulation(
-        strategy=made, workforce=workforce, options=options, progress=progress, watch=watch, name=name
+        strategy=made,
+        workforce=workforce,
+        average=average,
+        options=options,
+        progress=progress,
+        watch=watch,
+        tamper=tamper,
+        name=name,
     ).run()
 
 
@@ -222,14 +238,17 @@ class _Simulation:
         *,
         strategy: Strategy,
         workforce: Workforce,
+        average: RobustMean,
         options: SimOptions,
         progress: Progress | None,
         watch: Watch | None,
+        tamper: Tamper | None,
         name: str,
     ) -> None:
         self.strategy, self.workforce, self.options = strategy, workforce, options
         self.name = name
         self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
+        self.average, self.tamper = average, tamper
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
         unknown = sorted(options.arrivals.keys() - set(self.names))
@@ -242,6 +261,7 @@ class _Simulation:
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
         self.levels: Levels = {}
+        self.apart = Standings()
 
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
@@ -265,13 +285,18 @@ class _Simulation:
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
+            if self.tamper is not None:
+                given = self.tamper(plan, given)
             short = tuple(c for c in given if c.norm <= run.norm_limit)
             screened = screen(short, self.levels) if options.norm_screen else Screened(short)
             refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > run.norm_limit}}
             self.levels = screened.levels
             for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)
+            self.average.begin(self.apart)
             state, outcome = self.strategy.close(state, plan)
+            self.apart, named = observed(self.apart, self.average.take(), round_, run.robust)
+            outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
             state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or any(
@@ -331,11 +356,12 @@ class _Simulation:
             uncounted_s=self.uncounted_s,
             uncounted_events=self.uncounted_events,
             levels=dict(self.levels),
+            apart=self.apart,
         )
 
     def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:
         self.history, self.starts = list(point.history), [list(rounds) for rounds in point.starts]
-        self.events, self.levels = list(point.events), point.levels
+        self.events, self.levels, self.apart = list(point.events), point.levels, point.apart
         self.uncounted_s, self.uncounted_events = point.uncounted_s, point.uncounted_events
         return point.round, point.spent, Outcome(point.clusters)
 

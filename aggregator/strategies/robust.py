@@ -1,0 +1,135 @@
+"""The mean of a cluster's updates under the run's robust rule: `RobustMean`, with which every strategy forms its means.
+
+The rule weighs updates of one cluster among those that were trained from the same model. Similarities, splits and placements
+use all updates as they are.
+
+Example: a run with ``robust = rfa`` makes ``RobustMean(run)``; the strategy calls it for each cluster of a round, and
+`RobustMean.take` then tells which devices stood apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.averaging import capped_weights, weighted_mean
+from aggregator.numerics.backend import Backend
+from aggregator.numerics.robust import LEAST_UPDATES, robust_weights
+from aggregator.numerics.similarity import cosine_matrix
+from aggregator.strategies.base import Average, ClientUpdate, mean_update, weights_of
+from shoal.limits import DEFAULT_WEIGHT_CAP
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
+
+BLOCK_UPDATES: Final = 512
+"""Most updates that are compared with each other. A larger cluster is weighed in blocks of equal size, in order of device id,
+so that time and memory grow with the number of devices and not with its square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """What is known of devices whose updates stood apart; see `aggregator.rounds.standing_apart`.
+
+    Attributes:
+        rounds: device -> rounds in a row in which its update stood apart.
+        against: device -> models in whose means the filter left it out when it was last in them.
+    """
+
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    against: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a round's means found about one device.
+
+    Attributes:
+        apart: whether its update stood apart in any of them.
+        against: model -> whether the filter left it out for its direction.
+    """
+
+    apart: bool
+    against: Mapping[int, bool]
+
+
+class RobustMean:
+    """Forms means by a run's robust rule, and tells which devices stood apart.
+
+    Inter-group aggregation computes lengths of models from the plain weights, so such runs have plain means.
+
+    Args:
+        run: the plan, which names the rule.
+        backend: computes dot products; numpy if None.
+        plain: forms the means that need no rule.
+    """
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, plain: Average = mean_update) -> None:
+        self.rule = "off" if run.capabilities.scale else run.robust
+        self.least = run.min_contributors
+        self.backend = backend
+        self.plain = plain
+        self._known = Standings()
+        self._found: dict[str, Finding] = {}
+
+    def begin(self, known: Standings) -> None:
+        """Take over what is known of the devices before a round closes."""
+        self._known, self._found = known, {}
+
+    def take(self) -> Mapping[str, Finding]:
+        """Return the findings since `begin`, of every device in a mean that the rule weighed."""
+        found, self._found = self._found, {}
+        return found
+
+    def __call__(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
+        """Return the mean update, (d,) float32: see `aggregator.strategies.base.Average`.
+
+        A mean that would have fewer than ``min_contributors`` updates of a weight above 0 is the plain mean.
+        """
+        if self.rule == "off" or len(contributions) < LEAST_UPDATES:
+            return self.plain(contributions, weighting, cap)
+        plain = weights_of(contributions, weighting, cap)
+        weights = plain.copy()
+        for places in _blocks(contributions):
+            if len(places) >= LEAST_UPDATES and plain[places].any():
+                weights[places] = self._weighed([contributions[at] for at in places], plain[places], cap)
+        if np.array_equal(weights, plain) or np.count_nonzero(weights) < self.least:
+            return self.plain(contributions, weighting, cap)
+        mean = weighted_mean([c.row for c in contributions], weights)
+        share = float(weights.sum() / plain.sum())
+        return mean if share == 1.0 else mean * np.float32(share)
+
+    def _weighed(self, given: list[ClientUpdate], plain: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
+        """Return the weights of updates that were trained from one model, and note which stand apart."""
+        model = given[0].model
+        lengths = np.array([c.norm for c in given])
+        # Cosines stand any length of an update; float32 products do not. The longest update has length 1 here.
+        longest = float(lengths.max())
+        if longest == 0.0:
+            return plain
+        lengths = lengths / longest
+        products = cosine_matrix([c.row for c in given], backend=self.backend) * np.outer(lengths, lengths)
+        before = np.array([model in self._known.against.get(c.device, ()) for c in given])
+        found = robust_weights(self.rule, products, plain, before)
+        for c, apart, against in zip(given, found.apart.tolist(), found.against.tolist(), strict=True):
+            earlier = self._found.get(c.device, Finding(False, {}))
+            self._found[c.device] = Finding(earlier.apart or apart, {**earlier.against, model: against})
+        if np.array_equal(found.values, plain):
+            return plain
+        # A rule may settle on a single update, which a mean must not show.
+        bounded = capped_weights(found.values, cap or DEFAULT_WEIGHT_CAP)
+        return bounded * (found.values.sum() / bounded.sum())
+
+
+def _blocks(contributions: list[ClientUpdate]) -> Iterator[list[int]]:
+    """Yield the places of updates that are weighed together."""
+    by_model: dict[int, list[int]] = defaultdict(list)
+    for at, c in enumerate(contributions):
+        by_model[c.model].append(at)
+    for places in by_model.values():
+        count = -(-len(places) // BLOCK_UPDATES)
+        yield from (part.tolist() for part in np.array_split(np.array(places), count))
