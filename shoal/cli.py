@@ -363,6 +363,48 @@ def bench_privacy(
     _deliver(report.data(), json, show, save, write_page)
 
 
+@bench_app.command("poison")
+def bench_poison(
+    attack: Annotated[list[str] | None, typer.Option(help="Attack; may be given again. All by default.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Robust rule; may be given again. All by default.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="digits, mnist, fashion-mnist or mnist-skewed; may be given again. By default all that are here."
+        ),
+    ] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. rotation by default.")] = None,
+    strategy: Annotated[str, typer.Option(help="Algorithm.")] = "fedavg",
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 100,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Let three of ten devices attack, and compare what the honest ones reach under each robust rule."""
+    from shoal.bench.poison import benchmark
+    from shoal.bench.poison.page import lines
+    from shoal.util.console import note
+
+    options = benchmark.Options(
+        attacks=tuple(attack or ()),
+        rules=tuple(rule or ()),
+        data=tuple(data or ()),
+        modes=tuple(mode or ()),
+        strategy=strategy,
+        seeds=tuple(seed or (0,)),
+        rounds=rounds,
+        data_dir=data_dir,
+    )
+    found = benchmark.data(benchmark.measure(options, note), options)
+
+    def show() -> None:
+        for line in lines(found["rows"]):
+            say(line)
+
+    _deliver(found, json, show, save)
+
+
 def _stop_cleanly() -> None:
     """Handle SIGTERM like Ctrl-C, so that every process that was started is ended."""
 

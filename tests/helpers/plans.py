@@ -11,6 +11,7 @@ from aggregator.rounds.held_models import HeldModels, offers_of
 from aggregator.rounds.relay import States, settle
 from aggregator.strategies.base import ClientUpdate, contribution_of, norm_of, starts_of
 from aggregator.strategies.registry import make_strategy, models_needed
+from aggregator.strategies.robust import RobustMean
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
@@ -26,7 +27,7 @@ FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0
 
 
 def run_plan(algorithm="fedavg", settings=None, **changes):
-    """Return a valid plan of 20 rounds, d = 6, that one contributor suffices for."""
+    """Return a valid plan of 20 rounds, d = 6, of plain means that one contributor suffices for."""
     fields = {
         "fleet": "demo",
         "run": 1,
@@ -46,6 +47,7 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "participation": 1.0,
         "deadline_s": 30.0,
         "weighting": "samples",
+        "robust": "off",
         "evaluate_every": 0,
         "seed": 7,
         "local": FULL_BATCH,
@@ -56,7 +58,8 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
 
 
 def engine_of(run, seed=bytes(16)):
-    return Engine(run, make_strategy(run), seed)
+    average = RobustMean(run)
+    return Engine(run, make_strategy(run, None, average), seed, average=average)
 
 
 def resumed(engine, devices, round_=1, before=None):

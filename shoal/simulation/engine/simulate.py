@@ -104,7 +104,7 @@ class SimResult:
 
 Progress = Callable[[SimRound], None]
 Watch = Callable[[Observation], None]
-Tamper = Callable[[RoundPlan, list[ClientUpdate]], list[ClientUpdate]]
+Tamper = Callable[[list[ClientUpdate], Workforce], list[ClientUpdate]]
 """Turns a round's uploads into those of a fleet in which some devices attack; updates are masked."""
 
 
@@ -286,7 +286,7 @@ class _Simulation:
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
             if self.tamper is not None:
-                given = self.tamper(plan, given)
+                given = self.tamper(given, self.workforce)
             short = tuple(c for c in given if c.norm <= run.norm_limit)
             screened = screen(short, self.levels) if options.norm_screen else Screened(short)
             refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > run.norm_limit}}
