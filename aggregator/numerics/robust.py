@@ -43,6 +43,8 @@ FALSE_SHARE: Final = 0.3
 """Largest share of the updates that a rule takes for false."""
 AGREEMENT: Final = 0.25
 """The filter leaves updates out only if each of the others has at least this cosine with the mean of the rest."""
+FEWEST_AGREEING: Final = 7
+"""Fewest updates that must agree before the filter leaves another out: of fewer it is too often by chance that they do."""
 GAP: Final = 0.5
 """Least difference between these cosines and those of the updates that are left out."""
 LONG: Final = 2.0
@@ -131,8 +133,9 @@ def opposed(gram: Matrix, before: Flags) -> Flags:
     """Return which updates point against all others, while these agree among themselves; none where that is not clear.
 
     The others are found in steps: from all updates on, each step keeps those with a cosine of at least 0 with the mean direction
-    of the kept ones, without its own. What remains out is opposed if it is at most `FALSE_SHARE` of all, if every other update
-    has a cosine of at least `AGREEMENT`, and if these lie at least `GAP` above those that are out. Groups of equal size and
+    of the kept ones, without its own. What remains out is opposed if it is at most `FALSE_SHARE` of all, if at least
+    `FEWEST_AGREEING` others remain, each with a cosine of at least `AGREEMENT`, and if these lie at least `GAP` above those that
+    are out. Groups of equal size and
     label skew do not look like that. Updates from ``before`` stay out until the others agree again and they agree with them:
     devices whose model fits their data send updates in any direction, and one that works against them would slip in.
 
@@ -155,7 +158,7 @@ def opposed(gram: Matrix, before: Flags) -> Flags:
         kept = following
         agreement = _agreement(cosines, kept)
     out = ~kept
-    if 0 < out.sum() <= FALSE_SHARE * len(gram):
+    if 0 < out.sum() <= FALSE_SHARE * len(gram) and kept.sum() >= FEWEST_AGREEING:
         least = float(agreement[kept].min())
         if least >= AGREEMENT and least - float(agreement[out].max()) >= GAP:
             return out

@@ -122,7 +122,8 @@ class RobustMean:
             return plain
         # A rule may settle on a single update, which a mean must not show.
         bounded = capped_weights(found.values, cap or DEFAULT_WEIGHT_CAP)
-        return bounded * (found.values.sum() / bounded.sum())
+        shared: NDArray[np.float64] = bounded * (found.values.sum() / bounded.sum())
+        return shared
 
 
 def _blocks(contributions: list[ClientUpdate]) -> Iterator[list[int]]:
