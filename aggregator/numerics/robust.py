@@ -43,6 +43,8 @@ FALSE_SHARE: Final = 0.3
 """Largest share of the updates that a rule takes for false."""
 AGREEMENT: Final = 0.25
 """The filter leaves updates out only if each of the others has at least this cosine with the mean of the rest."""
+FEWEST_FILTERED: Final = 8
+"""Fewest updates that the filter judges. In smaller clusters a device that is the only one of its kind looks like an attacker."""
 FEWEST_AGREEING: Final = 7
 """Fewest updates that must agree before the filter leaves another out: of fewer it is too often by chance that they do."""
 GAP: Final = 0.5
@@ -96,7 +98,7 @@ def robust_weights(rule: str, products: Matrix, weights: Vector, before: Flags |
     if rule not in ("off", FILTER, *RULES):
         raise NumericsError(f"no robust rule {rule!r}; there are off, {FILTER}, {', '.join(RULES)}")
     none = np.zeros(len(gram), bool)
-    if rule == "off" or len(gram) < LEAST_UPDATES:
+    if len(gram) < (FEWEST_FILTERED if rule == FILTER else LEAST_UPDATES) or rule == "off":
         return RobustWeights(plain, none, none)
     against = opposed(gram, none if before is None else before) if rule == FILTER else none
     shares = plain / plain.sum()

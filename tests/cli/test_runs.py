@@ -63,7 +63,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     pytest.importorskip("torch")
     sign_logistic(call)
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
-    extra += ["--norm-noise", "0.01", "--max-samples", "500", "--weight-cap", "2"]
+    extra += ["--norm-noise", "0.01", "--max-samples", "500", "--weight-cap", "2", "--robust", "rfa"]
     settings = ["--set", "groups=2", "--set", "measure=madc", "--min-contributors", "2"]
     grow(call, 2)
     made = call(*RUN, "--algorithm", "fedgroup", *settings, *extra)
@@ -75,7 +75,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
     assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.3, 0, 50)
     assert (plan.origins, plan.max_models, plan.norm_noise) == (1, 6, 0.01)
-    assert (plan.max_samples, plan.weight_cap) == (500, 2.0)
+    assert (plan.max_samples, plan.weight_cap, plan.robust) == (500, 2.0, "rfa")
 
 
 def test_too_much_norm_noise_is_a_mistake_of_usage(call, fleet, task):
@@ -189,6 +189,12 @@ def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
     told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--weight-cap", cap, status=2)
     assert f"--weight-cap {cap} is neither 0 nor at least 1" in told.err
     assert "hint: 0 turns it off" in told.err
+
+
+def test_an_unknown_robust_rule_is_a_mistake_of_usage(call, fleet, task):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--robust", "krum", status=2)
+    assert "--robust krum is no rule" in told.err
+    assert "hint: there are off, filter, multi-krum" in told.err
 
 
 @pytest.mark.parametrize(("option", "value"), [("--max-samples", "0"), ("--seed", "18446744073709551616")])

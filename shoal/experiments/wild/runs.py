@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import Event
+from shoal import limits
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
 from shoal.experiments.wild import images, scenarios, tables
@@ -37,7 +38,7 @@ GIVEN_GROUPS: Final[Mapping[str, str]] = {"ifca": "k", "fedgroup": "groups", "fe
 """The setting for the number of groups, of strategies that can't find it themselves."""
 FEWEST_GROUPS: Final = 2
 """Number of groups that these strategies are given where there are none."""
-KNOBS: Final = ("test_images", "given_groups", "min_contributors")
+KNOBS: Final = ("test_images", "given_groups", "min_contributors", "robust")
 SHOWN: Final = ("sizes", "cluster", "children", "device", "prefer", "margin", "p_value", "least", "groups", "models")
 """Details of an event that a result holds."""
 UNREPORTED_EVENTS: Final = frozenset({"discrepancy", "norms"})
@@ -78,7 +79,14 @@ def run(options: Options, progress: Progress) -> Result:
     if given is not None and options.knob("given_groups", True):
         settings = {given: str(max(FEWEST_GROUPS, number_of_groups(fleet.last))), **settings}
     strategy = "fedavg" if algorithm == TRUE_GROUPS else algorithm
-    chosen = fleet_run(strategy, settings, min_contributors=options.knob("min_contributors", DEFAULT_MIN_CONTRIBUTORS))
+    chosen = fleet_run(
+        strategy,
+        settings,
+        min_contributors=options.knob("min_contributors", DEFAULT_MIN_CONTRIBUTORS),
+        robust=options.knob("robust", limits.DEFAULT_ROBUST),
+    )
+    if chosen.robust not in limits.ROBUST_RULES:
+        raise UsageError(f"no robust rule {chosen.robust!r}", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
     progress.stage(f"{algorithm}: {counted(len(fleet.population), 'device')}, {counted(rounds, 'round')}")
 
     def told(closed: SimRound) -> None:
@@ -299,6 +307,7 @@ def _result(
             "test": sorted({len(s) for s in fleet.population.test}),
             "rounds": rounds,
             "participation": scenario.participation if algorithm != LOCAL else 1.0,
+            "robust": chosen.robust,
             "min_contributors": [ended.done.run.min_contributors for _, _, ended in parts],
             "epochs": fleet.local.epochs,
             "batch_size": fleet.local.batch_size,

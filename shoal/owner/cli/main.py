@@ -101,7 +101,10 @@ def show(directory: Directory, json: AsJson = False) -> None:
         blur = f", norm noise of {r['norm_noise']:g}" if r["norm_noise"] else ""
         what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
         cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
-        say(f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{blur}")
+        rule = f", robust {r['robust']}"
+        say(
+            f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{rule}{blur}"
+        )
 
 
 @app.command("add-device")
@@ -288,6 +291,8 @@ def run(
             f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
             hint="0 turns it off; 3 is the default; below 1 even the median device would weigh less than its samples",
         )
+    if robust not in limits.ROBUST_RULES:
+        raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
     if epoch_rounds is not None:
         raise ConfigError(
             "there is no --epoch-rounds any more: each round has a mask of its own",

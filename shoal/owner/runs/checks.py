@@ -89,6 +89,11 @@ def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
             f"{plan.algorithm.upper()} can't split {taking_part}: each side needs --min-contributors, {least} of them; "
             f"{KEEPS}"
         )
+    if plan.capabilities.scale and plan.robust != "off":
+        yield (
+            f"eta_g computes the lengths of models from plain means: --robust {plan.robust} has no effect in this run, and "
+            "false updates count in full"
+        )
 
 
 def _clusters(plan: RunPlan) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from aggregator.strategies.registry import STRATEGIES, build_strategy, find_stra
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from shoal.errors import UsageError
+from shoal.limits import DEFAULT_ROBUST, ROBUST_RULES
 from shoal.owner.runs.training import local_training
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
@@ -49,6 +50,7 @@ def simulate(
     seed: int = 0,
     participation: float = 1.0,
     mask: str = "default",
+    robust: str = DEFAULT_ROBUST,
     settings: Mapping[str, Any] | None = None,
     local: Mapping[str, Any] | None = None,
     task: str = "classification",
@@ -69,6 +71,8 @@ def simulate(
         seed: of starting models, participation, batches and the mask. Equal seeds give equal results.
         participation: share of the devices drawn for each round.
         mask: a mask mode, or ``default`` for a fleet's default.
+        robust: the rule that weighs a cluster's updates: ``off``, ``filter``, ``multi-krum``, ``rfa``, ``centred-clipping`` or
+            ``nnm``.
         settings: the strategy's own, as ``--set`` takes them.
         local: local training, as ``--local`` takes it.
         task: ``classification``, ``regression`` or ``sequence``.
@@ -80,9 +84,9 @@ def simulate(
         DataError: the data holds NaN, shares differ in shape, labels are out of range, or a share is missing.
         TaskError: the model does not fit the data, or training diverged.
     """
-    _check(rounds, seed, participation)
+    _check(rounds, seed, participation, robust)
     name, own = _strategy(strategy)
-    fleet = fleet_run(name, _text(settings or {}, "settings"))
+    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust)
     source = source_of(model, task, seed)
     options = fleet_options(
         fleet,
@@ -136,13 +140,15 @@ def simulate(
     )
 
 
-def _check(rounds: int, seed: int, participation: float) -> None:
+def _check(rounds: int, seed: int, participation: float, robust: str) -> None:
     if not isinstance(rounds, int) or rounds < 1:
         raise UsageError(f"rounds is a whole number of at least 1, not {rounds!r}")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
     if not 0 < participation <= 1:
         raise UsageError(f"participation is above 0 and at most 1, not {participation!r}")
+    if robust not in ROBUST_RULES:
+        raise UsageError(f"no robust rule {robust!r}", hint=f"there are {', '.join(ROBUST_RULES)}")
 
 
 def _strategy(strategy: Any) -> tuple[str, type[Strategy] | None]:

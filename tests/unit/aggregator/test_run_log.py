@@ -135,6 +135,14 @@ def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
     assert warned(caplog)[2]["norms"] == "dev-3 (8)"
 
 
+def test_a_device_that_stands_apart_is_told_with_what_to_do(caplog):
+    event = {"round": 3, "kind": "stands-apart", "device": "dev-1", "rounds": 3, "robust": "filter"}
+    RunLog(run_plan(robust="filter")).closed(dataclasses.replace(closed(3, {}), events=(event,)), 1.0, 10)
+    (told,) = warned(caplog)
+    assert (told["devices"], told["robust"], told["round"]) == ("dev-1", "filter", 3)
+    assert "check these devices' labels" in told["hint"]
+
+
 def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
     """Rounds without it may close within seconds for hours, until one more device is missing."""
     clock = iter(range(1_000_000_000, 1_000_010_000, 100))

@@ -170,6 +170,14 @@ def test_the_filter_shortens_long_updates_to_the_median_norm():
     assert found.apart.tolist() == [i == 2 for i in range(N)]
 
 
+def test_the_filter_leaves_small_clusters_alone():
+    rows = vectors(n=7)
+    rows[0] *= -5
+    assert mean_by("filter", rows)[0].values.tolist() == [1.0] * 7
+    rows = np.vstack([rows, vectors(9, n=1)])
+    assert mean_by("filter", rows)[0].against.tolist() == [True] + [False] * 7
+
+
 # --- Published definitions, computed in another way ---
 
 

@@ -70,4 +70,5 @@ def test_a_summary_has_the_values_that_protect_devices():
         "norm_noise": 0.1,
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
+        "robust": plan.robust,
     }

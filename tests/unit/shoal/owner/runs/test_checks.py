@@ -45,6 +45,12 @@ def test_what_cfl_can_not_split_is_told():
     assert "CFL can't split 5 devices: each side needs --min-contributors, 3 of them" in told("cfl", 5)[0]
 
 
+def test_inter_group_aggregation_leaves_means_plain():
+    (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa")
+    assert "--robust rfa has no effect" in doubt
+    assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off") == []
+
+
 def test_devices_drawn_for_a_round_are_what_counts():
     assert told("ifca", 12, {"k": 2}, participation=0.5) == []
     assert "5 devices a round for 2 clusters" in told("ifca", 10, {"k": 2}, participation=0.5)[0]

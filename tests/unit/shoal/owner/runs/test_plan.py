@@ -58,6 +58,7 @@ def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkey
     [
         {"weight_cap": 0.5},
         {"weight_cap": -3.0},
+        {"robust": "median"},
         {"max_samples": 0},
         {"max_samples": 2**32},
         {"seed": 2**64},
@@ -77,9 +78,9 @@ def test_limits_out_of_range_are_refused_before_anything_is_allocated(fleet, cha
 
 def test_the_plan_has_the_limits_of_the_options(fleet):
     plan = make_plan(fleet, BUNDLE, OPTIONS)
-    assert (plan.max_samples, plan.weight_cap) == (100_000, 3.0)
-    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0))
-    assert (plan.max_samples, plan.weight_cap) == (7, 0.0)
+    assert (plan.max_samples, plan.weight_cap, plan.robust) == (100_000, 3.0, "filter")
+    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0, robust="off"))
+    assert (plan.max_samples, plan.weight_cap, plan.robust) == (7, 0.0, "off")
 
 
 def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):

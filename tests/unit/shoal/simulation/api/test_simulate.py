@@ -96,12 +96,19 @@ def test_the_default_mask_is_the_fleets(monkeypatch):
     build = shoal.FedAvg.__init__
 
     def spy(self, run, *rest):
-        seen.append((run.mode, run.min_contributors, run.norm_limit, run.weight_cap))
+        seen.append((run.mode, run.min_contributors, run.norm_limit, run.weight_cap, run.robust))
         build(self, run, *rest)
 
     monkeypatch.setattr(shoal.FedAvg, "__init__", spy)
     shoal.simulate(softmax(), plain(), strategy="fedavg", rounds=1)
-    assert set(seen) == {("rotation", 3, 1000.0, 3.0)}
+    assert set(seen) == {("rotation", 3, 1000.0, 3.0, "filter")}
+
+
+def test_the_robust_rule_is_the_callers():
+    off, rfa = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, robust=r) for r in ("off", "rfa"))
+    assert off.history != rfa.history
+    with pytest.raises(UsageError, match="no robust rule 'median'"):
+        shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, robust="median")
 
 
 def test_equal_seeds_give_equal_results():

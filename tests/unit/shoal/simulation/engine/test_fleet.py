@@ -13,6 +13,7 @@ def test_weights_limits_and_the_smallest_mean_are_the_fleets(algorithm, least):
     fleet = fleet_run(algorithm, {})
     made = fleet_options(fleet, rounds=4, local=LocalTraining(), seed=7, participation=0.5)
     assert (made.min_contributors, made.weight_cap, made.norm_limit) == (least, fleet.weight_cap, fleet.norm_limit)
+    assert made.robust == fleet.robust
     assert (made.weighting, made.mask, made.count, made.norm_screen) == ("samples", "rotation", "all", True)
     assert (made.rounds, made.seed, made.participation) == (4, 7, 0.5)
 
