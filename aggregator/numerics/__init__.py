@@ -5,7 +5,8 @@
 - Arrays with a wrong shape or dtype, or with NaN or infinities, raise `NumericsError`.
 
 `similarity` and `streaming` compute dot products and cosines, `bipartition`, `clustering`, `distances` and `embedding`
-group devices, `gap` measures a split, `averaging` means, `backend` chooses where large products run.
+group devices, `gap` measures a split, `averaging` forms means, `robust` weighs updates against false ones, and `backend`
+chooses where large products run.
 
 Example: four updates in two directions.
 

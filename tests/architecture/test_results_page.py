@@ -3,6 +3,7 @@
 import json
 
 from shoal.bench.load import table as load_table
+from shoal.bench.poison import page as poison_page
 from shoal.experiments import table
 from shoal.experiments.wild import page as wild_page
 
@@ -22,6 +23,13 @@ def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
         begin, end = wild_page.MARK.format(name), wild_page.END.format(name)
         shown = page.partition(begin)[2].partition(end)[0].strip()
         assert shown == made(results), "run python -m shoal.experiments.wild.page --write"
+
+
+def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
+    page, rows = poison_page.PAGE.read_text(), poison_page.load()
+    assert rows
+    shown = page.partition(poison_page.BEGIN)[2].partition(poison_page.END)[0].strip()
+    assert shown == poison_page.block(rows).strip(), "run python -m shoal.bench.poison.page --write"
 
 
 def test_kept_results_name_no_place_of_the_machine_that_they_are_from():

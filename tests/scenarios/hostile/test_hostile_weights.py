@@ -152,6 +152,18 @@ def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, alg
         assert {w for r in records for w in r["capped"].values()} == {3.0 * TRAINING_SAMPLES}
 
 
+def test_a_device_that_reverses_its_updates_is_left_out_and_named(tmp_path):
+    """Also by an aggregator that is killed in between: what it knew of the device is in the snapshot."""
+    scene = Hostile(tmp_path, {LIAR: reversed_with(TRAINING_SAMPLES)}, rounds=5, quorum=1.0)
+    with scene.fleet as fleet:
+        scene.run(until=lambda: len(fleet.records()) == 2)
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        records = training(scene.run())
+        named = [(e["round"], e["device"]) for r in records for e in r["events"] if e["kind"] == "stands-apart"]
+        assert named == [(3, LIAR)]
+
+
 def _one_group(algorithm):
     names = {"ifca": "k", "fesem": "k", "one-shot": "k", "fedgroup": "groups"}
     settings = dict(STRATEGIES[algorithm].get("settings", {}))
