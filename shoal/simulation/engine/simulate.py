@@ -202,6 +202,12 @@ def simulate(
         TaskError: training diverged.
     """
     run = sim_plan(algorithm, settings, network, options, strategy)
+    single = run.robust != "off" or tamper is not None
+    if single and options.deferred:
+        raise ConfigError(
+            "deferred sums hold no single updates, which a robust mean and an attack read",
+            hint="choose robust off, or leave deferred at None",
+        )
     start = origins(network, run.origins, options.seed) if start is None else start
     workforce = Workforce(
         population,
@@ -213,9 +219,8 @@ def simulate(
         threads=options.threads,
         deferred=options.deferred,
         norms=options.norms,
-        # The simulator can't know what else a strategy of the caller's reads, so it stores every update. A robust mean and
-        # an attack read them too.
-        reads="updates" if strategy is not None or run.robust != "off" or tamper is not None else None,
+        # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
+        reads="updates" if single or strategy is not None else None,
     )
     average = RobustMean(run, backend, workforce.average)
     made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.owner.runs.checks import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
-from shoal.protocol.documents import Roster
+from shoal.protocol.documents import Capabilities, Roster
 from tests.helpers.plans import run_plan
 
 
@@ -46,9 +46,10 @@ def test_what_cfl_can_not_split_is_told():
 
 
 def test_inter_group_aggregation_leaves_means_plain():
-    (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa")
+    scaled = {"capabilities": Capabilities(pretrain=True, scale=True)}
+    (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa", **scaled)
     assert "--robust rfa has no effect" in doubt
-    assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off") == []
+    assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off", **scaled) == []
 
 
 def test_devices_drawn_for_a_round_are_what_counts():

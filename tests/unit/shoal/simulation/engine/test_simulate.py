@@ -52,8 +52,9 @@ def assert_same_models(one, other, tolerance=0.0):
 )
 def test_a_mask_changes_nothing(algorithm, settings, deferred):
     """The same clusters, histories and, bit for bit, the same models under a permutation as in the clear."""
-    clear = run(algorithm, settings, local=MINI, deferred=deferred)
-    masked = run(algorithm, settings, local=MINI, deferred=deferred, mask="permutation")
+    robust = "off" if deferred else "filter"
+    clear = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust)
+    masked = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust, mask="permutation")
     assert masked.workforce.models.key_id != clear.workforce.models.key_id
     assert masked.clusters == clear.clusters
     for a, b in zip(figures(clear), figures(masked), strict=True):
@@ -66,10 +67,10 @@ def test_a_mask_changes_nothing(algorithm, settings, deferred):
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
 def test_deferred_means_and_every_trainer_give_the_same_run(algorithm, local):
     """Loop, batches and dual form, stored or summed, with unequal sizes: equal clusters, models within 1e-5."""
-    expected = run(algorithm, local=local, trainer="loop", deferred=False)
+    expected = run(algorithm, local=local, trainer="loop", deferred=False, robust="off")
     for trainer in ("auto", "batched", "dual"):
         for deferred in (False, True):
-            found = run(algorithm, local=local, trainer=trainer, deferred=deferred)
+            found = run(algorithm, local=local, trainer=trainer, deferred=deferred, robust="off")
             assert found.clusters == expected.clusters
             assert_same_models(found, expected, 1e-5)
             for a, b in zip(found.history, expected.history, strict=True):
@@ -205,6 +206,34 @@ def test_updates_beyond_the_norm_limit_are_left_out():
     assert len(others) == 9
     moved = limited.thetas[0] - origins(NETWORK, 1, limited.run.seed)[0]
     np.testing.assert_allclose(moved, mean_update(others, limited.run.weighting, limited.run.weight_cap), atol=1e-6)
+
+
+def test_deferred_sums_are_refused_where_single_updates_are_read():
+    with pytest.raises(ConfigError, match="deferred sums hold no single updates"):
+        run("fedavg", deferred=True)
+    assert run("fedavg", rounds=1, deferred=True, robust="off").history
+
+
+def test_an_attack_changes_uploads_before_they_are_screened_and_attackers_are_named():
+    def reversed_by_one(given, workforce):
+        first = workforce.population.names[0]
+        return [dataclasses.replace(c, vector=-c.row) if c.device == first else c for c in given]
+
+    data = population(groups=1)
+    for mask in ("none", "rotation"):
+        options = SimOptions(rounds=4, local=FULL, seed=3, mask=mask)
+        found = simulate("fedavg", {}, data, NETWORK, options, tamper=reversed_by_one)
+        assert [(n, e.detail["device"]) for n, e in found.events] == [(3, data.names[0])]
+    options = SimOptions(rounds=1, local=FULL, seed=3)
+    giant = simulate(
+        "fedavg",
+        {},
+        data,
+        NETWORK,
+        options,
+        tamper=lambda given, _: [dataclasses.replace(given[0], norm=1e3 * given[0].norm), *given[1:]],
+    )
+    assert list(giant.history[0].refused_norm) == [data.names[0]]
 
 
 def test_settings_that_the_strategy_refuses_are_refused():
