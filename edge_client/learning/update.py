@@ -5,9 +5,10 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,12 @@ from edge_client.storage.finished_models import Validation
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import Member, RunPlan
+from shoal.protocol.documents import LocalSettings, Member, RunPlan
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
+
+Recipe = TypeVar("Recipe", LocalTraining, LocalSettings)
 
 MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 2
@@ -104,10 +107,12 @@ def carry_out(
     share = share_of(shop.shares, assignment.share)
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
-    # With KEEP the other candidates are the models above the device's own in cfl's tree: stored, but not scored.
-    offered = assignment.candidates[:1] if assignment.phase == Phase.KEEP else assignment.candidates
+    offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
-        losses = scoring.score([models[c] for c in offered], share, shop.backend)
+        scored = [models[c] for c in offered]
+        if assignment.phase == Phase.ADAPT:
+            scored = [_adapted(shop, theta, announcement.round, cancelled) for theta in scored]
+        losses = scoring.score(scored, share, shop.backend)
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
@@ -129,7 +134,7 @@ def carry_out(
             announcement.round - 1,
             cancelled,
         )
-        if len(assignment.candidates) == 1:  # a single candidate was not scored before
+        if len(offered) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
         if shop.plan.norm_noise:
@@ -156,6 +161,13 @@ def carry_out(
         nearest=nearest,
     )
     return Finished(parcel, chosen, loss, correct, tested)
+
+
+def _adapted(shop: TrainingContext, theta: Float32Vector, round_: int, cancelled: Callable[[], bool]) -> Float32Vector:
+    """Return a model (d,), float32, after a local epoch: every model of the round sees the same batches."""
+    order = BatchOrder(shop.plan, shop.identity.name, round_)
+    recipe = one_epoch(local_training(shop.plan))
+    return theta + training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled).delta
 
 
 def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
@@ -233,6 +245,11 @@ def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     """Return the plan's settings for local training in a phase."""
     local = plan.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else plan.local
     return LocalTraining.of(local)
+
+
+def one_epoch(recipe: Recipe) -> Recipe:
+    """Return a recipe of local training for one epoch; one that counts steps, or takes full batches, stays as it is."""
+    return dataclasses.replace(recipe, epochs=1, steps=0) if recipe.epochs and recipe.batch_size else recipe
 
 
 def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:

@@ -128,12 +128,16 @@ class CflSettings(StrategySettings):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A leaf of the tree: a group that shares a model. Its id is its model's id."""
+    """A leaf of the tree: a group that shares a model. Its id is its model's id.
+
+    ``quiet_until`` is the first round in which it may be split, ``refused`` the number of candidate splits that trials refused.
+    """
 
     id: int
     members: tuple[str, ...]
     slot: ClusterModel
     quiet_until: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,7 @@ class CflState:
     Attributes:
         unplaced: newcomers, and the node of the tree below which they belong.
         heard: device -> round of its newest update that its cluster has used.
+        asked: cluster -> the last round in which it had its turn to train.
         early_norm: largest update norm of the first rounds.
         next_id: the next model id.
     """
@@ -152,6 +157,7 @@ class CflState:
     tree: Mapping[int, Node] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
     heard: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[int, int] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
     gathered: Gathered = field(default_factory=dict)

@@ -13,6 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
@@ -33,16 +36,17 @@ from aggregator.strategies.base import (
     require_one_origin,
     retained,
     train_assignment,
+    weights_of,
 )
 from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
+from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, settled
 from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
-from aggregator.strategies.drawing import drawn
+from aggregator.strategies.drawing import drawn_by_cluster
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 
@@ -79,12 +83,16 @@ class Cfl:
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers choose an edge of the tree.
 
-        The draw of partial participation is for training. All available devices score and all available newcomers train,
+        Partial participation draws whole clusters in turn, for training. All available devices score and all newcomers train,
         since scores contain no update and newcomers' answers place them. In the other plan newcomers choose by loss. If trials
         leave no available device anything to do, they are abandoned.
         """
-        there, present = set(available), set(drawn(self.run, round_, available))
+        there = set(available)
         state = cfl_newcomers.welcome(state, there)
+        members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
+        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
+        state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
+        present = {d for chosen in turns.values() for d in chosen}
         evaluate = evaluates(self.run, round_)
         models: dict[int, ClusterModel] = {}
         assignments: dict[str, Assignment] = {}
@@ -95,10 +103,10 @@ class Cfl:
             models[cluster.id] = cluster.slot
             node, trial = checked.get(cluster.id), state.trials.get(cluster.id)
             if trial is not None:
-                for own, other in ((trial.left, trial.right), (trial.right, trial.left)):
-                    models[own.model] = own.slot
-                    assignment = trial_assignment(trial, own, other, self.settings.trial_rounds)
-                    asked = self._on_trial(own, assignment, there, present)
+                for half in (trial.left, trial.right):
+                    models[half.model] = half.slot
+                    assignment = trial_assignment(trial, half, self.settings.trial_rounds)
+                    asked = self._on_trial(half, assignment, there, present)
                     assignments.update(dict.fromkeys(asked, assignment))
             elif node is not None:
                 models[node.id] = node.slot
@@ -129,9 +137,9 @@ class Cfl:
         if round_ == self.run.rounds and self.settings.path:
             return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
-        # After its last trial round a device scores the other half's model as well.
+        # After the last round of a trial all of its devices score, and some may not have trained.
         last = [t for t in state.trials.values() if t.trained + 1 >= self.settings.trial_rounds]
-        nodes |= {half.model for trial in last for half in (trial.left, trial.right)}
+        nodes |= {model for t in last for model in (t.left.model, t.right.model, t.cluster)}
         others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
         return frozenset(nodes | state.clusters.keys() if others else nodes)
 
@@ -179,7 +187,7 @@ class Cfl:
                 state, news = self._close_cluster(state, cluster, mine, plan.round)
             events.extend(news)
         for node in due:
-            state, news = cfl_merge.close_check(state, node, given, self.settings, self.least_side, plan.round)
+            state, news = cfl_merge.close_check(state, node, given, self.settings, self.run, plan.round)
             events.extend(news)
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
@@ -199,9 +207,10 @@ class Cfl:
         quiet = round_ <= self.settings.warm_up or round_ < cluster.quiet_until
         if quiet or not settled(self.settings, norms, state.early_norm):
             return state, trace
-        cut = find_cut(self.settings, given, self.least_side, norms, self.backend)
-        if cut is None:
+        cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
+        if not cuts:
             return state, trace
+        cut = cuts[cluster.refused % len(cuts)]
         step = self._open_trial if self.settings.validate else self._split_at_once
         state, events = step(state, cluster, cut, round_)
         return state, (*trace, *events)
@@ -226,7 +235,7 @@ class Cfl:
         left, right = (
             Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
         )
-        trial = Trial(parent.id, left, right, cut.figures)
+        trial = Trial(parent.id, left, right, parent.slot, cut.figures)
         detail = {"cluster": parent.id, "sizes": [len(left.members), len(right.members)], **cut.figures}
         state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
         return state, (Event(round_, "trial-opened", detail),)
@@ -250,8 +259,13 @@ class Cfl:
             trial = dataclasses.replace(
                 trial, left=halves[0], right=halves[1], trained=trial.trained + 1, firsts=firsts
             )
-            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        verdicts = [judge([c.margins[1] for c in m]) for m in mine]
+            parent = state.clusters[trial.cluster]
+            whole = in_order(c for side in mine for c in side)
+            mean = self.average(whole, self.run.weighting, self.run.weight_cap)
+            control = dataclasses.replace(parent, slot=parent.slot.moved(mean, len(whole), round_))
+            clusters = {**state.clusters, parent.id: control}
+            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}, clusters=clusters), ()
+        verdicts = [judge([c.margins[1] for c in m], self._weights(m)) for m in mine]
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
@@ -261,13 +275,16 @@ class Cfl:
         if not all(self.settings.convinces(v) for v in verdicts):
             return self._end_trial(state, trial, detail, round_)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
-        parent = state.clusters[trial.cluster]
+        parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
         state = dataclasses.replace(state, trials=trials)
-        edges = (parent.slot, *trial.firsts)
+        edges = (trial.before, *trial.firsts)
         return self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
 
+    def _weights(self, given: list[ClientUpdate]) -> NDArray[np.float64]:
+        return weights_of(given, self.run.weighting, self.run.weight_cap)
+
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
-        """Continue with the parent cluster as it was and begin its cool-down."""
+        """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
         parent = dataclasses.replace(
             state.clusters[trial.cluster], quiet_until=round_ + 1 + self.settings.refused_cool_down
         )
@@ -292,10 +309,15 @@ class Cfl:
         clusters = {k: c for k, c in state.clusters.items() if k != parent.id}
         quiet = round_ + 1 + self.settings.cool_down
         clusters |= {h.model: Cluster(h.model, h.members, h.slot, quiet) for h in halves}
+        asked = {**state.asked, **{h.model: state.asked.get(parent.id, 0) for h in halves}}
         placed = {*first.members, *second.members}
         lost = dict.fromkeys((d for d in parent.members if d not in placed), parent.id)
         state = dataclasses.replace(
-            state, clusters=clusters, tree={**state.tree, node.id: node}, unplaced={**state.unplaced, **lost}
+            state,
+            clusters=clusters,
+            tree={**state.tree, node.id: node},
+            unplaced={**state.unplaced, **lost},
+            asked={id_: asked[id_] for id_ in clusters if id_ in asked},
         )
         sizes = [len(first.members), len(second.members)]
         info = {"cluster": parent.id, "children": list(node.children), "sizes": sizes, **detail}
