@@ -64,8 +64,8 @@ class CflSettings(StrategySettings):
     trial_rounds: int = 2
     min_side: int = 2
     prefer: float = 0.75
-    margin: float = 0.1
-    p_value: float = 0.1
+    margin: float = 0.0
+    p_value: float = 0.02
     refused_cool_down: int = 10
     max_age: int = 20
     merge_every: int = -1
@@ -123,7 +123,7 @@ class CflSettings(StrategySettings):
 
     def convinces(self, verdict: Verdict) -> bool:
         """Whether a side's devices clearly prefer the model that they were asked about."""
-        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
+        return verdict.prefer > self.prefer and verdict.margin > self.margin and verdict.p_value < self.p_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ from shoal.protocol.messages import Assignment, Phase
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
+FEWEST_COMPARED: Final = 20
+"""Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
 
 class Cfl:
@@ -91,6 +93,7 @@ class Cfl:
         state = cfl_newcomers.welcome(state, there)
         members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
         turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
+        turns |= self._compared(state, round_, members, turns)
         state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
         present = {d for chosen in turns.values() for d in chosen}
         evaluate = evaluates(self.run, round_)
@@ -131,6 +134,26 @@ class Cfl:
         compared = {model: value for node in nodes for model, value in state.tree[node].compared.items()}
         plan_by_loss = RoundPlan(round_, models, by_loss, seal=seal)
         return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, plan_by_loss))
+
+    def _compared(
+        self, state: CflState, round_: int, members: Mapping[int, list[str]], turns: Mapping[int, tuple[str, ...]]
+    ) -> dict[int, tuple[str, ...]]:
+        """Return more devices of clusters of which partial participation has drawn too few to find groups among.
+
+        Such a cluster is drawn in larger number in the first round that its cool-down allows, and every comparison that finds no
+        candidate split begins a new cool-down.
+        """
+        found = {}
+        for id_, there in members.items():
+            size, drawn = min(len(there), FEWEST_COMPARED), len(turns.get(id_, ()))
+            if id_ in state.trials or self._is_quiet(state.clusters[id_], round_) or not drawn < size:
+                continue
+            rng = np.random.default_rng([self.run.seed, round_, id_])
+            found[id_] = tuple(there[i] for i in sorted(rng.choice(len(there), size, replace=False)))
+        return found
+
+    def _is_quiet(self, cluster: Cluster, round_: int) -> bool:
+        return round_ <= self.settings.warm_up or round_ < cluster.quiet_until
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
@@ -204,11 +227,15 @@ class Cfl:
         if self.settings.trace:
             figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
             trace = (Event(round_, "norms", figures),)
-        quiet = round_ <= self.settings.warm_up or round_ < cluster.quiet_until
-        if quiet or not settled(self.settings, norms, state.early_norm):
+        if self._is_quiet(cluster, round_):
             return state, trace
-        cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
+        cuts: tuple[Cut, ...] = ()
+        if settled(self.settings, norms, state.early_norm):
+            cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
         if not cuts:
+            if self.run.participation < 1:
+                moved = dataclasses.replace(moved, quiet_until=round_ + 1 + self.settings.refused_cool_down)
+                state = dataclasses.replace(state, clusters={**state.clusters, moved.id: moved})
             return state, trace
         cut = cuts[cluster.refused % len(cuts)]
         step = self._open_trial if self.settings.validate else self._split_at_once
@@ -285,9 +312,9 @@ class Cfl:
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
-        parent = dataclasses.replace(
-            state.clusters[trial.cluster], quiet_until=round_ + 1 + self.settings.refused_cool_down
-        )
+        parent = state.clusters[trial.cluster]
+        quiet = round_ + 1 + self.settings.refused_cool_down
+        parent = dataclasses.replace(parent, quiet_until=quiet, refused=parent.refused + ("p_value" in detail))
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         sizes = [len(trial.left.members), len(trial.right.members)]
         state = dataclasses.replace(state, trials=trials, clusters={**state.clusters, parent.id: parent})
