@@ -48,17 +48,19 @@ def drawn_by_cluster(
     Args:
         run: gives participation and seed.
         round_: number of the round.
-        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out.
+        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out of a draw.
         asked: id -> the last round in which a cluster had its turn; one that is missing has never had any.
         least: fewest devices of a mean.
 
     Returns:
         cluster id -> device ids in ascending order.
     """
-    members = {id_: tuple(sorted(found)) for id_, found in clusters.items() if len(found) >= max(1, least)}
-    left = budget(run, sum(map(len, clusters.values())))
-    if left >= sum(map(len, clusters.values())):
-        return members
+    everybody = {id_: tuple(sorted(found)) for id_, found in clusters.items() if found}
+    total = sum(map(len, everybody.values()))
+    left = budget(run, total)
+    if left >= total:
+        return everybody
+    members = {id_: found for id_, found in everybody.items() if len(found) >= least}
     if len(clusters) == 1:
         return {id_: drawn(run, round_, found) for id_, found in members.items()}
     due = {id_: len(found) * (round_ - asked.get(id_, 0)) for id_, found in members.items()}

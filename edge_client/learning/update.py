@@ -5,10 +5,9 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,13 @@ from edge_client.storage.finished_models import Validation
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import LocalSettings, Member, RunPlan
+from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
-Recipe = TypeVar("Recipe", LocalTraining, LocalSettings)
-
 MARGIN_CLIP: Final = MAX_MARGIN
-MARGIN_DECIMALS: Final = 2
+MARGIN_DECIMALS: Final = 4
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
 PERCENT: Final = 100
@@ -109,10 +106,7 @@ def carry_out(
     margins: tuple[float, ...] = ()
     offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
-        scored = [models[c] for c in offered]
-        if assignment.phase == Phase.ADAPT:
-            scored = [_adapted(shop, theta, announcement.round, cancelled) for theta in scored]
-        losses = scoring.score(scored, share, shop.backend)
+        losses = scoring.score([models[c] for c in offered], share, shop.backend)
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
@@ -125,18 +119,15 @@ def carry_out(
         correct, tested = score.correct, score.count
     body, model_norm, nearest = b"", 0.0, 0
     if assignment.trains:
-        result = training.train(
-            theta,
-            shop.shares.train,
-            local_training(shop.plan, assignment.phase),
-            shop.backend,
-            BatchOrder(shop.plan, shop.identity.name, announcement.round),
-            announcement.round - 1,
-            cancelled,
-        )
+        result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
+        if assignment.phase == Phase.ADAPT:
+            others = [models[c] for c in assignment.candidates[1:]]
+            deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
+            trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
+            margins = reported_margins(scoring.score(trained, share, shop.backend))
         if shop.plan.norm_noise:
             delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
         if assignment.norm:
@@ -163,11 +154,13 @@ def carry_out(
     return Finished(parcel, chosen, loss, correct, tested)
 
 
-def _adapted(shop: TrainingContext, theta: Float32Vector, round_: int, cancelled: Callable[[], bool]) -> Float32Vector:
-    """Return a model (d,), float32, after a local epoch: every model of the round sees the same batches."""
+def _train(
+    shop: TrainingContext, round_: int, phase: Phase, theta: Float32Vector, cancelled: Callable[[], bool]
+) -> training.TrainResult:
+    """Train a model (d,) of the round on the device's data: every model of the round sees the same batches."""
     order = BatchOrder(shop.plan, shop.identity.name, round_)
-    recipe = one_epoch(local_training(shop.plan))
-    return theta + training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled).delta
+    recipe = local_training(shop.plan, phase)
+    return training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled)
 
 
 def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
@@ -245,11 +238,6 @@ def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     """Return the plan's settings for local training in a phase."""
     local = plan.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else plan.local
     return LocalTraining.of(local)
-
-
-def one_epoch(recipe: Recipe) -> Recipe:
-    """Return a recipe of local training for one epoch; one that counts steps, or takes full batches, stays as it is."""
-    return dataclasses.replace(recipe, epochs=1, steps=0) if recipe.epochs and recipe.batch_size else recipe
 
 
 def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:

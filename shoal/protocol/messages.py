@@ -27,8 +27,8 @@ SHARED_MODEL: Final = 0xFFFF
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    TRIAL trains the first candidate and holds the others, to score them later. ADAPT scores what each candidate becomes after a
-    local epoch, and uploads no update. PRETRAIN trains by the plan's ``pretrain``
+    TRIAL trains the first candidate and holds the others, to score them later. ADAPT trains every candidate,
+    uploads the first one's update, and reports margins of the trained models. PRETRAIN trains by the plan's ``pretrain``
     recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
     nearly in the direction of the update.
@@ -110,8 +110,8 @@ class Assignment:
 
     @property
     def scored(self) -> tuple[int, ...]:
-        """The candidates among which the device chooses: all of them, but the first alone in phases KEEP and TRIAL."""
-        return self.candidates[:1] if self.phase in (Phase.KEEP, Phase.TRIAL) else self.candidates
+        """The candidates among which the device chooses: all of them, but the first alone where the others serve another end."""
+        return self.candidates[:1] if self.phase in (Phase.KEEP, Phase.TRIAL, Phase.ADAPT) else self.candidates
 
     @property
     def models(self) -> tuple[int, ...]:

@@ -2,9 +2,11 @@
 
 The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate bipartition
 train from the parent for a few rounds, and the parent, the control, goes on with the mean of all their updates, as without a
-split. Then every device scores its half's model and the control on its validation share, the same scoring as IFCA's, and
-reports how much worse the control is. The split stands only if each side clearly prefers its own: the CFL paper's "always
-greater or equal" (section II-A), made a test. A refused trial costs no training: the control is the cluster's model then.
+split. In the last round every device trains both its half's model and the control, scores the results on its validation share
+and reports how much worse the control is. The split stands only if each side clearly prefers its own: the CFL paper's "always
+greater or equal" (section II-A), made a test. Both are trained on the device first since label skew looks like a group until
+then: a device adapts any model to its own labels, but not to another group's. A refused trial costs no training, as the
+control is the cluster's model then.
 """
 
 from __future__ import annotations
@@ -64,12 +66,11 @@ class Verdict:
 
 
 def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
-    """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then score it and the control."""
+    """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then compare it with the control."""
+    candidates = (half.model, trial.cluster)
     if trial.trained < trial_rounds:
-        return train_assignment((half.model, trial.cluster), evaluate=False, phase=Phase.TRIAL)
-    return Assignment(
-        Phase.ADAPT, (half.model, trial.cluster), Share.VALIDATION, train=False, evaluate=False, margins=True
-    )
+        return train_assignment(candidates, evaluate=False, phase=Phase.TRIAL)
+    return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
 def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float64] | None = None) -> Verdict:
@@ -80,15 +81,15 @@ def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float6
         weights: n, positive, such as numbers of samples: a margin of 4 samples says less than one of 120. None weighs all alike.
     """
     values = np.asarray(margins, np.float64)
-    shares = np.full(len(values), 1.0) if weights is None else np.asarray(weights, np.float64)
+    given = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
-    shares = shares / shares.sum()
-    prefer = float(shares[values > 0].sum())
-    return Verdict(len(values), prefer, float(shares @ values), paired_t_p_value(values, shares))
+    prefer = float(given[values > 0].sum() / given.sum())
+    mean = float(np.average(values, weights=given))
+    return Verdict(len(values), prefer, mean, paired_t_p_value(values, given))
 
 
-def paired_t_p_value(differences: NDArray[np.float64], shares: NDArray[np.float64]) -> float:
+def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """Return P(T >= t) under "mean difference <= 0", for Student's t of a weighted mean; 1 for a single difference.
 
     Weighted differences count as 1 / sum of squared shares differences of equal weight (Kish), n if the shares are equal. The
@@ -96,10 +97,11 @@ def paired_t_p_value(differences: NDArray[np.float64], shares: NDArray[np.float6
 
     Args:
         differences: shape (n,).
-        shares: shape (n,), their weights, of sum 1.
+        weights: shape (n,), positive.
     """
     if len(differences) < 2:
         return 1.0
+    shares = weights / weights.sum()
     count = 1.0 / float(shares @ shares)
     mean = float(shares @ differences)
     spread = math.sqrt(max(float(shares @ (differences - mean) ** 2), 0.0) * count / (count - 1.0))

@@ -54,7 +54,7 @@ class CflSettings(StrategySettings):
 
     linkage: str = "single"
     form: str = "relative"
-    eps1: float = 0.4
+    eps1: float = 0.5
     eps2: float = 0.0
     gamma_max: float = 0.0
     cool_down: int = 3
@@ -123,7 +123,7 @@ class CflSettings(StrategySettings):
 
     def convinces(self, verdict: Verdict) -> bool:
         """Whether a side's devices clearly prefer the model that they were asked about."""
-        return verdict.prefer > self.prefer and verdict.margin > self.margin and verdict.p_value < self.p_value
+        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
 
 
 @dataclass(frozen=True, slots=True)

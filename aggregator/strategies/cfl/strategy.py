@@ -10,7 +10,7 @@ device ids throughout, never positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -46,12 +46,14 @@ from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, settled
 from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
-from aggregator.strategies.drawing import drawn_by_cluster
+from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
+NEAR_P_VALUE: Final = 0.1
+"""A refused candidate whose sides' p-values are below this is tried again after half of the cool-down."""
 FEWEST_COMPARED: Final = 20
 """Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
@@ -91,16 +93,12 @@ class Cfl:
         """
         there = set(available)
         state = cfl_newcomers.welcome(state, there)
-        members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
-        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
-        turns |= self._compared(state, round_, members, turns)
-        state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
-        present = {d for chosen in turns.values() for d in chosen}
+        looked = cfl_moves.look_due(state, self.settings, round_)
+        state, present = self._drawn(state, round_, available, looked=looked)
         evaluate = evaluates(self.run, round_)
         models: dict[int, ClusterModel] = {}
         assignments: dict[str, Assignment] = {}
         checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
-        looked = cfl_moves.look_due(state, self.settings, round_)
         offers = cfl_moves.offers(state, round_ // self.settings.look_rounds) if looked else {}
         for cluster in state.clusters.values():
             models[cluster.id] = cluster.slot
@@ -135,22 +133,31 @@ class Cfl:
         plan_by_loss = RoundPlan(round_, models, by_loss, seal=seal)
         return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, plan_by_loss))
 
-    def _compared(
-        self, state: CflState, round_: int, members: Mapping[int, list[str]], turns: Mapping[int, tuple[str, ...]]
-    ) -> dict[int, tuple[str, ...]]:
-        """Return more devices of clusters of which partial participation has drawn too few to find groups among.
+    def _drawn(
+        self, state: CflState, round_: int, available: tuple[str, ...], *, looked: bool
+    ) -> tuple[CflState, set[str]]:
+        """Return the devices to train: of whole clusters in turn, and of a cluster to compare at least FEWEST_COMPARED.
 
-        Such a cluster is drawn in larger number in the first round that its cool-down allows, and every comparison that finds no
-        candidate split begins a new cool-down.
+        A cluster is compared in the first round that its cool-down allows, and a comparison without a candidate split begins a
+        new one, so it is rare that more devices train than the plan's participation. Alg. 5 alone compares whom the round draws.
         """
-        found = {}
-        for id_, there in members.items():
-            size, drawn = min(len(there), FEWEST_COMPARED), len(turns.get(id_, ()))
-            if id_ in state.trials or self._is_quiet(state.clusters[id_], round_) or not drawn < size:
-                continue
-            rng = np.random.default_rng([self.run.seed, round_, id_])
-            found[id_] = tuple(there[i] for i in sorted(rng.choice(len(there), size, replace=False)))
-        return found
+        if not self.settings.validate:
+            return state, set(drawn(self.run, round_, available))
+        there = set(available)
+        members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
+        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
+        state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
+        present = {d for chosen in turns.values() for d in chosen}
+        for id_, mine in members.items():
+            if looked and len(mine) < self.run.min_contributors:
+                # A leaf that can't be averaged any more gets no turn, but its devices may leave it.
+                present.update(mine)
+            size = min(len(mine), FEWEST_COMPARED)
+            quiet = id_ in state.trials or self._is_quiet(state.clusters[id_], round_)
+            if not quiet and len(turns.get(id_, ())) < size:
+                rng = np.random.default_rng([self.run.seed, round_, id_])
+                present.update(mine[i] for i in rng.choice(len(mine), size, replace=False))
+        return state, present
 
     def _is_quiet(self, cluster: Cluster, round_: int) -> bool:
         return round_ <= self.settings.warm_up or round_ < cluster.quiet_until
@@ -169,7 +176,7 @@ class Cfl:
     def _on_trial(self, half: Half, assignment: Assignment, there: set[str], present: set[str]) -> list[str]:
         """Return the devices of a half to assign: the drawn ones, or all available ones to score or if too few were drawn."""
         chosen = [d for d in half.members if d in present]
-        if not assignment.train or len(chosen) < self.least_side:
+        if assignment.margins or len(chosen) < self.least_side:
             return [d for d in half.members if d in there]
         return chosen
 
@@ -199,8 +206,7 @@ class Cfl:
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
             trial = state.trials.get(cluster.id)
             if trial is not None:
-                trained = [c for c in given if c.phase is Phase.TRIAL]
-                halves = [[c for c in trained if c.device in h.members] for h in (trial.left, trial.right)]
+                halves = [[c for c in given if c.device in h.members] for h in (trial.left, trial.right)]
                 means += halves if min(map(len, halves)) >= self.least_side else []
                 state, news = self._continue_trial(state, trial, given, plan.round)
             else:
@@ -233,7 +239,8 @@ class Cfl:
         if settled(self.settings, norms, state.early_norm):
             cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
         if not cuts:
-            if self.run.participation < 1:
+            share = self.run.participation
+            if self.settings.validate and share < 1 and share * len(cluster.members) < FEWEST_COMPARED:
                 moved = dataclasses.replace(moved, quiet_until=round_ + 1 + self.settings.refused_cool_down)
                 state = dataclasses.replace(state, clusters={**state.clusters, moved.id: moved})
             return state, trace
@@ -275,23 +282,9 @@ class Cfl:
             if trial.waited > MAX_WAITS:
                 return self._end_trial(state, trial, {"reason": "devices absent"}, round_)
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        if trial.trained < self.settings.trial_rounds:
-            halves = [
-                dataclasses.replace(
-                    h, slot=h.slot.moved(self.average(m, self.run.weighting, self.run.weight_cap), len(m), round_)
-                )
-                for h, m in zip((trial.left, trial.right), mine, strict=True)
-            ]
-            firsts = trial.firsts or tuple(half.slot for half in halves)
-            trial = dataclasses.replace(
-                trial, left=halves[0], right=halves[1], trained=trial.trained + 1, firsts=firsts
-            )
-            parent = state.clusters[trial.cluster]
-            whole = in_order(c for side in mine for c in side)
-            mean = self.average(whole, self.run.weighting, self.run.weight_cap)
-            control = dataclasses.replace(parent, slot=parent.slot.moved(mean, len(whole), round_))
-            clusters = {**state.clusters, parent.id: control}
-            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}, clusters=clusters), ()
+        state, trial = self._moved_on(state, trial, mine, round_)
+        if trial.trained <= self.settings.trial_rounds:
+            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         verdicts = [judge([c.margins[1] for c in m], self._weights(m)) for m in mine]
         detail = {
             **trial.figures,
@@ -307,14 +300,36 @@ class Cfl:
         edges = (trial.before, *trial.firsts)
         return self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
 
+    def _moved_on(
+        self, state: CflState, trial: Trial, mine: Sequence[list[ClientUpdate]], round_: int
+    ) -> tuple[CflState, Trial]:
+        """Move each half by the mean of its own updates, and the control by the mean of all."""
+
+        def moved(slot: ClusterModel, given: list[ClientUpdate]) -> ClusterModel:
+            mean = self.average(given, self.run.weighting, self.run.weight_cap)
+            return slot.moved(mean, len(given), round_)
+
+        left, right = (
+            dataclasses.replace(half, slot=moved(half.slot, given))
+            for half, given in zip((trial.left, trial.right), mine, strict=True)
+        )
+        parent = state.clusters[trial.cluster]
+        control = dataclasses.replace(parent, slot=moved(parent.slot, in_order(c for side in mine for c in side)))
+        trained = trial.trained + 1
+        firsts = trial.firsts or (left.slot, right.slot)
+        trial = dataclasses.replace(trial, left=left, right=right, trained=trained, firsts=firsts)
+        return dataclasses.replace(state, clusters={**state.clusters, parent.id: control}), trial
+
     def _weights(self, given: list[ClientUpdate]) -> NDArray[np.float64]:
         return weights_of(given, self.run.weighting, self.run.weight_cap)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
         parent = state.clusters[trial.cluster]
-        quiet = round_ + 1 + self.settings.refused_cool_down
-        parent = dataclasses.replace(parent, quiet_until=quiet, refused=parent.refused + ("p_value" in detail))
+        # Evidence that is near asks for the same cut again, and soon; otherwise it is another one's turn.
+        near = max(detail.get("p_value", (1.0,))) < NEAR_P_VALUE
+        quiet = round_ + 1 + self.settings.refused_cool_down // (2 if near else 1)
+        parent = dataclasses.replace(parent, quiet_until=quiet, refused=parent.refused + (not near))
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         sizes = [len(trial.left.members), len(trial.right.members)]
         state = dataclasses.replace(state, trials=trials, clusters={**state.clusters, parent.id: parent})

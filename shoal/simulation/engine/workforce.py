@@ -24,7 +24,7 @@ from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from crypto.mask.masking import mask
 from edge_client.learning.nearest import nearest_direction
-from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, one_epoch, reported_margins
+from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
@@ -211,12 +211,13 @@ class Workforce:
             assignment = plan.assignments[name]
             alone = len(assignment.scored) == 1
             # Devices that train one model each can share a block even if their models differ.
-            key = dataclasses.replace(assignment, candidates=(0,)) if alone else assignment
+            mixed = alone and assignment.phase is not Phase.ADAPT
+            key = dataclasses.replace(assignment, candidates=(0,)) if mixed else assignment
             members[key].append((self.place_of[name], assignment.scored))
         groups: list[Group] = []
         for assignment, work in members.items():
             ids = np.array([place for place, _ in work], np.int64)
-            alone = len(assignment.candidates) == 1
+            alone = len(assignment.scored) == 1
             rows = [[row_of[c] for c in candidates] for _, candidates in (work if alone else work[:1])]
             groups.append((assignment, ids, np.array(rows, np.int64)))
         return groups
@@ -224,9 +225,8 @@ class Workforce:
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
         assignment, places, candidates = group
         given: list[ClientUpdate] = []
-        trains = assignment.trains or assignment.phase is Phase.ADAPT
-        shelf = self.shelf(Share.TRAIN) if trains else self.shelf(assignment.share)
-        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if trains else [places]
+        shelf = self.shelf(Share.TRAIN) if assignment.trains else self.shelf(assignment.share)
+        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if assignment.trains else [places]
         position = {int(p): i for i, p in enumerate(places)}
         for part in parts:
             mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
@@ -254,7 +254,7 @@ class Workforce:
             if block is not None and assignment.share == Share.TRAIN and self._fuses(block, assignment):
                 assert isinstance(self.trainer, Dual)
                 scored = self.trainer.score(options, block)
-            losses = self._losses(assignment, candidates[0], part) if scored is None else scored.losses
+            losses = self.score(options, assignment.share, part).losses if scored is None else scored.losses
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
             if assignment.margins:
@@ -279,6 +279,8 @@ class Workforce:
             elif assignment.train:
                 rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
+            if assignment.phase is Phase.ADAPT:
+                margins = self._adapted_margins(assignment, block, start, trained)
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:
@@ -305,27 +307,21 @@ class Workforce:
             for i, place in enumerate(part)
         ]
 
-    def _losses(
-        self, assignment: Assignment, candidates: NDArray[np.int64], part: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Return every candidate's loss on the assigned share of each device, (c, k) float64.
-
-        In phase ADAPT that is the loss after a local epoch.
-        """
+    def _adapted_margins(
+        self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
+    ) -> list[tuple[float, ...]]:
+        """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
         assert self._round is not None
-        run, round_, models = self.run, self._round.plan.round, self._round.models
-        if assignment.phase is not Phase.ADAPT:
-            return self.score(models[torch.from_numpy(candidates).to(self.device)], assignment.share, part).losses
-        recipe = one_epoch(run.local)
-        block, losses = self.shelf(Share.TRAIN).block(part), np.empty((len(part), len(candidates)))
-        for column, row in enumerate(candidates):
-            start = np.full(len(part), row, np.int64)
-            orders = [BatchOrder(run, self.population.names[int(p)], round_) for p in part]
-            thetas = models[int(row)] + self.trainer.train(models, start, block, orders, recipe, round_).rows()
-            for i, place in enumerate(part):
-                found = scoring.score(self.network, thetas[i : i + 1], self.shelf(assignment.share), np.array([place]))
-                losses[i, column] = found.losses[0, 0]
-        return losses
+        row_of, models = self._round.row_of, self._round.models
+        thetas = [models[torch.from_numpy(start).to(self.device)] + trained.rows()]
+        for other in assignment.candidates[1:]:
+            again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
+            thetas.append(models[row_of[other]] + again.rows())
+        shelf, found = self.shelf(assignment.share), []
+        for i, place in enumerate(block.ids):
+            own = torch.stack([theta[i] for theta in thetas])
+            found.append(reported_margins(scoring.score(self.network, own, shelf, np.array([int(place)])).losses[0]))
+        return found
 
     def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the l2 norm of every trained model, (c,) float64, for FedGroup's inter-group aggregation."""

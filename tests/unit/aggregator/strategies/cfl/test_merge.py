@@ -235,8 +235,8 @@ def test_no_check_while_a_leaf_is_on_trial():
         for cluster in tried:
             phases = {plan.assignments[d].phase for d in rounds.state.clusters[cluster].members}
             halves = rounds.state.trials[cluster]
-            known = {halves.left.model, halves.right.model}
-            assert phases <= {Phase.TRIAL, Phase.SCORE}
+            known = {halves.left.model, halves.right.model, cluster}
+            assert phases <= {Phase.TRIAL, Phase.ADAPT}
             assert all(set(plan.assignments[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
     assert kinds(rounds, "split").count("split") == 3
 
