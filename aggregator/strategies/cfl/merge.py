@@ -49,7 +49,7 @@ def close_check(
 
     A leaf of which too few devices answered is not counted; without either leaf the check has no result.
     """
-    least_side = max(settings.min_side, run.min_contributors)
+    least_side = settings.least_side(run)
     answers: list[list[ClientUpdate]] = []
     for child in node.children:
         members = set(state.clusters[child].members)

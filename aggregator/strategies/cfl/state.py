@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, Gathered, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
-from shoal.protocol.documents import Capabilities
+from shoal.protocol.documents import Capabilities, RunPlan
 
 ROOT = 0
 
@@ -20,20 +21,21 @@ class CflSettings(StrategySettings):
     """CFL's own parameters. The paper gives Alg. 5 absolute eps; the relative form travels between models.
 
     Attributes:
-        linkage: ``single`` (Alg. 1, optimal) or ``complete`` (as public implementations do).
+        linkage: ``single`` (Alg. 1, optimal), ``complete`` (as public implementations do) or ``average``; trials also try the
+            others' cuts.
         form: ``relative``: eps1 is a share of the largest update norm of the round, eps2 of the largest seen in the
             first ``early_rounds``; ``absolute``: both are norms.
         eps1: the mean update's norm must be below it (Eq. 32).
         eps2: the largest update's norm must be above it (Eq. 33); 0 turns it off.
         gamma_max: split only if it is below sqrt((1 - alpha_cross_max)/2); 0 turns it off.
-        cool_down: rounds after a split in which the children are left alone.
+        cool_down: rounds after a split in which its halves are not split again.
         warm_up: rounds before the first test.
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
-        trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; limits that each
-            side must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
-            paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
-            below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
-        refused_cool_down: rounds of peace after a failed trial and after a merge.
+        trial_rounds: rounds of a trial before the one in which devices compare.
+        min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
+        prefer, margin, p_value: limits for each half in a trial: the share of devices that prefer their half's model must be
+            above ``prefer``, the mean margin (loss) at least ``margin``, the p-value of the paired t-test below ``p_value``.
+        refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
         merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
@@ -62,7 +64,7 @@ class CflSettings(StrategySettings):
     early_rounds: int = 10
     validate: bool = True
     trial_rounds: int = 2
-    min_side: int = 2
+    min_side: int = -1
     prefer: float = 0.75
     margin: float = 0.0
     p_value: float = 0.02
@@ -82,11 +84,12 @@ class CflSettings(StrategySettings):
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""
-        require(self.linkage in ("single", "complete"), f"linkage {self.linkage!r} is neither single nor complete")
+        require(self.linkage in LINKAGES, f"linkage {self.linkage!r} is none of {', '.join(LINKAGES)}")
         require(self.form in ("relative", "absolute"), f"form {self.form!r} is neither relative nor absolute")
         require(self.eps1 > 0 and self.eps2 >= 0, "eps1 is positive and eps2 not negative")
         require(0 <= self.gamma_max < 1, "gamma_max lies in [0, 1)")
-        require(self.trial_rounds >= 1 and self.min_side >= 1, "trial_rounds and min_side are at least 1")
+        require(self.trial_rounds >= 1, "trial_rounds is at least 1")
+        require(self.min_side == -1 or self.min_side >= 1, "min_side is -1 for the default, or at least 1")
         require(0 <= self.prefer < 1 and 0 < self.p_value <= 1, "prefer and p_value are shares")
         require(self.max_age >= 1 and self.patience >= 1, "max_age and patience are at least 1")
         require(
@@ -115,6 +118,11 @@ class CflSettings(StrategySettings):
     def look_rounds(self) -> int:
         """Rounds between two offers of other leaves' models; 0 where there are none."""
         return self._rounds(self.look_every)
+
+    def least_side(self, run: RunPlan) -> int:
+        """Return the fewest devices of a half: of fewer than ``min_contributors`` no mean could be taken."""
+        own = self.min_side if self.min_side > 0 else 2 if self.validate else 1
+        return max(own, run.min_contributors)
 
     def _rounds(self, given: int) -> int:
         if given >= 0:

@@ -73,7 +73,7 @@ class Cfl:
         self.settings.check()
         require_one_origin(run)
         self.backend = backend
-        self.least_side = max(self.settings.min_side, run.min_contributors)
+        self.least_side = self.settings.least_side(run)
 
     @staticmethod
     def models(_run: RunPlan) -> int:

@@ -12,14 +12,14 @@ from tests.helpers.quadratics import cfl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"linkage": "average"}, "linkage 'average' is neither single nor complete"),
+        ({"linkage": "ward"}, "linkage 'ward' is none of single, complete, average"),
         ({"form": "other"}, "form 'other' is neither relative nor absolute"),
         ({"eps1": 0.0}, "eps1 is positive and eps2 not negative"),
         ({"eps2": -1.0}, "eps1 is positive and eps2 not negative"),
         ({"gamma_max": 1.0}, "gamma_max lies in [0, 1)"),
         ({"gamma_max": -0.1}, "gamma_max lies in [0, 1)"),
-        ({"trial_rounds": 0}, "trial_rounds and min_side are at least 1"),
-        ({"min_side": 0}, "trial_rounds and min_side are at least 1"),
+        ({"trial_rounds": 0}, "trial_rounds is at least 1"),
+        ({"min_side": 0}, "min_side is -1 for the default, or at least 1"),
         ({"prefer": 1.0}, "prefer and p_value are shares"),
         ({"p_value": 0.0}, "prefer and p_value are shares"),
         ({"p_value": 1.1}, "prefer and p_value are shares"),
