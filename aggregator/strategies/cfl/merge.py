@@ -12,7 +12,7 @@ true split would have had a loss .2 to 1.6 higher with the stored model, up to 1
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from aggregator.strategies.base import ClientUpdate, Event, weights_of
 from aggregator.strategies.cfl.reassignment import look_due
@@ -21,6 +21,9 @@ from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
+
+LEAST_PREFER: Final = 0.75
+"""Share of the devices that must prefer the model before the cut."""
 
 
 def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
@@ -61,7 +64,7 @@ def close_check(
     verdicts = [judge([-c.margins[1] for c in a], weights_of(a, run.weighting, run.weight_cap)) for a in heard]
     node = dataclasses.replace(node, check_at=round_ + settings.check_every)
     if verdicts:
-        doubted = any(v.prefer > settings.prefer and v.p_value < settings.merge_p_value for v in verdicts)
+        doubted = any(v.prefer > LEAST_PREFER and v.p_value < settings.merge_p_value for v in verdicts)
         node = dataclasses.replace(node, strikes=node.strikes + 1 if doubted else 0)
         if doubted:
             detail = _detail(node, verdicts)

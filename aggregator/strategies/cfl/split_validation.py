@@ -112,3 +112,14 @@ def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float
 
     # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
     return float(stdtr(count - 1.0, -mean / (spread / math.sqrt(count))))
+
+
+def combined_p_value(p_values: Sequence[float]) -> float:
+    """Return the p-value of one or two independent tests together (Fisher's method).
+
+    -2 ln(p q) has a chi-squared distribution with four degrees of freedom, whose tail at x is exp(-x/2) (1 + x/2).
+    """
+    if len(p_values) == 1:
+        return p_values[0]
+    product = math.prod(p_values)
+    return product * (1.0 - math.log(product)) if product > 0.0 else 0.0

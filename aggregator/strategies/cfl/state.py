@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, Gathered, require
-from aggregator.strategies.cfl.split_validation import Trial, Verdict
+from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
 
 ROOT = 0
+SIDE_P_VALUE: Final = 0.1
+"""Neither half may gain by chance alone, however much the other one gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,9 @@ class CflSettings(StrategySettings):
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
         trial_rounds: rounds of a trial before the one in which devices compare.
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
-        prefer, margin, p_value: limits for each half in a trial: the share of devices that prefer their half's model must be
-            above ``prefer``, the mean margin (loss) at least ``margin``, the p-value of the paired t-test below ``p_value``.
+        prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
+            above ``prefer``, the mean margin (loss) at least ``margin``, and the p-value of the paired t-test below
+            `SIDE_P_VALUE`. ``p_value`` is the limit for both sides' combined (Fisher's method).
         refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
@@ -43,7 +46,7 @@ class CflSettings(StrategySettings):
             place of a training round of these two leaves, so every 20 costs them 5%.
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails if a leaf, or both together, prefer the model before the cut: more than
-            ``prefer`` of the devices, with a paired t-test below this.
+            three quarters of the devices, with a paired t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
             change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
             alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
@@ -65,9 +68,9 @@ class CflSettings(StrategySettings):
     validate: bool = True
     trial_rounds: int = 2
     min_side: int = -1
-    prefer: float = 0.75
+    prefer: float = 0.5
     margin: float = 0.0
-    p_value: float = 0.02
+    p_value: float = 0.001
     refused_cool_down: int = 10
     max_age: int = 20
     merge_every: int = -1
@@ -129,9 +132,10 @@ class CflSettings(StrategySettings):
             return given
         return 20 if self.validate else 0
 
-    def convinces(self, verdict: Verdict) -> bool:
-        """Whether a side's devices clearly prefer the model that they were asked about."""
-        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
+    def convinces(self, sides: Sequence[Verdict]) -> bool:
+        """Whether the devices of both sides prefer their own half, and the evidence of both together is clear."""
+        each = all(v.prefer > self.prefer and v.margin >= self.margin and v.p_value < SIDE_P_VALUE for v in sides)
+        return each and combined_p_value([v.p_value for v in sides]) < self.p_value
 
 
 @dataclass(frozen=True, slots=True)

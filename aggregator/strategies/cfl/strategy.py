@@ -43,7 +43,7 @@ from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, settled
-from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
+from aggregator.strategies.cfl.split_validation import Half, Trial, combined_p_value, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
@@ -52,8 +52,8 @@ from shoal.protocol.messages import Assignment, Phase
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
-NEAR_P_VALUE: Final = 0.1
-"""A refused candidate whose sides' p-values are below this is tried again after half of the cool-down."""
+NEAR: Final = 10
+"""A refused candidate whose combined p-value is below so many times the limit is tried again after half of the cool-down."""
 FEWEST_COMPARED: Final = 20
 """Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
@@ -292,7 +292,7 @@ class Cfl:
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
         }
-        if not all(self.settings.convinces(v) for v in verdicts):
+        if not self.settings.convinces(verdicts):
             return self._end_trial(state, trial, detail, round_)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
@@ -327,7 +327,7 @@ class Cfl:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
         parent = state.clusters[trial.cluster]
         # Evidence that is near asks for the same cut again, and soon; otherwise it is another one's turn.
-        near = max(detail.get("p_value", (1.0,))) < NEAR_P_VALUE
+        near = combined_p_value(detail.get("p_value", (1.0,))) < NEAR * self.settings.p_value
         quiet = round_ + 1 + self.settings.refused_cool_down // (2 if near else 1)
         parent = dataclasses.replace(parent, quiet_until=quiet, refused=parent.refused + (not near))
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}

@@ -1,12 +1,13 @@
 """Validated splits: a candidate is put on trial, and its devices decide."""
 
+import dataclasses
+
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import combine_pvalues, ttest_1samp
 
-from aggregator.strategies.cfl.split_validation import judge, paired_t_p_value
+from aggregator.strategies.cfl.split_validation import combined_p_value, judge, paired_t_p_value
 from shoal.protocol.messages import Phase
-from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
     DEVICES,
     GROUP_OF,
@@ -43,7 +44,7 @@ def test_a_trial_trains_both_halves_then_asks_for_margins():
     assert all(scoring[d].candidates[0] == 1 for d in GROUPS["a"]) or all(
         scoring[d].candidates[0] == 2 for d in GROUPS["a"]
     )
-    assert not any(o.train for o in scoring.values())
+    assert all(o.train and o.margins for o in scoring.values())
     training = {o.candidates for r, _, o in answer.assignments if r in (3, 4)}
     assert training == scoring_of(scoring), "devices hold the control, but train their half's model"
 
@@ -78,13 +79,11 @@ def test_a_refused_trial_keeps_what_was_trained_and_leaves_the_cluster_in_peace(
     for _ in range(2):
         rounds.step(answer)
     before = rounds.state.clusters[0].slot
-    for _ in range(2):
+    for _ in range(3):
         rounds.step(answer)
-    control = rounds.state.clusters[0].slot
-    rounds.step(answer)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
-    assert rounds.state.clusters[0].slot is control
-    assert control.version == 4 > before.version
+    control = rounds.state.clusters[0].slot
+    assert (before.version, control.version) == (2, 5)
     assert not rounds.state.trials
     assert not rounds.state.tree
     run_until_quiet(rounds, answer, most=5)
@@ -100,7 +99,7 @@ class OneSided(Quadratic):
     def __call__(self, device, assignment, round_):
         given = super().__call__(device, assignment, round_)
         if assignment.margins and GROUP_OF[device] == "a":
-            return contribution(device, round=round_, model=given.model, phase=given.phase, margins=(0.0, -0.2))
+            return dataclasses.replace(given, margins=(0.0, -0.2))
         return given
 
 
@@ -159,6 +158,15 @@ def test_a_device_with_few_samples_says_little():
     assert (clear.prefer > 0.99, clear.p_value < 0.02) == (True, True)
     assert judge([0.2, 0.3, 0.25, 0.2, 0.3, -1.0]).p_value > 0.3
     assert judge([0.01, -0.02, 0.01, -0.01, 0.02, 9.0], weights).p_value > 0.1
+
+
+@pytest.mark.parametrize("pair", [(0.02, 0.02), (1e-5, 0.09), (1.0, 1.0), (0.3, 1e-12)])
+def test_the_combined_p_value_is_scipys(pair):
+    assert combined_p_value(pair) == pytest.approx(combine_pvalues(pair, "fisher").pvalue, rel=1e-9)
+
+
+def test_a_p_value_of_zero_or_a_single_one_combines():
+    assert (combined_p_value((0.0, 0.05)), combined_p_value((0.3,))) == (0.0, 0.3)
 
 
 def test_the_verdict_of_one_side():

@@ -96,14 +96,25 @@ def test_only_a_run_with_paths_asks_devices_to_keep_them():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "convinces"),
+    ("sides", "convinces"),
     [
-        (Verdict(8, 0.76, 0.1, 0.09), True),
-        (Verdict(8, 0.75, 0.1, 0.09), False),
-        (Verdict(8, 0.76, 0.099, 0.09), False),
-        (Verdict(8, 0.76, 0.1, 0.1), False),
+        ((Verdict(8, 0.6, 0.1, 0.01), Verdict(8, 0.9, 0.3, 0.005)), True),
+        ((Verdict(8, 0.6, 0.1, 0.09), Verdict(8, 0.9, 0.3, 1e-5)), True),
+        ((Verdict(8, 0.6, 0.1, 0.11), Verdict(8, 0.9, 0.3, 1e-9)), False),
+        ((Verdict(8, 0.5, 0.1, 0.01), Verdict(8, 0.9, 0.3, 0.005)), False),
+        ((Verdict(8, 0.6, 0.04, 0.01), Verdict(8, 0.9, 0.3, 0.005)), False),
+        ((Verdict(8, 0.6, 0.1, 0.02), Verdict(8, 0.9, 0.3, 0.01)), False),
     ],
-    ids=["all three limits", "as many as the limit", "too small a margin", "as likely as the limit"],
+    ids=[
+        "all limits",
+        "one clear, one likely",
+        "one by chance",
+        "as many as not",
+        "too small a margin",
+        "too weak together",
+    ],
 )
-def test_a_side_convinces_only_beyond_all_three_limits(verdict, convinces):
-    assert CflSettings(prefer=0.75, margin=0.1, p_value=0.1).convinces(verdict) is convinces
+def test_a_trial_convinces_only_beyond_all_limits_on_both_sides(sides, convinces):
+    settings = CflSettings(prefer=0.5, margin=0.05, p_value=0.001)
+    assert settings.convinces(sides) is convinces
+    assert settings.convinces(sides[::-1]) is convinces
