@@ -206,7 +206,7 @@ def _explained(
     else:
         reason = f"{_counted(len(used))} uploaded, and the algorithm left the model as it is"
         hint = "wait; a round that tests or moves devices does so"
-    return StillCluster(cluster, len(members), rounds, reason, hint, turn)
+    return StillCluster(cluster, len(members), rounds=rounds, reason=reason, hint=hint, turn=turn)
 
 
 def _counted(devices: int) -> str:

@@ -16,6 +16,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
@@ -191,10 +192,17 @@ def simulate(
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
 
     Raises:
-        ConfigError: the strategy refuses the settings, or too few rounds count (see ROUNDS_SPARE).
+        ConfigError: the strategy refuses the settings, a round has too few devices for a mean, or too few rounds count (see
+            ROUNDS_SPARE).
         TaskError: training diverged.
     """
     run = sim_plan(algorithm, settings, network, options, strategy)
+    present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
+    if 0 < present < run.min_contributors:
+        raise ConfigError(
+            f"{present} devices take part in a round, and a mean takes {run.min_contributors}: no model would ever change",
+            hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
+        )
     start = origins(network, run.origins, options.seed) if start is None else start
     workforce = Workforce(
         population,

@@ -240,13 +240,21 @@ WITNESSED = {
 
 
 def test_a_cluster_that_stands_still_is_among_the_events_of_history_and_run():
-    """Ten devices of which no three are drawn: one report in round 3, and none in a run that moves."""
-    still = run("fedavg", rounds=6, participation=0.2, min_contributors=3)
-    (told,) = [event for _, event in still.events]
-    assert (told.round, told.kind, told.detail["cluster"]) == (3, STANDS_STILL, 0)
-    assert "--participation to 0.3" in told.detail["hint"]
-    assert [e.kind for e in still.history[2].events] == [STANDS_STILL]
-    assert not run("fedavg", rounds=6, participation=0.3, min_contributors=3).events
+    """Two of ten devices are alone in their group, as one-shot clustering finds: no mean of three is ever made of them."""
+    data = population(groups=(0,) * 8 + (1,) * 2)
+    still = run("one-shot", {"k": "2"}, data=data, rounds=6, min_contributors=3)
+    told = [(number, event) for number, event in still.events if event.kind == STANDS_STILL]
+    ((number, event),) = told
+    assert (number, event.detail["devices"]) == (3, 2)
+    assert event.detail["reason"] == "it has 2 devices, and a mean takes 3"
+    assert event in still.history[2].events
+    moved = run("one-shot", {"k": "2"}, data=data, rounds=6, min_contributors=2)
+    assert STANDS_STILL not in {event.kind for _, event in moved.events}
+
+
+def test_a_round_of_fewer_devices_than_a_mean_takes_is_refused():
+    with pytest.raises(ConfigError, match="2 devices take part in a round, and a mean takes 3"):
+        run("fedavg", participation=0.2, min_contributors=3)
 
 
 @pytest.mark.parametrize("case", WITNESSED)
