@@ -180,12 +180,14 @@ def _explained(
         hint = f"start {named(away)} again" + (f", or {_lower(len(here))}" if here else "")
     elif len(asked) < least and participation < 1:
         turn = not asked
-        drawn = "none" if turn else str(len(asked))
-        reason = f"{drawn} of its {_counted(len(here))} online was drawn, and a mean takes {least}"
+        drawn = (
+            f"{len(asked) or 'none'} of its {_counted(len(here))} online {'was' if len(asked) < 2 else 'were'} drawn"
+        )
+        reason = f"{drawn}, and a mean takes {least}"
         enough = min(1.0, math.ceil(100 * least / len(here)) / 100)
         wait = "wait for its turn" if turn else "wait for a round that draws more of them"
         ways = [f"raise --participation to {enough:g} in the next run"] if enough > participation else []
-        ways += [_lower(len(asked))] if asked else []
+        ways += [] if turn else [_lower(min(least - 1, max(1, round(participation * len(here)))))]
         hint = ", or ".join((*ways, wait))
     elif len(asked) < least:
         later = [d for d in here if d not in asked]
