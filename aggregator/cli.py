@@ -95,6 +95,7 @@ def serve(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is running, every run's last closed round, and the devices that the open one waits for."""
     from aggregator.membership import AggregatorMembership
+    from aggregator.rounds.standstill import NAMES_SHOWN
     from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.storage.signed_runs import RunFiles
     from shoal.util.locks import in_use
@@ -127,6 +128,12 @@ def status(directory: Directory, json: AsJson = False) -> None:
             say(f"  hint: {CAPPED_HINT}")
         if limited and r["out_of_step"]:
             say(f"  hint: {OUT_OF_STEP_HINT}")
+        for still in r["still"][:NAMES_SHOWN]:
+            rounds = f"for {still['rounds']} rounds"
+            say(f"run {r['run']} stands still: cluster {still['cluster']} {rounds}: {still['reason']}")
+            say(f"  hint: {still['hint']}")
+        if len(r["still"]) > NAMES_SHOWN:
+            say(f"run {r['run']} stands still: {len(r['still']) - NAMES_SHOWN} more clusters")
         if r["waiting"]:
             say(f"run {r['run']} now: {r['waiting']}")
 
@@ -188,6 +195,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "clusters": len(sizes) if last else None,
         "cluster_sizes": sizes,
         "too_small": len(too_small(grouped, plan.min_contributors)),
+        "still": list(last.get("still", ())) if last else [],
         "missing": last["missing"] if last else [],
         "declined": last.get("declined", {}) if last else {},
         "capped": _rounds_of(records, "capped"),

@@ -55,6 +55,7 @@ from aggregator.rounds.state import (
     on_revoked,
     opened,
     record_of,
+    with_standstill,
 )
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
 from shoal import limits
@@ -140,6 +141,7 @@ class Engine:
             roster=roster,
             levels=metadata.levels,
             news=metadata.news,
+            standstill=metadata.standstill,
         )
         # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
         state, actions = self._open(state, round_, available, waited=True)
@@ -312,6 +314,10 @@ class Engine:
             for contribution in screened.accepted:
                 strategy = self.strategy.absorb(strategy, contribution)
             strategy, outcome = self.strategy.close(strategy, plan)
+            used = [c.device for c in screened.accepted]
+            left_out = refused.keys() | agreement.out_of_step.keys()
+            models = self.strategy.models_of(strategy)
+            state, outcome = with_standstill(state, plan, outcome, models, used=used, left_out=left_out)
         strategy, held = self._settle(state, plan, strategy, agreement)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(

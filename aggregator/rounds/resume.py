@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aggregator.rounds.standstill import Standstill
 from aggregator.strategies.base import Event
 
 
@@ -16,8 +17,10 @@ class ResumeMetadata:
         key_version: of the open round.
         levels: see `aggregator.rounds.screening`.
         news: events since the last round closed.
+        standstill: clusters whose model stands still.
     """
 
     key_version: int
     levels: Mapping[str, float] = field(default_factory=dict)
     news: tuple[Event, ...] = ()
+    standstill: Standstill = field(default_factory=Standstill)

@@ -182,6 +182,11 @@ class RoundPlan:
     seal: frozenset[int] = frozenset()
     otherwise: tuple[Any, RoundPlan] | None = None
 
+    @property
+    def trains(self) -> bool:
+        """Whether a device trains a model of the run, rather than pre-training, trying or scoring one."""
+        return any(order.train and order.phase is Phase.TRAIN for order in self.assignments.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -197,7 +202,7 @@ class Outcome:
     """The result of closing a round.
 
     Attributes:
-        clusters: each device's cluster after the round.
+        clusters: each device's cluster after the round, by the id of its model.
         events: changes of the clustering and other events.
         capped: device -> weight in samples, of devices that weighed less than their samples in a mean (`capped_devices`).
     """

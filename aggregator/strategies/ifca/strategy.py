@@ -138,8 +138,9 @@ class Ifca:
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
-        told = state.choice if state.settled else choice  # a start that has just ended has no choices any more
-        return state, Outcome({d: told.get(d, 0) for d in state.devices}, events, capped)
+        # A start that has just ended has no choices any more.
+        told, at = (state.choice, state.first) if state.settled else (choice, first)
+        return state, Outcome({d: at + told.get(d, 0) for d in state.devices}, events, capped)
 
     def _averaged(
         self, state: IfcaState, given: list[ClientUpdate], round_: int

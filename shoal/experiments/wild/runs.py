@@ -18,7 +18,8 @@ from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
 from shoal.experiments.wild import images, scenarios, tables
 from shoal.experiments.wild.fleets import Fleet
-from shoal.owner.runs.plan import DEFAULT_MIN_CONTRIBUTORS, RunOptions
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
+from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
@@ -38,7 +39,19 @@ GIVEN_GROUPS: Final[Mapping[str, str]] = {"ifca": "k", "fedgroup": "groups", "fe
 FEWEST_GROUPS: Final = 2
 """Number of groups that these strategies are given where there are none."""
 KNOBS: Final = ("test_images", "given_groups", "min_contributors")
-SHOWN: Final = ("sizes", "cluster", "children", "device", "prefer", "margin", "p_value", "least", "groups", "models")
+SHOWN: Final = (
+    "sizes",
+    "cluster",
+    "children",
+    "device",
+    "prefer",
+    "margin",
+    "p_value",
+    "least",
+    "groups",
+    "models",
+    "reason",
+)
 """Details of an event that a result holds."""
 UNREPORTED_EVENTS: Final = frozenset({"discrepancy", "norms"})
 

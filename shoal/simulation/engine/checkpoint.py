@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.rounds.standstill import Standstill
 from aggregator.strategies.base import Event
 from shoal.errors import DocumentError, IntegrityError
 from shoal.protocol.codec import encode
@@ -29,7 +30,7 @@ from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 S = TypeVar("S")
-VERSION: Final = 5
+VERSION: Final = 6
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 _DOCUMENT: Final = "document"
@@ -48,6 +49,7 @@ class ResumePoint:
         events: events of all rounds, each with its counted round.
         uncounted_s, uncounted_events: CPU seconds and events of the rounds since the last counted one.
         levels: see `aggregator.rounds.screening`.
+        standstill: see `aggregator.rounds.standstill`.
     """
 
     round: int
@@ -59,6 +61,7 @@ class ResumePoint:
     uncounted_s: float
     uncounted_events: tuple[Event, ...]
     levels: Mapping[str, float] = field(default_factory=dict)
+    standstill: Standstill = field(default_factory=Standstill)
 
 
 @dataclass(frozen=True, slots=True)

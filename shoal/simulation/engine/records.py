@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aggregator.strategies.base import Event
-from shoal.limits import DEFAULT_WEIGHT_CAP
+from shoal.owner.runs import defaults
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.engine.evaluation import Protocol
 from shoal.task.manifest import LocalTraining
@@ -18,14 +18,16 @@ from shoal.task.manifest import LocalTraining
 class SimOptions:
     """Options of a simulated run, besides strategy, data and network.
 
+    Participation, weights, limits and the smallest mean are a fleet's unless given (`shoal.owner.runs.defaults`). A simulated run
+    has no mask unless asked, since a mask changes no result, and measures accuracy after every round.
+
     Attributes:
         rounds: number of counted rounds (see ``count``); those of IFCA's abandoned starts don't count.
         seed: seed of origins, participation, batch orders and the mask.
         mask: a mask mode of `crypto.mask.modes.registry`, or "none"; each round has a mask of its own.
         local: recipe of local training; pretrain: recipe of phase PRETRAIN, ``local`` if None.
         participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
-        weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
-            have neither.
+        weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses.
         norm_limit: largest l2 norm of an update; longer ones are left out.
         min_contributors: fewest devices in a mean.
         evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
@@ -43,12 +45,12 @@ class SimOptions:
     seed: int = 0
     mask: str = "none"
     pretrain: LocalTraining | LocalSettings | None = None
-    participation: float = 1.0
-    weighting: str = "samples"
-    weight_cap: float = DEFAULT_WEIGHT_CAP
+    participation: float = defaults.DEFAULT_PARTICIPATION
+    weighting: str = defaults.DEFAULT_WEIGHTING
+    weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
     norm_screen: bool = True
-    norm_limit: float = 1e9
-    min_contributors: int = 1
+    norm_limit: float = defaults.DEFAULT_NORM_LIMIT
+    min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"
     protocol: Protocol = "assigned"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.errors import UsageError
+from aggregator.rounds.standstill import STANDS_STILL
+from shoal.errors import ConfigError, UsageError
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.wild import runs, study
 
@@ -24,6 +25,10 @@ def small(scenario, bars, algorithm="fedavg", **changes):
     """Run a scenario of images on a few of them."""
     settings = {"test_images": "5", **changes.pop("settings", {})}
     return run(scenario, algorithm, data_dir=bars, samples=5, settings=settings, **changes)
+
+
+def kinds(data):
+    return {event["kind"] for event in data["events"]}
 
 
 @pytest.mark.parametrize("algorithm", study.ALGORITHMS)
@@ -74,11 +79,21 @@ def test_a_lone_device_forms_its_true_groups_mean_by_itself(bars):
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
-def test_a_cluster_with_too_few_devices_stands_still(bars):
-    """A fifth of 20 devices is four: enough for a mean of three, too few for one of five."""
+def test_a_cluster_with_too_few_devices_stands_still_and_the_events_say_so(bars):
+    """Two groups of four devices, which one-shot clustering finds: enough for a mean of three, too few for one of five."""
+    moving = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12)
+    assert moving["standing_still"] == 0
+    assert STANDS_STILL not in kinds(moving)
+    still = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"min_contributors": "5"})
+    assert still["standing_still"] >= 3
+    assert STANDS_STILL in kinds(still)
+
+
+def test_a_fifth_of_the_devices_is_enough_for_a_mean_of_three_and_too_few_for_one_of_five(bars):
     moving = small("part-0.2-of-20", bars, rounds=11)
     assert (moving["standing_still"], moving["parameters"]["participation"]) == (0, 0.2)
-    assert small("part-0.2-of-20", bars, rounds=11, settings={"min_contributors": "5"})["standing_still"] == 20
+    with pytest.raises(ConfigError, match="4 devices take part in a round, and a mean takes 5"):
+        small("part-0.2-of-20", bars, rounds=11, settings={"min_contributors": "5"})
 
 
 def test_faulty_devices_count_apart(bars):
