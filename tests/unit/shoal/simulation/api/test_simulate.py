@@ -281,7 +281,7 @@ def test_devices_that_one_model_does_not_fit_finish_with_their_own():
     result = shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=10)
     assert result.accuracy.mean() < 0.7
     assert result.personal.shape == (10,)
-    assert result.personal.mean() > 0.9
+    assert result.personal.mean() > 0.85
 
 
 def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share():
