@@ -1,6 +1,6 @@
 """The personal finish of a device: make the candidates one after another, and keep the one that the rule prefers.
 
-`edge_client.learning.personal` has the names and the rule. No
+`edge_client.learning.personal` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
 more than the leader so far and the candidate under way are in memory.
 """
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_client.learning import training
-from edge_client.learning.fresh_start import TensorFigures, draw
 from edge_client.learning.personal import (
     ALONE,
     CLUSTER,
@@ -30,6 +29,7 @@ from edge_client.learning.personal import (
 )
 from edge_client.learning.training import Cancelled
 from edge_client.learning.update import BatchOrder
+from edge_client.models.fresh_start import TensorFigures, draw
 from shoal.errors import TaskError
 from shoal.task.manifest import LocalTraining
 

@@ -29,8 +29,6 @@ ALONE: Final = "alone"
 """Name of the candidate that is trained on the device's own samples only, from a fresh start."""
 MOST_ALONE_EPOCHS: Final = 1000
 """Most epochs of the model that is trained alone; more passes over the few samples of one device only fit them closer."""
-MOST_WEIGHT: Final = 1e6
-"""Largest weight of Ditto's proximal term, the limit of ``prox_mu`` in a task."""
 FEWEST_PAIRS: Final = 2
 """Fewest validation samples of a paired test."""
 

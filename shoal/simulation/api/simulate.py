@@ -19,8 +19,9 @@ from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
-from edge_client.learning.personal import MOST_WEIGHT, alone_recipe, alone_rounds, node_name
+from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
 from shoal.errors import UsageError
+from shoal.limits import MOST_DITTO_WEIGHT
 from shoal.owner.runs.training import local_training
 from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
@@ -86,8 +87,8 @@ def simulate(
         TaskError: the model does not fit the data, or training diverged.
     """
     _check(rounds, seed, participation)
-    if not isinstance(personal, int | float) or not 0 <= personal <= MOST_WEIGHT:
-        raise UsageError(f"personal is a weight from 0 to {MOST_WEIGHT:g}, not {personal!r}")
+    if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
+        raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
     fleet = fleet_run(name, _text(settings or {}, "settings"))
     source = source_of(model, task, seed)

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_client.learning import fresh_start
 from edge_client.learning.personal import ALONE, CLUSTER, DITTO, EPOCHS, choose, ditto_recipe, one_epoch
 from edge_client.learning.update import BatchOrder
+from edge_client.models import fresh_start
 from shoal.protocol.documents import LocalSettings
 from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard

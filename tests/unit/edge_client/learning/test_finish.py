@@ -8,10 +8,10 @@ import pytest
 
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.finish import Ended, finish, sample_losses
-from edge_client.learning.fresh_start import draw, figures_of
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import Cancelled, train
 from edge_client.learning.update import BatchOrder
+from edge_client.models.fresh_start import draw, figures_of
 from shoal.errors import TaskError
 from shoal.task.manifest import LocalTraining
 from tests.helpers.plans import run_plan

@@ -57,7 +57,8 @@ def test_the_least_mean_loss_among_the_clearly_better_wins_and_on_ties_the_first
 def test_the_choice_is_the_clusters_model_or_has_a_smaller_mean_loss(losses):
     named = {CLUSTER: losses[0], **{str(i): other for i, other in enumerate(losses[1:])}}
     choice = choose(named)
-    assert choice == CLUSTER or named[choice].mean() < named[CLUSTER].mean()
+    # Equal means: the mean of the gains may differ from their difference by a rounding error.
+    assert choice == CLUSTER or named[choice].mean() <= named[CLUSTER].mean()
     for name, other in named.items():
         if name != CLUSTER and clearly_better(named[CLUSTER], other):
             assert named[choice].mean() <= other.mean()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.learning.fresh_start import TensorFigures, draw, figures_of
+from edge_client.models.fresh_start import TensorFigures, draw, figures_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 
