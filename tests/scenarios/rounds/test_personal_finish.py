@@ -11,6 +11,7 @@ from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, grouped_data, make_fleet
+from tests.helpers.round_fleets import held_states
 
 NAME = "dev-00"
 MINI = LocalTraining(epochs=2, batch_size=8, lr=0.2)
@@ -35,6 +36,25 @@ def test_nothing_of_the_finish_is_published(tmp_path):
             assert choice(fleet, name) is not None
         assert {name: device.transport.bytes_sent for name, device in fleet.devices.items()} == sent
         assert len(tap.heard) == heard
+
+
+def test_no_device_stores_the_origin(tmp_path):
+    """With the first state it would show the clear mean of the first round to a thief."""
+    with make_fleet(tmp_path / "fleet", rounds=4) as fleet:
+        origin = draw_origins(fleet.bundle.manifest, 1, fleet.plan.seed)[0]
+
+        def holding(theta):
+            files = (p for p in fleet.stage.device_dir(NAME).rglob("*") if p.is_file())
+            return [p.name for p in files if theta[:8].astype("<f4").tobytes() in p.read_bytes()]
+
+        fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+        (state,) = held_states(fleet, NAME).values()
+        assert holding(state)  # the search can find a model
+        assert holding(origin) == []
+        fleet.run(100)
+        fleet.settle()
+        assert fleet.personalise(NAME)
+        assert holding(origin) == []
 
 
 def begin_run(fleet, rounds=2):
