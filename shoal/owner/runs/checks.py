@@ -94,5 +94,4 @@ def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
 def _clusters(plan: RunPlan) -> tuple[str, int]:
     """Return the setting that fixes the number of clusters, and the number: ("", 1) if there is no such setting."""
     settings = plan_settings(plan)
-    name = settings.clusters_setting
-    return name, int(getattr(settings, name)) if name else 1
+    return settings.clusters_setting, settings.clusters

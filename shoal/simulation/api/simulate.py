@@ -180,7 +180,7 @@ def _check_sizes(per_round: int, settings: StrategySettings, least: int, strateg
     Raises:
         UsageError: a round has fewer devices than one mean or than clusters.
     """
-    clusters = int(getattr(settings, settings.clusters_setting)) if settings.clusters_setting else 1
+    clusters = settings.clusters
     if per_round < max(least, clusters):
         need = f"means of at least {least} devices" if least >= clusters else f"{clusters} clusters"
         raise UsageError(
