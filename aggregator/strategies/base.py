@@ -395,7 +395,8 @@ def read_settings(kind: type[Any], algorithm: str, given: Mapping[str, str]) -> 
         default = fields[name].default
         if name == kind.clusters_setting and default == AUTO:
             values[name] = AUTO if text == AUTO_TEXT else _value(text, int, name, also=AUTO_TEXT)
-            require(values[name] != AUTO or text == AUTO_TEXT, f"{name} is at least 1, or {AUTO_TEXT}")
+            known = values[name] >= 1 or text == AUTO_TEXT
+            require(known, f"{name} is at least 1, or {AUTO_TEXT}", f"with {name}={AUTO_TEXT} the strategy finds it")
         else:
             values[name] = _value(text, type(default), name)
     return kind(**values)

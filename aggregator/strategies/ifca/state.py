@@ -141,7 +141,7 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
     )
     require(
         run.origins == s.origins,
-        f"{s.restarts} starts of {s.k} models need {s.origins} origins, the run ships {run.origins}",
+        f"{s.restarts} starts of {max(1, s.k)} models need {s.origins} origins, the run ships {run.origins}",
     )
     require(
         s.restarts == 1 or s.restarts * s.restart_rounds < run.rounds,
