@@ -21,8 +21,10 @@ from aggregator.numerics.checks import check_square, scipy_module
 from aggregator.numerics.clustering import by_first_appearance
 from aggregator.numerics.errors import NumericsError
 
-NEARLY_BEST: Final = 0.9
-"""Partitions whose silhouette is at least this share of the best one's are compared by the gap between merge heights."""
+INNER_FLOOR: Final = 0.3
+"""Least silhouette of groups within a group: devices alike reach .27 by chance where there are ten of them, .23 with twenty."""
+INNER_SHARE: Final = 0.75
+"""Least silhouette of groups within a group as a share of that of all groups: few coordinates raise both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,6 @@ class Partition:
 def find_groups(similarity: NDArray[np.float64], most: int) -> Partition:
     """Return the best partition of devices into at least two groups by average linkage.
 
-    Among the partitions whose silhouette is nearly the best, it is the one with the largest gap between the height of its last
-    merge and the height of the next: a device alone in its group has silhouette 0, so the silhouette alone would rather put it
-    into a group from which it is far.
-
     Args:
         similarity: shape (n, n), float64, symmetric, in [-1, 1]: cosines of updates.
         most: largest number of groups, at least 2; never more than n / 2 are tried, but at least two.
@@ -69,22 +67,21 @@ def find_groups(similarity: NDArray[np.float64], most: int) -> Partition:
     if size < 3:
         return one
     tree = scipy_module("scipy.cluster.hierarchy").linkage(distances[np.triu_indices(size, 1)], method="average")
-    heights = tree[:, 2]
     found: dict[int, Partition] = {}
     for count in range(2, min(most, max(2, size // 2)) + 1):
         labels = _cut(tree, size, count)
         found[count] = Partition(labels, silhouette(distances, labels))
-    best = max(partition.silhouette for partition in found.values())
-    if best <= 0:
-        return one
-    near = [count for count, partition in found.items() if partition.silhouette >= NEARLY_BEST * best]
-    return found[max(near, key=lambda count: (heights[size - count] - heights[size - count - 1], -count))]
+    best = max(found.values(), key=lambda partition: partition.silhouette)
+    return best if best.silhouette > 0 else one
 
 
 def find_main_groups(similarity: NDArray[np.float64], most: int, least: int, floor: float) -> Partition:
-    """Return `find_groups` without letting a few odd devices hide the others' groups.
+    """Return `find_groups`, and the groups within the groups found.
 
-    If only one group has ``least`` devices, the others are odd: groups are sought again among the devices of the large one.
+    If only one group has ``least`` devices, the others are odd: groups are sought again among the devices of the large one, so
+    that they do not hide them. Then groups of `INNER_FLOOR` are sought within each group that is large enough for two: two groups
+    may be much alike beside the others, and a device alone in its group has silhouette 0, so the best partition of all rather
+    puts it into another group.
 
     Args:
         similarity: shape (n, n), float64, symmetric, in [-1, 1].
@@ -93,7 +90,7 @@ def find_main_groups(similarity: NDArray[np.float64], most: int, least: int, flo
         floor: least silhouette of groups.
 
     Returns:
-        a partition of all n devices, in which odd ones have groups of their own, with the silhouette of the last search; one
+        a partition of all n devices, in which odd ones have groups of their own, with its silhouette before inner groups; one
         group if the silhouettes are below ``floor``.
     """
     places = np.arange(len(similarity))
@@ -105,8 +102,27 @@ def find_main_groups(similarity: NDArray[np.float64], most: int, least: int, flo
         labels[places] = found.labels + labels.max() + 1
         large = np.flatnonzero(np.bincount(found.labels) >= least)
         if len(large) != 1:
+            inner_floor = max(INNER_FLOOR, INNER_SHARE * found.silhouette)
+            labels = _inner(similarity, labels, most, least, inner_floor)
             return Partition(by_first_appearance(labels), found.silhouette)
         places = places[found.labels == large[0]]
+
+
+def _inner(
+    similarity: NDArray[np.float64], labels: NDArray[np.intp], most: int, least: int, floor: float
+) -> NDArray[np.intp]:
+    """Return ``labels`` (n,) with the groups within each group as groups of their own."""
+    labels = labels.copy()
+    waiting = [int(group) for group in np.unique(labels)]
+    while waiting:
+        places = np.flatnonzero(labels == waiting.pop())
+        if len(places) < 2 * least:
+            continue
+        found = find_groups(similarity[np.ix_(places, places)], most)
+        if found.silhouette >= floor:
+            labels[places] = found.labels + labels.max() + 1
+            waiting += [int(group) for group in np.unique(labels[places])]
+    return labels
 
 
 def silhouette(distances: NDArray[np.float64], labels: NDArray[np.intp]) -> float:

@@ -71,6 +71,7 @@ class Trial:
         done: rounds of the trial that have closed.
         figures: of the partition, for the events.
         losses: each device's loss with its group's model.
+        joined: devices whose own groups were too small; they have no say in the comparison.
         directions: the groups' models as they were after the look, if it was the first round of all.
     """
 
@@ -81,6 +82,7 @@ class Trial:
     done: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
+    joined: tuple[str, ...] = ()
     directions: tuple[ClusterModel, ...] = ()
 
 
@@ -197,10 +199,11 @@ class Search:
         after = dataclasses.replace(after, look=next_look(state.look))
         similarity = cosine_matrix([c.row for c in given], backend=self.backend)
         partition = find_main_groups(similarity, MOST_FOUND, self.least, FLOOR)
+        sizes = partition.sizes
         figures = {
-            "k": len(partition.sizes),
+            "k": len(sizes),
             "silhouette": round(partition.silhouette, 3),
-            "sizes": sorted(partition.sizes, reverse=True),
+            "sizes": sorted(sizes, reverse=True),
         }
         labels = join_small(similarity, partition.labels, self.least)
         if not labels.any():
@@ -212,6 +215,9 @@ class Search:
             groups=groups,
             begin=state.one,
             figures={**figures, "models": len(groups)},
+            joined=tuple(
+                c.device for c, group in zip(given, partition.labels, strict=True) if sizes[group] < self.least
+            ),
             directions=() if state.trained else groups,
         )
         return dataclasses.replace(after, trial=trial), None, (Event(round_, "groups-tried", trial.figures),)
@@ -235,7 +241,8 @@ class Search:
             after = dataclasses.replace(after, losses=losses)
         if after.done < TRIAL_ROUNDS:
             return dataclasses.replace(state, trial=after), None, ()
-        gain = gain_of_groups(losses, trial.losses, trial.clusters)
+        judges = {d: j for d, j in trial.clusters.items() if d not in trial.joined} or trial.clusters
+        gain = gain_of_groups(losses, trial.losses, judges)
         if gain is None:
             return self._end(state, trial, {"reason": "devices absent"}, round_)
         if gain < GAIN:

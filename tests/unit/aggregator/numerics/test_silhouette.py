@@ -30,12 +30,24 @@ def _directions(rng, sizes, length):
     return [(n, rng.standard_normal(length)) for n in sizes]
 
 
-@pytest.mark.parametrize("sizes", [(5, 5), (5, 5, 5, 5), (14, 4, 2), (10, 9, 1), (3,) * 6, (18, 1, 1)])
+@pytest.mark.parametrize("sizes", [(5, 5), (5, 5, 5, 5), (14, 4, 2), (10, 9, 1), (3,) * 6])
 def test_groups_of_any_sizes_are_found(sizes):
     similarity, labels = blocks(*sizes)
-    found = find_groups(similarity, most=32)
+    found = find_main_groups(similarity, most=32, least=3, floor=0.25)
     assert found.labels.tolist() == labels.tolist()
     assert found.sizes == list(sizes)
+
+
+def test_two_groups_that_are_alike_beside_the_others_are_told_apart():
+    similarity, labels = blocks(6, 6, 6, 6, inside=0.6, across=-0.2)
+    similarity[:6, 6:12] = similarity[6:12, :6] = 0.25
+    assert sorted(find_groups(similarity, most=12).sizes) == [6, 6, 12]
+    assert find_main_groups(similarity, most=12, least=3, floor=0.25).labels.tolist() == labels.tolist()
+
+
+def test_odd_devices_beside_a_single_group_are_no_groups():
+    similarity, _ = blocks(18, 1, 1)
+    assert find_main_groups(similarity, most=12, least=3, floor=0.25).sizes == [20]
 
 
 def test_the_silhouette_of_two_pairs():
