@@ -77,7 +77,6 @@ def test_settings_that_make_no_sense_are_refused(settings, changes, message):
         ({"restarts": 2, "restart_rounds": 5}, {"rounds": 11}),
         ({"restarts": 2, "restart_rounds": 5}, {"segments": SHARED}),
         ({"k": 1}, {}),
-        ({"k": "auto"}, {}),
     ],
     ids=["one full-batch step", "one round left", "starts that share weights", "one model"],
 )
