@@ -139,7 +139,9 @@ def status(directory: Directory, json: AsJson = False) -> None:
 
 
 def _clusters(r: dict[str, Any]) -> str:
-    return f", clusters: {'+'.join(map(str, r['cluster_sizes']))} devices" if r["cluster_sizes"] else ""
+    sizes = f", clusters: {'+'.join(map(str, r['cluster_sizes']))} devices" if r["cluster_sizes"] else ""
+    found = r["groups"]
+    return f"{sizes}, groups found: {found['k']} (silhouette {found['silhouette']:.2f})" if found else sizes
 
 
 def _obstacle(r: dict[str, Any]) -> str:
@@ -194,6 +196,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
         "clusters": len(sizes) if last else None,
         "cluster_sizes": sizes,
+        "groups": _groups(records),
         "too_small": len(too_small(grouped, plan.min_contributors)),
         "still": list(last.get("still", ())) if last else [],
         "missing": last["missing"] if last else [],
@@ -202,6 +205,19 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "refused_norm": _rounds_of(records, "refused_norm"),
         "out_of_step": _rounds_of(records, "out_of_step"),
     }
+
+
+def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the number of groups that a strategy has found, and their silhouette; None if it has not looked for any.
+
+    Groups that were refused are one group.
+    """
+    decided = {"groups-found": None, "groups-refused": 1, "one-group": 1}
+    for record in reversed(records):
+        for event in record["events"]:
+            if event["kind"] in decided:
+                return {"k": decided[event["kind"]] or event["k"], "silhouette": event["silhouette"]}
+    return None
 
 
 def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:

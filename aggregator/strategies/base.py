@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.persistent import PersistentMap
-from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
@@ -397,16 +397,23 @@ def read_settings(kind: type[Any], algorithm: str, given: Mapping[str, str]) -> 
             raise ConfigError(
                 f"{algorithm} has no setting {name!r}", hint=f"it has {', '.join(sorted(fields)) or 'none'}"
             )
-        values[name] = _value(text, type(fields[name].default), name)
+        default = fields[name].default
+        if name == kind.clusters_setting and default == AUTO:
+            values[name] = AUTO if text == AUTO_TEXT else _value(text, int, name, also=AUTO_TEXT)
+            known = values[name] >= 1 or text == AUTO_TEXT
+            require(known, f"{name} is at least 1, or {AUTO_TEXT}", f"with {name}={AUTO_TEXT} the strategy finds it")
+        else:
+            values[name] = _value(text, type(default), name)
     return kind(**values)
 
 
-def _value(text: str, kind: type[Any], name: str) -> Any:
+def _value(text: str, kind: type[Any], name: str, also: str = "") -> Any:
     try:
         return {"true": True, "on": True, "false": False, "off": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"setting {name} is {wanted(kind)}, not {text!r}", hint="`shoal-fleet run --help` says what each takes"
+            f"setting {name} is {wanted(kind)}{also and f' or {also}'}, not {text!r}",
+            hint="`shoal-fleet run --help` says what each takes",
         ) from error
 
 

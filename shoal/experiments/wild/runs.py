@@ -34,12 +34,15 @@ STILL_ROUNDS: Final = 10
 """A cluster stands still if its model did not change in this many last rounds."""
 LOCAL: Final = "local"
 TRUE_GROUPS: Final = "true-groups"
-GIVEN_GROUPS: Final[Mapping[str, str]] = {"ifca": "k", "fedgroup": "groups", "fesem": "k", "one-shot": "k"}
+GIVEN_GROUPS: Final[Mapping[str, str]] = {"fesem": "k"}
 """The setting for the number of groups, of strategies that can't find it themselves."""
 FEWEST_GROUPS: Final = 2
 """Number of groups that these strategies are given where there are none."""
 KNOBS: Final = ("test_images", "given_groups", "min_contributors")
 SHOWN: Final = (
+    "k",
+    "silhouette",
+    "gain",
     "sizes",
     "cluster",
     "children",

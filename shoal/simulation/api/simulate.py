@@ -114,7 +114,7 @@ def simulate(
     if chosen.uses_validation:
         require_validation(population, name)
     per_round = len(drawn(plan, 1, population.names))
-    _check_sizes(per_round, chosen, options.min_contributors, name)
+    _check_sizes(per_round, len(population), chosen, options.min_contributors, name)
     start = source.origins(plan.origins, seed)
     threads = torch.get_num_threads()
     try:
@@ -182,23 +182,26 @@ def _text(values: Mapping[str, Any], what: str) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _check_sizes(per_round: int, settings: StrategySettings, least: int, strategy: str) -> None:
+def _check_sizes(per_round: int, devices: int, settings: StrategySettings, least: int, strategy: str) -> None:
     """Refuse a run in which no model can change; warn where clusters may be too small.
 
+    Clusters of a given number take turns under partial participation, so all devices count for them.
+
     Raises:
-        UsageError: a round has fewer devices than one mean or than clusters.
+        UsageError: a round has fewer devices than one mean, or there are fewer devices than clusters.
     """
-    clusters = int(getattr(settings, settings.clusters_setting)) if settings.clusters_setting else 1
-    if per_round < max(least, clusters):
-        need = f"means of at least {least} devices" if least >= clusters else f"{clusters} clusters"
+    clusters = settings.clusters
+    if per_round < least or devices < clusters:
+        need = f"means of at least {least} devices" if per_round < least else f"{clusters} clusters"
         raise UsageError(
             f"{per_round} devices take part in a round, and {strategy} forms {need}: no model would ever change",
             hint="give more partitions, or a higher participation",
         )
     wanted = max(clusters, 2 if settings.splits else 1)
-    if per_round < least * wanted:
+    at_hand = per_round if settings.splits else devices
+    if at_hand < least * wanted:
         warnings.warn(
-            f"{per_round} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
+            f"{at_hand} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
             "so smaller clusters keep their model",
             stacklevel=3,
         )

@@ -88,6 +88,24 @@ def test_a_serving_aggregator_says_so(place):
         assert place.data()["serving"]
 
 
+def test_the_groups_that_a_strategy_has_found(place):
+    """The last decision counts: refused groups are one group. Other strategies have none."""
+    tried = {"k": 3, "silhouette": 0.412, "sizes": [14, 4, 2], "models": 2}
+    refused = ({"kind": "groups-tried", **tried}, {"kind": "groups-refused", "gain": 0.5, **tried})
+    place.run(1, records=[{}])
+    place.run(2, records=[{"events": refused}, {"events": ({"kind": "reassigned"},)}])
+    place.run(3, records=[{"events": refused}, {"events": ({"kind": "groups-found", **tried},)}])
+    assert [r["groups"] for r in place.data()["runs"]] == [
+        None,
+        {"k": 1, "silhouette": 0.412},
+        {"k": 3, "silhouette": 0.412},
+    ]
+    lines = place.status()
+    assert "groups" not in lines[0]
+    assert ["groups found: 1 (silhouette 0.41)" in line for line in lines] == [False, True, False]
+    assert ["groups found: 3 (silhouette 0.41)" in line for line in lines] == [False, False, True]
+
+
 def test_a_run_that_has_not_begun(place):
     place.run(rounds=7)
     assert place.status() == ["run 1: fedavg, mask permutation, 0 of 7 rounds closed"]

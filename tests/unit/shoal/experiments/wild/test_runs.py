@@ -44,15 +44,16 @@ def test_every_strategy_has_the_fixed_names(algorithm):
 
 def test_the_fleets_defaults_hold_and_only_the_number_of_groups_is_given():
     assert run(algorithm="cfl")["parameters"]["settings"] == {}
-    data = run(algorithm="fedgroup")
-    assert data["parameters"]["settings"] == {"groups": "2"}
+    data = run(algorithm="fesem")
+    assert data["parameters"]["settings"] == {"k": "2"}
     assert data["parameters"]["min_contributors"] == [3]
-    assert run(algorithm="ifca", settings={"given_groups": "off"})["parameters"]["settings"] == {}
+    assert run(algorithm="fesem", settings={"given_groups": "off"})["parameters"]["settings"] == {}
+    assert run(algorithm="fedgroup")["parameters"]["settings"] == {}, "it finds the number itself"
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
 
 
 def test_where_there_are_no_groups_two_are_given():
-    assert run("table-iris", "ifca")["parameters"]["settings"] == {"k": "2"}
+    assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
 
 
 def test_local_training_has_a_model_for_each_device_and_finishes_like_the_others():

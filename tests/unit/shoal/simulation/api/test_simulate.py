@@ -313,7 +313,7 @@ def test_progress_is_a_line_a_round(capsys):
 def test_torchs_state_is_left_as_it_was():
     model = softmax()
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    shoal.simulate(model, plain(6), strategy="ifca", rounds=1)
+    shoal.simulate(model, plain(6), strategy="ifca", settings={"k": 2}, rounds=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
@@ -400,7 +400,7 @@ BAD = {
     "outputs": ({"model": nn.Linear(6, 1)}, TaskError, "a classification needs"),
     "targets": ({"model": nn.Linear(6, 4), "task": "regression"}, TaskError, "a target has shape"),
     "dropout": ({"model": nn.Sequential(nn.Linear(6, 3), nn.Dropout())}, TaskError, "at random"),
-    "starts": ({"model": NoReset(), "strategy": "ifca"}, UsageError, "has no reset_parameters"),
+    "starts": ({"model": NoReset(), "strategy": "ifca", "settings": {"k": 2}}, UsageError, "has no reset_parameters"),
     "proximal": ({"strategy": "fedprox"}, ConfigError, "prox_mu is 0"),
 }
 
