@@ -193,7 +193,8 @@ def _explained(
         later = [d for d in here if d not in asked]
         reason = f"{len(asked)} of its {_counted(len(here))} online had an assignment, and a mean takes {least}"
         hint = f"wait until {named(later)} have a checkpoint of the model, which {least} devices that hold it certify; "
-        hint += f"if fewer hold it, {_lower(max(1, len(asked)))}"
+        hint += "if fewer hold it, it goes back to its last checkpoint, if there is one; else "
+        hint += _lower(max(1, len(asked)))
     elif len(used) + len(left_out) < least:
         declined = [d for d in asked if d in facts.declined]
         silent = [d for d in asked if d not in used and d not in left_out and d not in declined]
