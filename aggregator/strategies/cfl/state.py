@@ -36,8 +36,9 @@ class CflSettings(StrategySettings):
         trial_rounds: rounds of a trial before the one in which devices compare.
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
         prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
-            above ``prefer``, the mean margin (loss) at least ``margin``, and the p-value of the paired t-test below
-            `SIDE_P_VALUE`. ``p_value`` is the limit for both sides' combined (Fisher's method).
+            above ``prefer`` and the p-value of the paired t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
+            (Fisher's method) must be below ``p_value``, or both mean margins (loss) at least ``margin``: three devices a side
+            can't reach a small p-value, however large the gain.
         refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
@@ -69,7 +70,7 @@ class CflSettings(StrategySettings):
     trial_rounds: int = 2
     min_side: int = -1
     prefer: float = 0.5
-    margin: float = 0.0
+    margin: float = 0.1
     p_value: float = 0.001
     refused_cool_down: int = 10
     max_age: int = 20
@@ -133,9 +134,11 @@ class CflSettings(StrategySettings):
         return 20 if self.validate else 0
 
     def convinces(self, sides: Sequence[Verdict]) -> bool:
-        """Whether the devices of both sides prefer their own half, and the evidence of both together is clear."""
-        each = all(v.prefer > self.prefer and v.margin >= self.margin and v.p_value < SIDE_P_VALUE for v in sides)
-        return each and combined_p_value([v.p_value for v in sides]) < self.p_value
+        """Whether the devices of both sides prefer their own half, and the gain is large or the evidence of both is clear."""
+        if not all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides):
+            return False
+        large = all(v.margin >= self.margin for v in sides)
+        return large or combined_p_value([v.p_value for v in sides]) < self.p_value
 
 
 @dataclass(frozen=True, slots=True)

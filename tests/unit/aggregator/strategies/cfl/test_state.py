@@ -98,23 +98,23 @@ def test_only_a_run_with_paths_asks_devices_to_keep_them():
 @pytest.mark.parametrize(
     ("sides", "convinces"),
     [
-        ((Verdict(8, 0.6, 0.1, 0.01), Verdict(8, 0.9, 0.3, 0.005)), True),
-        ((Verdict(8, 0.6, 0.1, 0.09), Verdict(8, 0.9, 0.3, 1e-5)), True),
+        ((Verdict(8, 0.6, 0.02, 0.01), Verdict(8, 0.9, 0.02, 0.005)), True),
+        ((Verdict(8, 0.6, 0.02, 0.09), Verdict(8, 0.9, 0.02, 1e-5)), True),
+        ((Verdict(3, 1.0, 0.06, 0.09), Verdict(3, 1.0, 0.05, 0.09)), True),
         ((Verdict(8, 0.6, 0.1, 0.11), Verdict(8, 0.9, 0.3, 1e-9)), False),
         ((Verdict(8, 0.5, 0.1, 0.01), Verdict(8, 0.9, 0.3, 0.005)), False),
-        ((Verdict(8, 0.6, 0.04, 0.01), Verdict(8, 0.9, 0.3, 0.005)), False),
-        ((Verdict(8, 0.6, 0.1, 0.02), Verdict(8, 0.9, 0.3, 0.01)), False),
+        ((Verdict(8, 0.6, 0.04, 0.02), Verdict(8, 0.9, 0.3, 0.01)), False),
     ],
     ids=[
-        "all limits",
+        "clear together",
         "one clear, one likely",
+        "few, but a large gain",
         "one by chance",
         "as many as not",
-        "too small a margin",
-        "too weak together",
+        "weak and small",
     ],
 )
-def test_a_trial_convinces_only_beyond_all_limits_on_both_sides(sides, convinces):
+def test_a_trial_convinces_by_clear_evidence_or_a_large_gain_on_both_sides(sides, convinces):
     settings = CflSettings(prefer=0.5, margin=0.05, p_value=0.001)
     assert settings.convinces(sides) is convinces
     assert settings.convinces(sides[::-1]) is convinces
