@@ -112,7 +112,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.", min=1, show_default="1")] = None,
     once: Annotated[
         bool | None,
-        typer.Option("--once/--forever", help="End after one run and its personal finish.", show_default="forever"),
+        typer.Option("--once/--forever", help="End after one run.", show_default="forever"),
     ] = None,
     personal: Annotated[
         str | None,

@@ -37,6 +37,7 @@ ROUNDS_STILL: Final = 3
 """Rounds of training without a change after which a cluster is reported."""
 NAMES_SHOWN: Final = 5
 """Most devices named in a reason or a hint."""
+READABLE: Final = "(devices can then read means of so few)"
 STANDS_STILL: Final = "cluster-stands-still"
 MOVES_AGAIN: Final = "cluster-moves-again"
 LEFT_EMPTY: Final = "cluster-left-empty"
@@ -173,7 +174,8 @@ def _explained(
     turn = False
     if len(members) < least:
         reason = f"it has {_counted(len(members))}, and a mean takes {least}"
-        hint = f"add devices like these, or {_lower(len(members))}"
+        # A newcomer can't join now: fewer devices than a certificate takes hold the cluster's model.
+        hint = f"begin the next run with more devices like these, or with a --min-contributors of {len(members)} {READABLE}"
     elif len(here) < least:
         away = [d for d in members if d not in here]
         reason = f"{len(here)} of its {_counted(len(members))} are online, and a mean takes {least}"
@@ -217,4 +219,4 @@ def _counted(devices: int) -> str:
 
 
 def _lower(devices: int) -> str:
-    return f"lower --min-contributors to {devices} in the next run (devices can then read means of so few)"
+    return f"lower --min-contributors to {devices} in the next run {READABLE}"

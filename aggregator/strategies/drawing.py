@@ -91,7 +91,8 @@ def drawn_by_cluster(
     Args:
         run: gives participation and seed.
         round_: number of the round.
-        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out of a draw.
+        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out
+            unless all devices train.
         asked: id -> the last round in which a cluster had its turn; one that is missing has never had any.
         least: fewest devices of a mean.
 

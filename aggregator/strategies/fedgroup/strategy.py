@@ -122,7 +122,8 @@ class FedGroup:
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
             state = dataclasses.replace(state, clusters={**state.clusters, **dict(zip(cold, places, strict=True))})
         cold = tuple(d for d in cold if d not in state.tried)
-        if not cold or not state.directions:
+        # One group leaves nothing to compare: a newcomer trains its model, and joins it so.
+        if not cold or len(state.directions) < 2:
             return self._cohort(state, round_, cohort)
         placement = dataclasses.replace(
             self._placement(state, round_, cold), otherwise=self._cohort(state, round_, cohort)

@@ -90,8 +90,8 @@ def reason_of(**changes):
 def test_too_few_members():
     reason, hint = reason_of(members=FIVE[:2])
     assert reason == "it has 2 devices, and a mean takes 3"
-    assert "--min-contributors to 2" in hint
-    assert "add devices" in hint
+    assert "--min-contributors of 2" in hint
+    assert "more devices like these" in hint
 
 
 def test_too_few_members_online():

@@ -27,7 +27,7 @@ from tests.helpers.quadratics import (
     run_until_quiet,
 )
 
-LOOKING = {**ALG_5, "look_every": 7}
+LOOKING = {**ALG_5, "min_side": 2, "look_every": 7}
 
 
 class Misled(Quadratic):

@@ -80,14 +80,13 @@ def test_a_lone_device_forms_its_true_groups_mean_by_itself(bars):
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
-def test_a_cluster_with_too_few_devices_stands_still_and_the_events_say_so(bars):
+def test_no_group_is_made_that_is_too_small_for_a_mean(bars):
     """Two groups of four devices, which one-shot clustering finds: enough for a mean of three, too few for one of five."""
-    moving = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12)
-    assert moving["standing_still"] == 0
-    assert STANDS_STILL not in kinds(moving)
-    still = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"min_contributors": "5"})
-    assert still["standing_still"] >= 3
-    assert STANDS_STILL in kinds(still)
+    found = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2"})
+    assert (found["clusters"], found["standing_still"]) == (2, 0)
+    one = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2", "min_contributors": "5"})
+    assert (one["clusters"], one["standing_still"]) == (1, 0)
+    assert STANDS_STILL not in kinds(found) | kinds(one)
 
 
 def test_a_fifth_of_the_devices_is_enough_for_a_mean_of_three_and_too_few_for_one_of_five(bars):
