@@ -120,7 +120,7 @@ CFL = {
 
 
 def in_sealing_round_of_a_trial(fleet):
-    """Return whether the open round is a trial's last, and devices of its two halves seal the halves' models and the undivided one's."""
+    """Return whether the open round is a trial's last, and three devices seal its halves' models and the undivided one's."""
     if fleet.service.state.plan is None or not fleet.service.state.strategy.trials:
         return False
     sealing = [o for o in assigned(fleet).values() if o.seal]
