@@ -95,6 +95,7 @@ def serve(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is running, every run's last closed round, and the devices that the open one waits for."""
     from aggregator.membership import AggregatorMembership
+    from aggregator.rounds.standstill import NAMES_SHOWN
     from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.storage.signed_runs import RunFiles
     from shoal.util.locks import in_use
@@ -127,12 +128,20 @@ def status(directory: Directory, json: AsJson = False) -> None:
             say(f"  hint: {CAPPED_HINT}")
         if limited and r["out_of_step"]:
             say(f"  hint: {OUT_OF_STEP_HINT}")
+        for still in r["still"][:NAMES_SHOWN]:
+            rounds = f"for {still['rounds']} rounds"
+            say(f"run {r['run']} stands still: cluster {still['cluster']} {rounds}: {still['reason']}")
+            say(f"  hint: {still['hint']}")
+        if len(r["still"]) > NAMES_SHOWN:
+            say(f"run {r['run']} stands still: {len(r['still']) - NAMES_SHOWN} more clusters")
         if r["waiting"]:
             say(f"run {r['run']} now: {r['waiting']}")
 
 
 def _clusters(r: dict[str, Any]) -> str:
-    return f", clusters: {'+'.join(map(str, r['cluster_sizes']))} devices" if r["cluster_sizes"] else ""
+    sizes = f", clusters: {'+'.join(map(str, r['cluster_sizes']))} devices" if r["cluster_sizes"] else ""
+    found = r["groups"]
+    return f"{sizes}, groups found: {found['k']} (silhouette {found['silhouette']:.2f})" if found else sizes
 
 
 def _obstacle(r: dict[str, Any]) -> str:
@@ -187,13 +196,28 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
         "clusters": len(sizes) if last else None,
         "cluster_sizes": sizes,
+        "groups": _groups(records),
         "too_small": len(too_small(grouped, plan.min_contributors)),
+        "still": list(last.get("still", ())) if last else [],
         "missing": last["missing"] if last else [],
         "declined": last.get("declined", {}) if last else {},
         "capped": _rounds_of(records, "capped"),
         "refused_norm": _rounds_of(records, "refused_norm"),
         "out_of_step": _rounds_of(records, "out_of_step"),
     }
+
+
+def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the number of groups that a strategy has found, and their silhouette; None if it has not looked for any.
+
+    Groups that were refused are one group.
+    """
+    decided = {"groups-found": None, "groups-refused": 1, "one-group": 1}
+    for record in reversed(records):
+        for event in record["events"]:
+            if event["kind"] in decided:
+                return {"k": decided[event["kind"]] or event["k"], "silhouette": event["silhouette"]}
+    return None
 
 
 def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:

@@ -17,19 +17,17 @@ from typing import Any, Final
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
 from aggregator.rounds.standing_apart import KIND, ROUNDS_APART
+from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
 from aggregator.rounds.state import EngineState
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
 from shoal.util.times import second
 
 LOG = logging.getLogger("shoal.aggregator")
-NAMES_SHOWN: Final = 5
 STATUS_AFTER_S: Final = 3.0
 """Time from the opening of a round to the first line about missing devices, and between two checks."""
 MOST_PAUSE_S: Final = 60.0
 """Longest pause before an unchanged line is repeated."""
-SMALL_ROUNDS: Final = 3
-"""Number of consecutive rounds with a too small cluster after which a warning is logged."""
 
 CAPPED_HINT: Final = (
     "check the sample counts that these devices report; shoal-fleet run --weight-cap N sets the limit, 0 removes it"
@@ -97,9 +95,9 @@ class Shortage:
         absent = [d for d in self.missing if d not in self.unable]
         ways = []
         if self.unable:
-            ways.append(f"read the reason in the log of {_shown(list(self.unable))}, and sign a run that avoids it")
+            ways.append(f"read the reason in the log of {named(list(self.unable))}, and sign a run that avoids it")
         if absent:
-            ways.append(f"start {_shown(absent)} again")
+            ways.append(f"start {named(absent)} again")
         them = "it" if len(self.missing) == 1 else "them"
         advice = f"{'; '.join(ways)}, or take {them} out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
         if self.remaining < self.min_contributors:
@@ -160,8 +158,6 @@ class RunLog:
         self._opened_at = self._deadline_passed = ""
         self._asked_s = self._again_s = self._pause_s = 0.0
         self._said: str | None = None
-        self._small: frozenset[int] = frozenset()
-        self._small_rounds = 0
         self._declined: dict[str, str] = {}
         self._capped: set[str] = set()
         self._too_long: set[str] = set()
@@ -234,7 +230,7 @@ class RunLog:
         self._said, self._again_s = line, now_s + self._pause_s
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
-        """Log the result of a closed round, and warn of declines, limits and clusters that are too small to be averaged."""
+        """Log the result of a closed round, and warn of declines, limits and clusters whose model stands still."""
         self._go_on()
         report(self._run.run, record, seconds, bytes_up)
         if not record.declined.items() <= self._declined.items():
@@ -242,35 +238,24 @@ class RunLog:
             LOG.warning("devices can't do their part", extra={"kv": facts})
         self._declined |= record.declined
         self._limited(record)
-        sizes = Counter(record.clusters.values())
-        small = frozenset(too_small(record.clusters, self._run.min_contributors))
-        self._small_rounds = self._small_rounds + 1 if small == self._small else 1
-        self._small = small
-        # Equality, not a limit passed: the same clusters are warned of once, not in every later round.
-        if small and self._small_rounds == SMALL_ROUNDS:
-            shown = ", ".join(f"{c} (devices: {sizes[c]})" for c in sorted(small))
-            hint = (
-                f"a mean of fewer than {self._run.min_contributors} could be read: shoal-fleet run --min-contributors"
-            )
-            LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
 
     def _limited(self, record: RoundRecord) -> None:
         """Log once for each device that its weight was capped, or that its update was left out."""
         if not record.capped.keys() <= self._capped:
             weights = {d: f"{d} ({w:g})" for d, w in record.capped.items() if d not in self._capped}
-            facts = {"round": record.round, "weights": _shown(sorted(weights.values())), "hint": CAPPED_HINT}
+            facts = {"round": record.round, "weights": named(sorted(weights.values())), "hint": CAPPED_HINT}
             LOG.warning("sample counts far above the median of their cluster", extra={"kv": facts})
         if not record.refused_norm.keys() <= self._too_long:
             norms = {d: f"{d} ({n:.3g})" for d, n in record.refused_norm.items() if d not in self._too_long}
-            facts = {"round": record.round, "norms": _shown(sorted(norms.values())), "hint": REFUSED_NORM_HINT}
+            facts = {"round": record.round, "norms": named(sorted(norms.values())), "hint": REFUSED_NORM_HINT}
             LOG.warning("updates left out: norm above ten times the median", extra={"kv": facts})
         if not record.out_of_step.keys() <= self._apart:
             models = {d: f"{d} (model {m})" for d, m in record.out_of_step.items() if d not in self._apart}
-            facts = {"round": record.round, "devices": _shown(sorted(models.values())), "hint": OUT_OF_STEP_HINT}
+            facts = {"round": record.round, "devices": named(sorted(models.values())), "hint": OUT_OF_STEP_HINT}
             LOG.warning("updates left out: trained from another state than most", extra={"kv": facts})
-        named = [event["device"] for event in record.events if event["kind"] == KIND]
-        if named:
-            facts = {"round": record.round, "devices": _shown(named), "robust": self._run.robust, "hint": APART_HINT}
+        apart = [event["device"] for event in record.events if event["kind"] == KIND]
+        if apart:
+            facts = {"round": record.round, "devices": named(apart), "robust": self._run.robust, "hint": APART_HINT}
             LOG.warning(
                 f"updates that stand apart from their cluster's in {ROUNDS_APART} rounds in a row", extra={"kv": facts}
             )
@@ -299,7 +284,7 @@ def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int], out_o
 
 
 def _counted(rounds: Mapping[str, int]) -> str:
-    return _shown([f"{d} (rounds: {rounds[d]})" for d in sorted(rounds)])
+    return named([f"{d} (rounds: {rounds[d]})" for d in sorted(rounds)])
 
 
 def cluster_sizes(clusters: Mapping[str, int]) -> list[int]:
@@ -337,7 +322,7 @@ def declined_by(declined: Mapping[str, str]) -> str:
         declined: device -> lower-case name of its `DeclineReason`, as in `RoundRecord.declined`.
     """
     by = {reason: sorted(d for d, why in declined.items() if why == reason.name.lower()) for reason in DeclineReason}
-    return "; ".join(f"{DECLINE_REASONS[reason]}: {_shown(names)}" for reason, names in by.items() if names)
+    return "; ".join(f"{DECLINE_REASONS[reason]}: {named(names)}" for reason, names in by.items() if names)
 
 
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:
@@ -356,13 +341,9 @@ def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None
         pairs["accuracy"] = r.correct / r.tested
     LOG.info("round closed", extra={"kv": pairs})
     for event in r.events:
-        LOG.info(str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
+        level = logging.WARNING if event["kind"] == STANDS_STILL else logging.INFO
+        LOG.log(level, str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
 
 
 def _names(devices: list[str]) -> str:
-    return f", waiting for {_shown(devices)}" if devices else ""
-
-
-def _shown(devices: list[str]) -> str:
-    shown = ", ".join(devices[:NAMES_SHOWN])
-    return f"{shown} and {len(devices) - NAMES_SHOWN} more" if len(devices) > NAMES_SHOWN else shown
+    return f", waiting for {named(devices)}" if devices else ""

@@ -111,7 +111,17 @@ def run(
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.", min=1, show_default="1")] = None,
     once: Annotated[
-        bool | None, typer.Option("--once/--forever", help="End after one run.", show_default="forever")
+        bool | None,
+        typer.Option("--once/--forever", help="End after one run.", show_default="forever"),
+    ] = None,
+    personal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="on|off|LAMBDA",
+            help="After a run choose between the cluster's model and models of this device's own; with a number also Ditto's, "
+            "trained with a pull of that weight towards the cluster's model.",
+            show_default="on",
+        ),
     ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
@@ -130,6 +140,7 @@ def run(
         "threads": threads,
         "once": once,
         "log": log,
+        "personal": personal,
     }
     from edge_client.reexec import become
 
@@ -174,6 +185,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
         "roster": member.roster.sequence,
         "disk_free_bytes": files.free_bytes(),
         **figures,
+        **_personal(directory),
         **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
         **_disk_error(files),
         **({} if member.listed else {"stage": "revoked"}),
@@ -183,6 +195,22 @@ def status(directory: Directory, json: AsJson = False) -> None:
         return
     for line in status_lines(data):
         say(line)
+
+
+def _personal(directory: Path) -> dict[str, Any]:
+    """Return the device's choice after the run whose model answers; an empty dict before the first."""
+    from edge_client.storage.finished_models import FinishedModels
+    from shoal.errors import ConfigError, IntegrityError, reason_of
+
+    store = FinishedModels(directory)
+    try:
+        model = store.standing().answers
+        found = None if model is None else store.personal(model)
+    except (ConfigError, IntegrityError) as error:
+        return {"personal": {"error": reason_of(error), "hint": error.hint}}
+    if model is None or found is None:
+        return {}
+    return {"personal": {"run": model.run, **found[0].document()}}
 
 
 def _disk_error(files: DeviceState) -> dict[str, str]:
@@ -209,6 +237,9 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             waits = value.get("waits_for")
             lines += [f"waits for: {_readable(waits)}"] if waits else []
             continue
+        if name == "personal" and isinstance(value, dict):
+            lines += [f"personal model: {_personal_line(value)}"]
+            continue
         if name != "ended" or not isinstance(value, dict):
             lines.append(f"{_label(name)}: {_readable(value)}")
             continue
@@ -217,6 +248,25 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             told = ", ".join(f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
             lines.append(f"ended run {run}: {told}")
     return lines
+
+
+def _personal_line(personal: dict[str, Any]) -> str:
+    """Return a device's choice as a line of text."""
+    if "error" in personal:
+        return f"{personal['error']} ({personal['hint']})"
+    by_hand = ", as asked" if personal["by_hand"] else ""
+    losses = [f"{_choice_name(n)} {_readable(v)}" for n, v in personal["validation_losses"].items()]
+    return (
+        f"{_choice_name(personal['choice'])} of run {personal['run']}{by_hand}; validation losses on "
+        f"{counted(personal['validation_samples'], 'sample')}: {', '.join(losses)}; took {personal['took_s']:.3g} s"
+    )
+
+
+def _choice_name(choice: str) -> str:
+    """Return the name of a candidate for people."""
+    if choice.isdecimal():
+        return f"{counted(int(choice), 'local epoch')} on top"
+    return {"cluster": "the cluster's model", "alone": "trained alone"}.get(choice, choice.replace("-", " "))
 
 
 def _label(name: str) -> str:
@@ -243,6 +293,9 @@ def predict(
 ) -> None:
     """Answer with this device's finished model, or others on its path in cfl's tree: one line a sample.
 
+    After a run the device chooses between its cluster's model and models that it trained further: see `status`, and
+    `personalise` to choose again. A node is always one of the run's own models.
+
     The newest finished model answers, unless an older one of the same task does better on this device's validation share:
     see `models`, and `rollback` to choose another.
     """
@@ -252,7 +305,7 @@ def predict(
     outputs = chosen.predict(data, node=node, ensemble=ensemble)
     _note_unfinished(live, chosen.live, chosen.own)
     if json:
-        say_json({"predictions": outputs.tolist(), **chosen.document(node)})
+        say_json({"predictions": outputs.tolist(), **chosen.document(node, ensemble=ensemble)})
         return
     for row in outputs.reshape(len(outputs), -1):
         say(" ".join(f"{v:g}" for v in row))
@@ -277,7 +330,9 @@ def export(
     if json:
         say_json({"file": str(output), **chosen.document(node)})
         return
-    say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}")
+    choice = chosen.document(node)["choice"]
+    own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {_choice_name(choice)}"
+    say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}")
 
 
 def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
@@ -286,6 +341,43 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
         note(
             f"no run has finished on this device yet: this is the model of run {model.run} under way, round {model.round}"
         )
+
+
+@app.command()
+def personalise(
+    directory: Directory,
+    data: Annotated[Path | None, typer.Option(help="This device's samples, as for run.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,
+    personal: Annotated[
+        float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
+    ] = 0.0,
+    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.", min=1)] = 1,
+    json: AsJson = False,
+) -> None:
+    """Choose again, now, between the cluster's model and models that this device trains further; or go back with --cluster.
+
+    `shoal-edge run` does this by itself once after each run, and may be running meanwhile. Nothing leaves the device.
+    """
+    from edge_client.config import ditto_weight
+    from edge_client.membership import DeviceMembership
+    from edge_client.personalise import back_to_cluster
+    from edge_client.personalise import personalise as choose_again
+    from edge_client.storage.finished_models import FinishedModels
+    from shoal.errors import UsageError
+
+    weight = ditto_weight(f"{personal}") if personal else 0.0
+    if cluster:
+        DeviceMembership(directory)
+        model, choice = back_to_cluster(FinishedModels(directory))
+    elif data is None:
+        raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
+    else:
+        model, choice = choose_again(directory, data, weight=weight, threads=threads)
+    document = {"run": model.run, **choice.document()}
+    if json:
+        say_json(document)
+        return
+    say(_personal_line(document))
 
 
 @app.command()

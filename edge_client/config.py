@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ConfigError
+from shoal.limits import MOST_DITTO_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,10 @@ class EdgeConfig:
         broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         threads: threads for ONNX Runtime, at least 1.
-        once: exit after one run instead of waiting for the next; a run that was reported as finished before does not count.
+        once: exit after one run and its personal finish instead of waiting for the next; a run that was reported as finished
+            before does not count.
+        personal: ``on`` for the personal finish after each run, ``off``, or the weight of Ditto's proximal term, with which
+            Ditto's personal model is one more candidate.
         log: debug, info, warning or error.
     """
 
@@ -31,7 +35,34 @@ class EdgeConfig:
     threads: int = 1
     once: bool = False
     log: str = "info"
+    personal: str = "on"
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
+        ditto_weight(self.personal)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the device does the personal finish by itself."""
+        return self.personal != "off"
+
+
+def ditto_weight(personal: str) -> float:
+    """Return the weight of Ditto's proximal term that a text names; 0, for no such candidate, for ``on`` and ``off``.
+
+    Raises:
+        ConfigError: the text is no weight.
+    """
+    if personal in ("on", "off"):
+        return 0.0
+    try:
+        weight = float(personal)
+    except ValueError:
+        weight = -1.0
+    if not 0 < weight <= MOST_DITTO_WEIGHT:
+        raise ConfigError(
+            f"personal is on, off, or a weight above 0 and up to {MOST_DITTO_WEIGHT:g}, not {personal!r}",
+            hint="a weight of 0.1 to 1 is usual: the larger, the nearer Ditto's model stays to the cluster's",
+        )
+    return weight

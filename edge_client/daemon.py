@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from edge_client.config import EdgeConfig
+from edge_client.config import EdgeConfig, ditto_weight
 from edge_client.learning.data import files_of, load
-from edge_client.learning.worker import ThreadWorker
+from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
@@ -58,7 +58,7 @@ def _last_birth(path: Path) -> int:
 
 
 def serve(config: EdgeConfig) -> None:
-    """Take part in the fleet's runs until stopped; with ``once``, until a run ends that was not reported before.
+    """Take part in the fleet's runs until stopped; with ``once``, until a run that was not reported before has ended.
 
     Raises:
         NotEnrolledError: the device belongs to no fleet.
@@ -104,6 +104,8 @@ def _serve(config: EdgeConfig) -> None:
         results=inbox.put,
         uniform=uniform,
         threads=config.threads,
+        finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
+        personal=ditto_weight(config.personal),
     )
     runtime.start()
     transport.start(require=True)
@@ -120,13 +122,13 @@ def _serve(config: EdgeConfig) -> None:
 
 
 def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -> None:
-    """Pass events to the runtime until stopped, or with ``once`` until a run has ended.
+    """Pass events to the runtime until stopped, or with ``once`` until a run has ended and has had its personal finish.
 
     With ``once``, the end is recorded as reported only after the runtime is closed. A process that is killed before that
     ends at once when it is started again.
     """
     settled = None
-    while not (config.once and runtime.runs_done):
+    while not (config.once and runtime.runs_done and not runtime.finishing):
         for event in inbox.batch(POLL_S):
             if event is None:
                 LOG.info("stopping")

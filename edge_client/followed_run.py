@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edge_client.models.fresh_start import TensorFigures
     from shoal.protocol.documents import RunPlan
     from shoal.task.bundle import TaskBundle
 
@@ -17,7 +18,9 @@ class Run:
     Attributes:
         plan: the owner's plan.
         bundle: the task.
+        start: figures of the model that the device began the run with; None if it began with a segment of a model only.
     """
 
     plan: RunPlan
     bundle: TaskBundle
+    start: TensorFigures | None = None

@@ -1,10 +1,13 @@
-"""Predict with the device's models, or write one as an ONNX file: the best finished model, or that of the current run."""
+"""Predict with the device's models, or write one as an ONNX file: the best finished model, or that of the current run.
+
+Of a finished run, the model of the device's personal choice answers unless a node or the ensemble is asked for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +15,17 @@ from numpy.typing import NDArray
 from edge_client import export as exporting
 from edge_client.learning.data import load_inputs
 from edge_client.learning.model import OrtModel
+from edge_client.learning.personal import CLUSTER, node_name, node_of
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
 from edge_client.storage import path_models as kept
-from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.finished_models import FinishedModel, FinishedModels
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError
 from shoal.task.bundle import TaskBundle
+
+ENSEMBLE: Final = "ensemble"
+"""Named in place of a candidate if all models on the device's path answer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +36,15 @@ class Chosen:
         bundle: the task.
         models: one run's, of one round: from the root of cfl's tree to the device's own.
         live: whether they are of the current run rather than a finished one.
+        choice: name of the device's personal choice; see `edge_client.learning.personal`.
+        trained: the chosen model, if it is one that the device trained after the run.
     """
 
     bundle: TaskBundle = field(repr=False)
     models: tuple[OwnModel, ...] = field(repr=False)
     live: bool
+    choice: str = CLUSTER
+    trained: OwnModel | None = field(default=None, repr=False)
 
     @property
     def own(self) -> OwnModel:
@@ -41,12 +52,14 @@ class Chosen:
         return self.models[-1]
 
     def at(self, node: int | None) -> OwnModel:
-        """Return the model of a node, by default of the device's own cluster.
+        """Return the model of a node, by default that of the personal choice.
 
         Raises:
             ConfigError: the device does not hold it.
         """
-        return kept.pick(self.models, node)
+        if node is None and self.trained is not None:
+            return self.trained
+        return kept.pick(self.models, node_of(self.choice) if node is None else node)
 
     def predict(self, source: Path, *, node: int | None = None, ensemble: bool = False) -> NDArray[Any]:
         """Return one answer for each sample; see `predict`."""
@@ -63,10 +76,21 @@ class Chosen:
         answer: NDArray[np.int64] = outputs.argmax(axis=-1)
         return answer
 
-    def document(self, node: int | None = None) -> dict[str, Any]:
-        """Return the run, round and cluster of the model that answers, for JSON output."""
-        model = self.at(node)
-        return {"run": model.run, "round": model.round, "cluster": model.cluster, "live": self.live}
+    def document(self, node: int | None = None, *, ensemble: bool = False) -> dict[str, Any]:
+        """Return the run, round, cluster and candidate of the model that answers, for JSON output."""
+        model = self.own if ensemble else self.at(node)
+        choice = self.choice
+        if ensemble:
+            choice = ENSEMBLE
+        elif node is not None:
+            choice = CLUSTER if node == self.own.cluster else node_name(node)
+        return {
+            "run": model.run,
+            "round": model.round,
+            "cluster": model.cluster,
+            "live": self.live,
+            "choice": choice,
+        }
 
 
 def choose(directory: Path, *, live: bool = False) -> Chosen:
@@ -80,10 +104,12 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
         IntegrityError: there is no model yet, or a file is damaged.
     """
     membership = DeviceMembership(directory)
-    found = None if live else FinishedModels(directory).answering()
+    store = FinishedModels(directory)
+    found = None if live else store.answering()
     if found is not None:
-        _, bundle, models = found
-        return Chosen(bundle, models, live=False)
+        finished, bundle, models = found
+        choice, trained = _personal(store, finished, models[-1])
+        return Chosen(bundle, models, live=False, choice=choice, trained=trained)
     files = DeviceState(directory)
     model = files.load_model()
     package = files.load_run()
@@ -98,6 +124,26 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
     return Chosen(run.bundle, (*kept.above(directory, model), model), live=True)
 
 
+def _personal(store: FinishedModels, finished: FinishedModel, own: OwnModel) -> tuple[str, OwnModel | None]:
+    """Return the name of the device's choice after a run, and its model if the device trained it.
+
+    Raises:
+        IntegrityError: the choice is damaged, or of another task.
+    """
+    found = store.personal(finished)
+    if found is None:
+        return CLUSTER, None
+    choice, body = found
+    if not choice.length:
+        return choice.choice, None
+    if choice.length != len(own.theta):
+        raise IntegrityError(
+            f"the personal model of run {own.run} has {choice.length} coordinates, not {len(own.theta)}",
+            hint="choose again with: shoal-edge personalise",
+        )
+    return choice.choice, replace(own, theta=np.frombuffer(body, "<f4").astype(np.float32))
+
+
 def predict(
     directory: Path, source: Path, *, node: int | None = None, ensemble: bool = False, live: bool = False
 ) -> NDArray[Any]:
@@ -107,7 +153,7 @@ def predict(
         directory: the device's.
         source: samples in any format that training takes; labels may be there and are ignored.
         node: answer with the model of this node of cfl's tree, which must be on the device's path; None means the model of
-            its own cluster.
+            the device's personal choice.
         ensemble: answer with the average of the outputs of all models on the path (cfl section V-C).
         live: as in `choose`.
 
@@ -118,7 +164,7 @@ def predict(
 
 
 def export(directory: Path, output: Path, *, node: int | None = None, live: bool = False) -> OwnModel:
-    """Write the model of ``node``, by default of the device's own cluster, as a self-contained ONNX file; return it."""
+    """Write the model of ``node``, by default of the device's personal choice, as a self-contained ONNX file; return it."""
     chosen = choose(directory, live=live)
     model = chosen.at(node)
     exporting.export(chosen.bundle, model.theta, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import sys
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPackage
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -106,7 +109,16 @@ class Results:
             algorithm=self._run.plan.algorithm,
             at_s=int(self._clock_s()),
             figures=result.validation,
+            start=self._start(announcement.run_id),
         )
+
+    def _start(self, run_id: bytes) -> bytes:
+        """Return the run's signed plan and the figures of its start, without the task, which is stored beside them."""
+        assert self._run is not None
+        package = self._files.load_run()
+        if package is None or self._run.plan.run_id != run_id:
+            return b""
+        return encode(dataclasses.replace(decode(package, RunPackage), task=b""))
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether the watermark is in the final round of ``plan``, but the final model is not on disk."""

@@ -27,6 +27,7 @@ from edge_client.protocol.presence import Attendance, presence, receiving_notice
 from edge_client.protocol.session import DeviceSession
 from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
+from edge_client.run.finishing import Finisher
 from edge_client.run.following import RunFollower
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
@@ -57,6 +58,7 @@ from shoal.util.log_throttle import Refusals
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.data import Dataset
+    from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
@@ -82,7 +84,7 @@ class DeviceRuntime:
         self,
         membership: DeviceMembership,
         transport: Transport,
-        worker: Worker,
+        worker: Worker[Finished],
         load_data: Callable[[TaskManifest], Dataset],
         *,
         birth: int,
@@ -91,6 +93,8 @@ class DeviceRuntime:
         threads: int = 1,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
         clock_s: Callable[[], float] = time.time,
+        finish_worker: Worker[Chosen] | None = None,
+        personal: float = 0.0,
     ) -> None:
         """Load the device's state.
 
@@ -105,6 +109,8 @@ class DeviceRuntime:
             threads: threads for ONNX Runtime.
             backend: makes the backend of a task; the load bench replaces it by a cheap one.
             clock_s: returns unix seconds, for the time at which a run finished.
+            finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
+            personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
         """
         self._membership = membership
         self._transport = transport
@@ -135,6 +141,15 @@ class DeviceRuntime:
         self._following = RunFollower(membership, self._files)
         self._run: Run | None = None
         self._results = Results(membership, self._files, transport, clock_s)
+        self._finisher = Finisher(
+            membership,
+            finish_worker,
+            self._jobs,
+            backend=backend,
+            hand_back=results,
+            clock_s=clock_s,
+            weight=personal,
+        )
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
         self._roster: tuple[Roster, io.RosterFacts] | None = None
@@ -150,6 +165,11 @@ class DeviceRuntime:
     def following(self) -> int | None:
         """The number of the run that the device follows, if any."""
         return None if self._run is None else self._run.plan.run
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the personal finish of a run that has ended is under way, or about to begin."""
+        return self._finisher.is_pending(idle=self.session.idle)
 
     @property
     def _models(self) -> HeldModels | None:
@@ -205,6 +225,8 @@ class DeviceRuntime:
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
             self._derive_ahead(announcement)
+            if announcement.finished and self._run is not None:
+                self._finisher.follow(self._run)
 
     def tick(self, now_s: float) -> None:
         """Do the work that is due: reminders, requests for lost messages, saving of the model.
@@ -220,6 +242,7 @@ class DeviceRuntime:
                 self._results.keep_up(now_s)
             if self._disk_error is None:
                 self._results.keep_status(self.session, now_s)
+        self._finisher.keep_up(idle=self.session.idle)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""
@@ -231,6 +254,7 @@ class DeviceRuntime:
         Raises:
             ConfigError: the newest model can't be written.
         """
+        self._finisher.close()
         self._worker.close()
         try:
             self._results.save_model(self._now_s, durable=True)
@@ -353,6 +377,7 @@ class DeviceRuntime:
 
     def _go_on(self, steps: Steps) -> None:
         self.session, actions = steps
+        self._finisher.give_way(idle=self.session.idle)
         for action in actions:
             self._carry_out(action)
 
@@ -511,6 +536,7 @@ class DeviceRuntime:
         samples = self._jobs.follow(run)
         self._run = run
         self._results.begin(run)
+        self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
         LOG.info("following run", extra={"kv": facts})
         state = self.session.round

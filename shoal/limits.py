@@ -113,6 +113,9 @@ DEFAULT_ROBUST: Final = "filter"
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""
 
+MOST_DITTO_WEIGHT: Final = 1e6
+"""Largest weight of the proximal term of Ditto's personal model, as of ``prox_mu`` in a task."""
+
 REMIND_BASE_S: Final = 1.0
 """Time to the first reminder of an unacknowledged upload in the smallest fleet; it doubles up to a cap, with jitter."""
 

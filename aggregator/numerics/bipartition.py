@@ -14,6 +14,8 @@ from shoal.errors import ConfigError
 SYMMETRY_TOLERANCE: Final = 1e-9
 _TILE: Final = 128
 
+LINKAGES: Final = ("single", "complete", "average")
+
 _Labels = NDArray[np.bool_]
 
 
@@ -33,16 +35,26 @@ class Bipartition:
 
 
 def bipartition(similarity: NDArray[np.float64], linkage: str = "single") -> Bipartition:
-    """Divide the devices with the given similarities into two halves.
+    """Divide the devices with the given similarities into two halves, of any size: see `balanced_bipartition`."""
+    found = balanced_bipartition(similarity, linkage, 1)
+    assert found is not None  # one device on either side is always possible
+    return found
 
-    ``single`` is optimal in the sense of cfl Eq. 35 and takes O(m^2): cfl Alg. 1 merges the most similar pair until two
-    sets remain, which is single linkage cut at two sets, or the maximum spanning tree (Prim) without its weakest edge.
-    ``complete``, as in public implementations of CFL, keeps the least similarity within a half high, and its ``cross_max``
-    may be larger. Halves hold positions in the matrix; the caller maps them to device ids.
+
+def balanced_bipartition(similarity: NDArray[np.float64], linkage: str, least: int) -> Bipartition | None:
+    """Divide the devices with the given similarities into two halves; None if a half would have fewer than ``least``.
+
+    ``single`` with ``least=1`` is optimal in the sense of cfl Eq. 35 and takes O(m^2): cfl Alg. 1 merges the most similar pair
+    until two sets remain, which is single linkage cut at two sets, or the maximum spanning tree (Prim) without its weakest
+    edge. With a larger ``least`` it is the weakest edge that leaves so many devices on either side, so that one odd device does
+    not hide the groups. ``complete``, as in public implementations of CFL, keeps the least similarity within a half high,
+    ``average`` the mean; their ``cross_max`` may be larger. Halves hold positions in the matrix; the caller maps them to
+    device ids.
 
     Args:
         similarity: shape (m, m), float64, symmetric to 1e-9, finite, m at least 2; the diagonal is not used.
-        linkage: ``single`` or ``complete``.
+        linkage: ``single``, ``complete`` or ``average``.
+        least: fewest devices of a half, at least 1.
 
     Raises:
         NumericsError: ``similarity`` is not as above.
@@ -50,13 +62,14 @@ def bipartition(similarity: NDArray[np.float64], linkage: str = "single") -> Bip
     """
     matrix = np.asarray(similarity, dtype=np.float64)
     _check(matrix)
-    if linkage == "single":
-        in_right, cross_max = _single(matrix)
-    elif linkage == "complete":
-        in_right = _complete(matrix)
-        cross_max = float(matrix[~in_right][:, in_right].max())
-    else:
-        raise ConfigError(f"linkage {linkage!r} is not known", hint="use single or complete")
+    if linkage not in LINKAGES:
+        raise ConfigError(f"linkage {linkage!r} is not known", hint=f"use one of {', '.join(LINKAGES)}")
+    if len(matrix) < 2 * least:
+        return None
+    in_right = _single(matrix, least) if linkage == "single" else _merged(matrix, average=linkage == "average")
+    if in_right is None or min(in_right.sum(), (~in_right).sum()) < least:
+        return None
+    cross_max = float(matrix[~in_right][:, in_right].max())
     if in_right[0]:
         in_right = ~in_right
     left, right = np.flatnonzero(~in_right), np.flatnonzero(in_right)
@@ -80,8 +93,8 @@ def _check(matrix: NDArray[np.float64]) -> None:
                     raise NumericsError("similarity is not symmetric, or holds NaN or infinities")
 
 
-def _single(matrix: NDArray[np.float64]) -> tuple[_Labels, float]:
-    """Grow the maximum spanning tree from device 0 (Prim, dense) and cut its weakest edge."""
+def _single(matrix: NDArray[np.float64], least: int) -> _Labels | None:
+    """Grow the maximum spanning tree from device 0 (Prim, dense) and cut its weakest edge between ``least`` devices each."""
     size = len(matrix)
     outside = np.ones(size, dtype=bool)
     outside[0] = False
@@ -102,15 +115,21 @@ def _single(matrix: NDArray[np.float64]) -> tuple[_Labels, float]:
         np.copyto(best, row, where=closer)
         parent[closer] = nearest
         best[nearest] = -np.inf
-    cut = int(weight.argmin())
+    below = np.ones(size, dtype=np.intp)
+    for device in order[::-1]:
+        below[parent[device]] += below[device]
+    allowed = (below[order] >= least) & (size - below[order] >= least)
+    if not allowed.any():
+        return None
+    cut = int(np.where(allowed, weight, np.inf).argmin())
     in_right = np.zeros(size, dtype=bool)
     for step, device in enumerate(order):
         in_right[device] = True if step == cut else in_right[parent[device]]
-    return in_right, float(weight[cut])
+    return in_right
 
 
-def _complete(matrix: NDArray[np.float64]) -> _Labels:
-    """Merge by complete linkage until two sets remain: nearest-neighbour chain (Murtagh 1983), O(m^2) time.
+def _merged(matrix: NDArray[np.float64], *, average: bool) -> _Labels:
+    """Merge by complete or average linkage until two sets remain: nearest-neighbour chain (Murtagh 1983), O(m^2) time.
 
     The chain merges in another order than the greedy method but builds the same tree, and its last merge, which is
     left out, is the tree's root.
@@ -120,6 +139,7 @@ def _complete(matrix: NDArray[np.float64]) -> _Labels:
     np.fill_diagonal(work, -np.inf)
     member_of = np.arange(size)
     alive = np.ones(size, dtype=bool)
+    counts = np.ones(size)
     chain: list[int] = []
     for _ in range(size - 2):
         if not chain:
@@ -132,7 +152,11 @@ def _complete(matrix: NDArray[np.float64]) -> _Labels:
                 break
             chain.append(nearest)
         kept, gone = sorted((chain.pop(), chain.pop()))
-        merged = np.minimum(work[kept], work[gone])
+        if average:
+            merged = (counts[kept] * work[kept] + counts[gone] * work[gone]) / (counts[kept] + counts[gone])
+        else:
+            merged = np.minimum(work[kept], work[gone])
+        counts[kept] += counts[gone]
         work[kept] = merged
         work[:, kept] = merged
         work[gone] = -np.inf

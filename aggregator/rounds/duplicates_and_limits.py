@@ -82,7 +82,7 @@ def _decide_late(state: EngineState, upload: Upload, digest: bytes) -> Verdict:
 
 def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, most_attached: int) -> str:
     """Return in what the upload is not the one that was asked for; empty if it is."""
-    if upload.model not in assignment.candidates:
+    if upload.model not in assignment.scored:
         return "trained from a model that was not offered"
     if upload.length != (run.length if assignment.train else 0):
         return f"a vector of length {upload.length}"

@@ -57,6 +57,7 @@ from aggregator.rounds.state import (
     on_revoked,
     opened,
     record_of,
+    with_standstill,
 )
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
 from aggregator.strategies.robust import RobustMean
@@ -148,6 +149,7 @@ class Engine:
             levels=metadata.levels,
             apart=metadata.apart,
             news=metadata.news,
+            standstill=metadata.standstill,
         )
         # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
         state, actions = self._open(state, round_, available, waited=True)
@@ -322,6 +324,10 @@ class Engine:
             if self.average is not None:
                 self.average.begin(apart)
             strategy, outcome = self.strategy.close(strategy, plan)
+            used = [c.device for c in screened.accepted]
+            left_out = refused.keys() | agreement.out_of_step.keys()
+            models = self.strategy.models_of(strategy)
+            state, outcome = with_standstill(state, plan, outcome, models, used=used, left_out=left_out)
             if self.average is not None:
                 apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
                 outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.standstill import StillCluster
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import DeclineReason
@@ -139,6 +140,7 @@ class RoundRecord:
         capped: device -> weight in samples, for devices that weighed less than the samples they reported.
         refused_norm: device -> norm, for updates left out because of their norm.
         out_of_step: device -> model, for updates left out because most devices hold another state of the model.
+        still: the clusters whose model has not changed for some rounds, see `aggregator.rounds.standstill`.
     """
 
     round: int
@@ -157,3 +159,4 @@ class RoundRecord:
     capped: Mapping[str, float] = field(default_factory=dict)
     refused_norm: Mapping[str, float] = field(default_factory=dict)
     out_of_step: Mapping[str, int] = field(default_factory=dict)
+    still: tuple[StillCluster, ...] = ()

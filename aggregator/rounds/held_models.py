@@ -8,8 +8,8 @@ The functions here are pure:
 - `after_round` takes a closed round into account: its step, its statements, its checkpoints;
 - `unable` and `lost` name devices that can't take part in the next round, and models that no device holds any more;
 - `can_hand_on` says whether devices that lack states get them if they wait for one round;
-- `sealing` orders checkpoints from devices, `handing_over` in a round of nothing else; `outdated` names models for which that
-  does not help.
+- `sealing` orders checkpoints from devices, `handing_over` in a round of nothing else; `outdated` and `uncertifiable` name
+  models for which that does not help.
 
 Example: of five devices one has a damaged model. Four statements name one digest of state (0, 6) and one names another, so
 the update of that device is left out, and the device takes a checkpoint.
@@ -34,6 +34,8 @@ from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason, Phase, Share
 from shoal.protocol.states import (
+    MAX_OPEN_STATES,
+    MAX_RETAINED_RECIPES,
     NO_TRANSCRIPT,
     RETAINED_STEPS,
     Offer,
@@ -61,6 +63,8 @@ CHECKPOINT_EVERY: Final = 10
 """Most rounds between two checkpoints of a model."""
 SEALING_DEVICES: Final = 2
 """Devices that seal each model in a round of checkpoints only: one of them may vanish."""
+FEW_HOLDERS: Final = 2
+"""Up to this many times the devices that certify a state, holders keep their model's last certified state as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class HeldModels:
         key_version: of the open round or the last one.
         states: the states that models start from, by number.
         closed: the last closed round, 0 before the first.
-        steps: of the last closed rounds that moved a model, at most `RETAINED_STEPS`, oldest first.
+        steps: those that lead to the models as they stand, at most `RETAINED_STEPS` recipes of each model, oldest first.
         named: the states of each device whose last statement agreed with most others.
         trained: the model that each device trained from last.
         lacking: device -> the last round that it declined for lack of a state.
@@ -185,7 +189,8 @@ class HeldModels:
         """The states that a model starts from or that the retained steps name: a device may name any others as well."""
         recipes = [recipe for kept in self.steps for recipe in kept.step.recipes]
         terms = {term.state for recipe in recipes for term in recipe.terms}
-        return frozenset(terms | {recipe.state for recipe in recipes} | set(self.states.names.values()))
+        spare = set(self.steps[-1].step.open) if self.steps else set()
+        return frozenset(terms | spare | {recipe.state for recipe in recipes} | set(self.states.names.values()))
 
     def held_by(self, device: str) -> frozenset[StateId]:
         """Return the states that a device has or can make from the retained means."""
@@ -366,16 +371,10 @@ def after_round(
     for c in given:
         if agreement.agrees(c.device) and c.attached:
             pending |= _attached(c, offers, run, held.key_version)
-    states, steps = held.states, held.steps
-    if settled is not None:
-        states, relayed, used = settled
-        steps = _retained(steps, _kept_step(round_, states, relayed, used, run, agreement.accepted))
     evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
     moved = dataclasses.replace(
         held,
-        states=states,
         closed=round_,
-        steps=steps,
         named=named,
         trained=trained,
         lacking=lacking,
@@ -385,7 +384,24 @@ def after_round(
         transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
     )
     moved = _promoted(moved, run.min_contributors)
-    return _tidied(moved if settled is None else _without_checkpoints_of_the_past(moved, models))
+    if settled is None:
+        return _tidied(moved)
+    states, relayed, used = settled
+    spare = _spare(moved, offers, run.min_contributors) if used else frozenset[StateId]()
+    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted)
+    moved = dataclasses.replace(moved, states=states, steps=_retained(held.steps, step))
+    return _tidied(_without_checkpoints_of_the_past(moved, models))
+
+
+def _spare(held: HeldModels, offers: Mapping[int, StateId], least: int) -> frozenset[StateId]:
+    """Return the certified states that devices keep besides those of the next round, for models that few devices hold.
+
+    If fewer than ``least`` hold the model later, they can't certify its state. Then it goes back to one of these, and any device
+    that has kept it can seal it again, under whatever keys.
+    """
+    recent = [n.states for n in held.named.values() if n.round > held.closed - RETAINED_STEPS]
+    few = {m for m, state in offers.items() if sum(state in states for states in recent) < FEW_HOLDERS * least}
+    return frozenset(c.state for m, c in held.announced(least).items() if m in few)
 
 
 def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[int, StateId]) -> bytes:
@@ -411,10 +427,8 @@ def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[i
 
 def _kept_step(
     round_: int,
-    states: States,
     relayed: tuple[RelayedStep, ...],
-    used: frozenset[int],
-    run: RunPlan,
+    open_: tuple[StateId, ...],
     accepted: tuple[ClientUpdate, ...],
 ) -> KeptStep:
     """Return the step of a round for devices, with its means."""
@@ -433,7 +447,7 @@ def _kept_step(
         for step in sorted(relayed, key=lambda step: step.state)
         if step.mean is not None
     )
-    return KeptStep(Step(round_, recipes, open_states(states, used, run)), means)
+    return KeptStep(Step(round_, recipes, open_), means)
 
 
 def _digest(vector: Float32Vector) -> bytes:
@@ -443,22 +457,39 @@ def _digest(vector: Float32Vector) -> bytes:
 def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ...]:
     """Return the steps that stay announced after a round.
 
-    A round that moves no model retains the steps before it: devices that missed those need them as much as before.
+    A round that moves no model retains the steps before it: devices that missed those need them as much as before. For the
+    same reason the recipes that led to a model which stands still are retained while others go on. Of each model at most
+    RETAINED_STEPS recipes stay, and of all at most MAX_RETAINED_RECIPES.
     """
     if before and not new.step.recipes:
         last = before[-1]
         return (*before[:-1], KeptStep(dataclasses.replace(last.step, open=new.step.open), last.means))
-    others = before[1 - RETAINED_STEPS :]
+    needed = {*new.step.open, *(term.state for recipe in new.step.recipes for term in recipe.terms)}
     # Two means of a model share a topic label if their rounds are a multiple of RETAINED_STEPS apart.
-    if any((new.step.round - kept.step.round) % RETAINED_STEPS == 0 for kept in others):
-        others = ()
-    return (*others, new)
+    taken = {(recipe.model, recipe.round % RETAINED_STEPS) for recipe in new.step.recipes}
+    found = [new]
+    for place, kept in enumerate(reversed(before), start=1):
+        recipes = []
+        for recipe in kept.step.recipes:
+            label = (recipe.model, recipe.round % RETAINED_STEPS)
+            if (place < RETAINED_STEPS or recipe.state in needed) and label not in taken:
+                recipes.append(recipe)
+                taken.add(label)
+        needed |= {term.state for recipe in recipes for term in recipe.terms}
+        if recipes and len(taken) <= MAX_RETAINED_RECIPES:
+            models = {recipe.model for recipe in recipes}
+            means = tuple(mean for mean in kept.means if mean.model in models)
+            found.append(KeptStep(Step(kept.step.round, tuple(recipes), ()), means))
+    return tuple(reversed(found))
 
 
-def open_states(states: States, used: Collection[int], run: RunPlan) -> tuple[StateId, ...]:
-    """Return the states that a later recipe or assignment may name, ascending."""
+def open_states(
+    states: States, used: Collection[int], run: RunPlan, spare: Collection[StateId] = ()
+) -> tuple[StateId, ...]:
+    """Return the states that a later recipe or assignment may name, ascending, with those in ``spare`` if there is room."""
     names = states.names.items()
-    return tuple(sorted({ref for n, ref in names if n in used or (run.origins > 1 and ref.round == 0)}))
+    found = {ref for n, ref in names if n in used or (run.origins > 1 and ref.round == 0)}
+    return tuple(sorted(found.union(spare) if len(found.union(spare)) <= MAX_OPEN_STATES else found))
 
 
 def _evidence(
@@ -661,7 +692,10 @@ def sealing(
         openable = model in held.certified and held.certified[model].round >= left
         # If one more of so few devices goes, the others could return to no newer state.
         scarce = len(able) <= run.min_contributors
-        if not (every or model in plan.seal or (away and (scarce or not openable))):
+        # Without a checkpoint they could return to none. Where one device certifies, any that is left can go on.
+        first = scarce and run.min_contributors > 1 and model not in held.certified
+        needed = first or (away and (scarce or not openable))
+        if not (every or model in plan.seal or needed):
             continue
         own = [d for d in able if held.trained.get(d) == model] or able
         if own:
@@ -748,6 +782,41 @@ def outdated(
     missed, there = _missed(plan, offers, reach), frozenset[StateId]().union(*reach.values())
     back = {m: c.state for m, c in held.announced(least).items() if offers.get(m) in missed and c.state in there}
     return {m: state for m, state in back.items() if offers[m] != state}
+
+
+def uncertifiable(
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str], least: int
+) -> dict[int, StateId]:
+    """Return model -> the state that it goes back to, for models that stand still since too few devices can certify them.
+
+    Enough devices of the model are available, but fewer than ``least`` have its state or can get it, and with all who have
+    signed it they are too few for a certificate. While others are away who hold it, the model waits for them: as many rounds as
+    it would lose by going back. So it loses at most twice what it would if the aggregator knew who returns.
+
+    Args:
+        held: the models.
+        plan: the strategy's plan for all available devices.
+        offers: state of each model of the plan.
+        available: the devices.
+        least: statements that certify a state.
+    """
+    if not held.closed:
+        return {}
+    needed, reach = _needs(plan, offers), {d: held.in_reach(d, least) for d in available}
+    there = frozenset[StateId]().union(*reach.values())
+    found = {}
+    for model, checkpoint in held.announced(least).items():
+        state, back = offers.get(model), checkpoint.state
+        if state is None or state == back or back not in there:
+            continue
+        asked = [d for d in available if d in plan.assignments and state in needed(d)]
+        holders = {d for d in available if state in reach[d]}
+        known = held.evidence.get(state)
+        signers = holders if known is None else holders | known.statements.keys()
+        stood, loses = held.closed - state.round, state.round - back.round
+        if len(asked) >= least > len(holders.intersection(asked)) and len(signers) < least and stood >= loses:
+            found[model] = back
+    return found
 
 
 def _of_model(held: HeldModels, model: int) -> list[KeptCheckpoint]:

@@ -15,6 +15,10 @@ Newcomers that are to be placed by comparing directions need states that were ma
 round, if a device that takes part in it can seal the state, and the round offers it for that purpose alone. If none can, the
 strategy's other plan (`RoundPlan.otherwise`) is followed.
 
+Where the others are enough for a round, a cluster may still have too few devices that hold its model: fewer than a mean takes,
+and than certify a state. After some rounds such a model goes back to its last certified checkpoint as well
+(`aggregator.rounds.held_models.uncertifiable`).
+
 All follows from the strategy's state, the models and the available devices, so a restarted aggregator opens the same round.
 """
 
@@ -36,6 +40,7 @@ from aggregator.rounds.held_models import (
     outdated,
     sealing,
     unable,
+    uncertifiable,
 )
 from aggregator.rounds.relay import States, is_state, numbers_in, replace_models
 from aggregator.strategies.base import ClusterModel, Event, RoundPlan
@@ -92,6 +97,8 @@ def prepare(
         lacking = frozenset(unable(held, plan, offers, there, least))
         able = tuple(d for d in there if d not in lacking)
         back = lost(held, plan, offers, available, least)
+        if not back and not plan.final:
+            back = uncertifiable(held, plan, offers, available, least)
         if not back and len(able) < (1 if plan.final else max(1, min(least, len(available)))):
             orders = {} if plan.final else handing_over(held, plan, offers, run, available)
             if orders:
@@ -108,7 +115,8 @@ def prepare(
             break
         for model, state in back.items():
             before, held = _back(before, held, plan, model, state, run)
-            events.append(Event(plan.round, "model_went_back", {"model": model, "to": state.round}))
+            detail = {"model": model, "from": offers[model].round, "to": state.round}
+            events.append(Event(plan.round, "model_went_back", detail))
     if lacking and not plan.final:
         after, plan = _planned(before, held, able, choice.planning)
     offered = {value.origin for value in plan.models.values()}
@@ -206,5 +214,6 @@ def _back(
     used = numbers_in(before)
     states = States(names, max(states.next, number + 1))
     last = held.steps[-1]
-    step = dataclasses.replace(last.step, open=open_states(states, used, run))
+    spare = {c.state for c in held.certified.values()}.intersection(last.step.open)
+    step = dataclasses.replace(last.step, open=open_states(states, used, run, spare))
     return before, dataclasses.replace(held, states=states, steps=(*held.steps[:-1], KeptStep(step, last.means)))

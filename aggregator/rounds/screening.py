@@ -23,7 +23,7 @@ NORM_LIMIT_RATIO: Final = 10.0
 LEAST_FOR_MEDIAN: Final = 3
 """Least number of updates whose own median counts: with two, one device could set it for the other."""
 UPDATE_RECIPES: Final = ("train", "pretrain")
-UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
+UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN)
 
 Levels = Mapping[str, float]
 """Median norm of the accepted updates of the last round, by recipe ("train", "pretrain") and by model ("train/3")."""

@@ -35,7 +35,7 @@ from shoal.protocol.messages import Phase, Upload
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"

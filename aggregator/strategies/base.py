@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.persistent import PersistentMap
-from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
@@ -182,6 +182,11 @@ class RoundPlan:
     seal: frozenset[int] = frozenset()
     otherwise: tuple[Any, RoundPlan] | None = None
 
+    @property
+    def trains(self) -> bool:
+        """Whether a device trains a model of the run, rather than pre-training, trying or scoring one."""
+        return any(order.train and order.phase is Phase.TRAIN for order in self.assignments.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -197,7 +202,7 @@ class Outcome:
     """The result of closing a round.
 
     Attributes:
-        clusters: each device's cluster after the round.
+        clusters: each device's cluster after the round, by the id of its model.
         events: changes of the clustering and other events.
         capped: device -> weight in samples, of devices that weighed less than their samples in a mean (`capped_devices`).
     """
@@ -392,16 +397,23 @@ def read_settings(kind: type[Any], algorithm: str, given: Mapping[str, str]) -> 
             raise ConfigError(
                 f"{algorithm} has no setting {name!r}", hint=f"it has {', '.join(sorted(fields)) or 'none'}"
             )
-        values[name] = _value(text, type(fields[name].default), name)
+        default = fields[name].default
+        if name == kind.clusters_setting and default == AUTO:
+            values[name] = AUTO if text == AUTO_TEXT else _value(text, int, name, also=AUTO_TEXT)
+            known = values[name] >= 1 or text == AUTO_TEXT
+            require(known, f"{name} is at least 1, or {AUTO_TEXT}", f"with {name}={AUTO_TEXT} the strategy finds it")
+        else:
+            values[name] = _value(text, type(default), name)
     return kind(**values)
 
 
-def _value(text: str, kind: type[Any], name: str) -> Any:
+def _value(text: str, kind: type[Any], name: str, also: str = "") -> Any:
     try:
         return {"true": True, "on": True, "false": False, "off": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"setting {name} is {wanted(kind)}, not {text!r}", hint="`shoal-fleet run --help` says what each takes"
+            f"setting {name} is {wanted(kind)}{also and f' or {also}'}, not {text!r}",
+            hint="`shoal-fleet run --help` says what each takes",
         ) from error
 
 

@@ -2,7 +2,8 @@
 
 `drawn` takes a share of all devices, as FedAvg does. `drawn_by_cluster` takes whole clusters in turn: of four clusters of five
 devices a fifth is four devices a round, and drawn over the whole fleet they would hardly ever be the three of one cluster that
-a mean needs. Both give the same draw for the same run, round and devices, so that a restart repeats it.
+a mean needs. Both give the same draw for the same run, round and devices, so that a restart repeats it. `drawn_in_turn` chooses
+between them for strategies whose clusters are known.
 
 Example: with a participation of 0.2 and ``least=3``, four clusters of five devices train in rounds 1, 2, 3 and 4, four devices
 of one cluster each time.
@@ -12,10 +13,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from shoal.protocol.documents import RunPlan
+
+POOL: Final = 1 << 16
+"""Id of the pool in `drawn_in_turn`: above all ids of models."""
 
 
 def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
@@ -30,6 +35,44 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
 def budget(run: RunPlan, available: int) -> int:
     """Return the number of devices to draw in a round of so many that are available."""
     return max(1, round(run.participation * available))
+
+
+def drawn_in_turn(
+    run: RunPlan,
+    round_: int,
+    available: tuple[str, ...],
+    clusters: Mapping[str, int],
+    asked: Mapping[int, int],
+) -> tuple[tuple[str, ...], Mapping[int, int]]:
+    """Return the devices to draw, and ``asked`` with the clusters that have their turn.
+
+    With a ``min_contributors`` of 1, as in the papers, and with full participation it is the plain draw. Devices without a
+    cluster, and those of clusters that are too small for a mean, take their turn together, since the round may give them another
+    cluster; if they are too few as well, they join the first cluster's turn.
+
+    Args:
+        run: gives participation, min_contributors and seed.
+        round_: number of the round.
+        available: device ids in ascending order.
+        clusters: cluster of each device that has one.
+        asked: cluster -> the last round in which it had its turn.
+    """
+    least = run.min_contributors
+    if least <= 1 or budget(run, len(available)) >= len(available):
+        return drawn(run, round_, available), asked
+    members: dict[int, list[str]] = {}
+    for device in available:
+        members.setdefault(clusters.get(device, POOL), []).append(device)
+    pool = [d for id_ in sorted(members) if id_ == POOL or len(members[id_]) < least for d in members[id_]]
+    large = {id_: found for id_, found in sorted(members.items()) if id_ != POOL and len(found) >= least}
+    if not large:
+        return drawn(run, round_, available), asked
+    if len(pool) >= least:
+        large[POOL] = pool
+    else:
+        large[min(large)] = large[min(large)] + pool
+    chosen = drawn_by_cluster(run, round_, large, asked, least)
+    return tuple(sorted(d for found in chosen.values() for d in found)), {**asked, **dict.fromkeys(chosen, round_)}
 
 
 def drawn_by_cluster(
@@ -48,17 +91,20 @@ def drawn_by_cluster(
     Args:
         run: gives participation and seed.
         round_: number of the round.
-        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out.
+        clusters: id -> its available members; a cluster with fewer than ``least`` can't be averaged, and is left out
+            unless all devices train.
         asked: id -> the last round in which a cluster had its turn; one that is missing has never had any.
         least: fewest devices of a mean.
 
     Returns:
         cluster id -> device ids in ascending order.
     """
-    members = {id_: tuple(sorted(found)) for id_, found in clusters.items() if len(found) >= max(1, least)}
-    left = budget(run, sum(map(len, clusters.values())))
-    if left >= sum(map(len, clusters.values())):
-        return members
+    everybody = {id_: tuple(sorted(found)) for id_, found in clusters.items() if found}
+    total = sum(map(len, everybody.values()))
+    left = budget(run, total)
+    if left >= total:
+        return everybody
+    members = {id_: found for id_, found in everybody.items() if len(found) >= least}
     if len(clusters) == 1:
         return {id_: drawn(run, round_, found) for id_, found in members.items()}
     due = {id_: len(found) * (round_ - asked.get(id_, 0)) for id_, found in members.items()}

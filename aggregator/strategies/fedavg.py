@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.strategies.base import (
@@ -47,9 +46,12 @@ class FedAvgSettings(StrategySettings):
         discrepancy: report fedgroup Eq. 4 in every round.
     """
 
-    reads: ClassVar[Reads] = "norms"
-
     discrepancy: bool = False
+
+    @property
+    def reads(self) -> Reads:
+        """Norms, for the discrepancy."""
+        return "norms"
 
 
 @dataclass(frozen=True, slots=True)

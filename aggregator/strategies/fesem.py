@@ -5,7 +5,7 @@ trained model in l2 distance (E step), and each centre becomes the mean of its m
 
 All centres are equal at first, so the first assignment is random (seeded, with sizes as even as possible); at a tie a
 device stays at its centre. So does a device that takes no part in a round. A centre with fewer than ``min_contributors`` of
-the round's devices does not change.
+the round's devices does not change; where a mean needs more than one device, centres take turns under partial participation.
 
 Devices hold all centres, measure the distances themselves and report the nearest. A centre becomes the mean of the models that
 its members trained from, weighted by their members, plus the mean of the members' updates.
@@ -46,7 +46,7 @@ from aggregator.strategies.base import (
     weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
-from aggregator.strategies.drawing import drawn
+from aggregator.strategies.drawing import drawn_in_turn
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
 
@@ -76,10 +76,11 @@ class FesemSettings(StrategySettings):
 
 @dataclass(frozen=True, slots=True)
 class FesemState:
-    """The k centres, and each device's."""
+    """The k centres, each device's, and the last round in which a centre had its turn (`drawing.drawn_in_turn`)."""
 
     slots: tuple[ClusterModel, ...]
     clusters: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[int, int] = field(default_factory=dict)
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -125,9 +126,11 @@ class Fesem:
         state = self._welcome(state, available, round_)
         evaluate = evaluates(self.run, round_)
         compare = tuple(range(self.settings.k))
+        chosen, asked = drawn_in_turn(self.run, round_, available, state.clusters, state.asked)
+        state = dataclasses.replace(state, asked=asked)
         assignments = {
             d: dataclasses.replace(train_assignment((state.clusters[d],), evaluate=evaluate), compare=compare)
-            for d in drawn(self.run, round_, available)
+            for d in chosen
         }
         models = {j: state.slots[j] for j in sorted({j for a in assignments.values() for j in a.models})}
         return state, RoundPlan(round_, models, assignments)
@@ -156,7 +159,8 @@ class Fesem:
             # The aggregator can't tell how far a centre that mixes several models has moved.
             mixed = any((a.origin, a.others) != (b.origin, b.others) for a, b in zip(slots, state.slots, strict=True))
             events += discrepancy(given, before, None if mixed else after, plan.round)
-        return FesemState(slots, clusters), Outcome(clusters, events, capped)
+        state = dataclasses.replace(state, slots=slots, clusters=clusters, gathered={})
+        return state, Outcome(clusters, events, capped)
 
     def _centre(
         self, slots: tuple[ClusterModel, ...], j: int, members: list[ClientUpdate], round_: int

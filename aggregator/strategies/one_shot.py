@@ -8,6 +8,10 @@ The paper does not say from which model the clusters start: here from the mean o
 the origin. A device that missed line 1 scores the clusters' models, trains the best and joins that cluster: its own model
 can't be compared with the others', which were masked under another key. If fewer than k devices, or fewer than two, uploaded
 in the first round, line 1 is repeated.
+
+Beyond the paper: ``k = auto`` finds the number of clusters (aggregator.strategies.grouping). A cluster of fewer than
+``min_contributors`` devices joins the one of the nearest direction. Where a mean needs more than one device, clusters take turns
+under partial participation.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.clustering import kmeans_from_gram
-from aggregator.numerics.similarity import gram
+from aggregator.numerics.silhouette import join_small
+from aggregator.numerics.similarity import cosine_from_gram, gram
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
     Average,
@@ -44,8 +49,9 @@ from aggregator.strategies.base import (
     retained,
     train_assignment,
 )
-from aggregator.strategies.drawing import drawn
-from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.drawing import drawn_in_turn
+from aggregator.strategies.grouping.search import MOST_FOUND, Search, SearchState, retained_search
+from aggregator.strategies.settings import AUTO, StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase
@@ -56,19 +62,24 @@ class OneShotSettings(StrategySettings):
     """One-shot clustering's own parameters.
 
     Attributes:
-        k: clusters.
+        k: clusters; ``auto`` finds the number.
         start: first model of a cluster: ``mean`` of its members' models, or ``origin``.
     """
 
     clusters_setting: ClassVar[str] = "k"
 
-    k: int = 2
+    k: int = AUTO
     start: str = "mean"
 
     @property
     def capabilities(self) -> Capabilities:
         """Local convergence has a recipe of its own."""
         return Capabilities(pretrain=True)
+
+    @property
+    def most_clusters(self) -> int:
+        """The number of clusters, or the most that are found."""
+        return self.k or MOST_FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +91,18 @@ class OneShotState:
         origin: the origin from which devices train alone.
         since: round whose models were clustered, 0 before.
         clusters: cluster of every device that has one.
+        asked: cluster -> the last round in which it had its turn, where clusters take turns (`drawing.drawn_in_turn`).
+        devices: the fleet's when the run began.
+        search: the search for clusters while ``k`` is ``auto`` and none are found.
     """
 
     slots: tuple[ClusterModel, ...] = ()
     origin: ClusterModel = field(default_factory=ClusterModel)
     since: int = 0
     clusters: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[int, int] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    search: SearchState | None = None
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -102,35 +119,40 @@ class OneShot:
         self.backend = backend
         self.average = average
         self.settings: OneShotSettings = parse_settings(OneShotSettings, run)
-        require(1 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}")
+        require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
         require(run.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
         require_one_origin(run)
-        self.untrained = self.settings.k
+        self.untrained = self.settings.most_clusters
+        self.search = Search(run, backend, average, weighting=run.weighting, first_id=self.untrained + 1)
 
     @staticmethod
     def models(run: RunPlan) -> int:
         """Most models a run names at a time: the clusters', and the origin after them."""
         settings: OneShotSettings = parse_settings(OneShotSettings, run)
-        return settings.k + 1
+        return settings.most_clusters + 1 + (Search.models() if settings.k == AUTO else 0)
 
-    def init(self, _devices: tuple[str, ...]) -> OneShotState:
+    def init(self, devices: tuple[str, ...]) -> OneShotState:
         """Return the state before round 1."""
-        return OneShotState()
+        return OneShotState(devices=devices, search=SearchState() if self.settings.k == AUTO else None)
 
     def plan(self, state: OneShotState, round_: int, available: tuple[str, ...]) -> tuple[OneShotState, RoundPlan]:
         """Devices without a cluster train, whether drawn or not; of the others, those drawn train their cluster's model.
 
         Before the clusters are found they train alone, afterwards the cluster's model of least loss.
         """
+        if state.search is not None:
+            return state, self.search.plan(state.search, round_, available)
         placed = tuple(d for d in available if d in state.clusters)
         evaluate = evaluates(self.run, round_)
         first = train_assignment((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
         if state.since:
             first = train_assignment(tuple(range(len(state.slots))), evaluate=evaluate)
         assignments = {d: first for d in available if d not in state.clusters}
-        for d in drawn(self.run, round_, placed) if placed else ():
-            assignments[d] = train_assignment((state.clusters[d],), evaluate=evaluate)
+        if placed:
+            chosen, asked = drawn_in_turn(self.run, round_, placed, state.clusters, state.asked)
+            state = dataclasses.replace(state, asked=asked)
+            assignments |= {d: train_assignment((state.clusters[d],), evaluate=evaluate) for d in chosen}
         models = dict(enumerate(state.slots)) | {self.untrained: state.origin}
         used = {j for o in assignments.values() for j in o.candidates}
         return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments)
@@ -145,6 +167,8 @@ class OneShot:
         state = dataclasses.replace(state, gathered={})
         models = [c for c in given if c.phase is Phase.PRETRAIN]
         capped: dict[str, float] = {}
+        if state.search is not None:
+            return self._sought(state, state.search, given, plan)
         if state.since:
             by_cluster = [
                 [c for c in given if c.phase is Phase.TRAIN and c.model == j] for j in range(len(state.slots))
@@ -171,13 +195,28 @@ class OneShot:
                 capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
         return state, Outcome(state.clusters, events, capped)
 
+    def _sought(
+        self, state: OneShotState, search: SearchState, given: list[ClientUpdate], plan: RoundPlan
+    ) -> tuple[OneShotState, Outcome]:
+        """Close a round of the search for clusters."""
+        after, found, events = self.search.close(search, given, plan.round)
+        capped = self._capped(self.search.means(search, given))
+        if found is None:
+            state = dataclasses.replace(state, search=after)
+            return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
+        state = dataclasses.replace(state, slots=found.groups, since=plan.round, clusters=found.clusters, search=None)
+        return state, Outcome(state.clusters, events, capped)
+
     def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
         return capped_devices(means, self.run.weighting, self.run.weight_cap)
 
     def _cluster(
         self, state: OneShotState, models: list[ClientUpdate], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
-        labels = kmeans_from_gram(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run.seed)
+        products = gram([c.row for c in models], backend=self.backend)
+        labels = kmeans_from_gram(products, self.settings.k, self.run.seed)
+        if self.run.min_contributors > 1:
+            labels = join_small(cosine_from_gram(products), labels, self.run.min_contributors)
         slots = []
         for j in range(int(labels.max()) + 1):
             members = [c for c, label in zip(models, labels, strict=True) if label == j]
@@ -186,16 +225,19 @@ class OneShot:
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
         events = (Event(round_, "clustered", {"sizes": sizes}),)
-        state = OneShotState(
-            slots=tuple(slots),
-            origin=state.origin,
-            since=round_,
-            clusters=clusters,
-        )
+        state = dataclasses.replace(state, slots=tuple(slots), since=round_, clusters=clusters)
         return state, events
 
     def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
-        """Every device takes its cluster's model; one without a cluster takes the model of least loss."""
+        """Every device takes its cluster's model; one without a cluster takes the model of least loss.
+
+        While no clusters are found, all take the one model.
+        """
+        if state.search is not None:
+            one = self.search.one
+            return RoundPlan(
+                round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
+            )
         models = dict(enumerate(state.slots)) or {self.untrained: state.origin}
         assignments = {
             d: final_assignment((state.clusters[d],) if d in state.clusters else tuple(models)) for d in devices
@@ -203,9 +245,16 @@ class OneShot:
         return RoundPlan(round_, models, assignments, final=True)
 
     def models_of(self, state: OneShotState) -> Mapping[int, ClusterModel]:
-        """Return the clusters' models."""
+        """Return the clusters' models, or those of the search for clusters."""
+        if state.search is not None:
+            return self.search.models_of(state.search)
         return dict(enumerate(state.slots))
 
     def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
         """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, clusters=retained(state.clusters, active))
+        return dataclasses.replace(
+            state,
+            clusters=retained(state.clusters, active),
+            devices=tuple(d for d in state.devices if d in active),
+            search=retained_search(state.search, active),
+        )

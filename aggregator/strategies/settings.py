@@ -7,11 +7,14 @@ for an algorithm by its name, so a new algorithm overrides here the facts that d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from shoal.protocol.documents import Capabilities
 
 Reads = Literal["updates", "norms", "means"]
+AUTO: Final = 0
+AUTO_TEXT: Final = "auto"
+"""A setting for the number of clusters, as a number and as the owner writes it, that leaves the number to the strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +22,26 @@ class StrategySettings:
     """Settings of one algorithm. A subclass adds a field with a default for each setting.
 
     Attributes:
-        clusters_setting: name of the setting that fixes the number of clusters; empty if none does.
+        clusters_setting: name of the setting that fixes the number of clusters; empty if none does. If its default is `AUTO`, the
+            strategy finds the number itself.
         splits: whether a cluster may be split in two, each half of at least ``min_contributors`` devices.
-        reads: the part of single updates that the strategy reads: all of them (``updates``), their ``norms``, or nothing but
-            their ``means``. The simulator sums updates as they arise unless the strategy reads ``updates``.
     """
 
     clusters_setting: ClassVar[str] = ""
     splits: ClassVar[bool] = False
-    reads: ClassVar[Reads] = "updates"
+
+    @property
+    def clusters(self) -> int:
+        """The number of clusters that the settings fix; 1 if they fix none."""
+        return max(1, int(getattr(self, self.clusters_setting))) if self.clusters_setting else 1
+
+    @property
+    def reads(self) -> Reads:
+        """The part of single updates that the strategy reads: all (``updates``), their ``norms``, or only their ``means``.
+
+        The simulator sums updates as they arise unless the strategy reads ``updates``.
+        """
+        return "updates"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -33,7 +33,7 @@ from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
 MARGIN_CLIP: Final = MAX_MARGIN
-MARGIN_DECIMALS: Final = 2
+MARGIN_DECIMALS: Final = 4
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
 PERCENT: Final = 100
@@ -104,8 +104,7 @@ def carry_out(
     share = share_of(shop.shares, assignment.share)
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
-    # With KEEP the other candidates are the models above the device's own in cfl's tree: stored, but not scored.
-    offered = assignment.candidates[:1] if assignment.phase == Phase.KEEP else assignment.candidates
+    offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
         losses = scoring.score([models[c] for c in offered], share, shop.backend)
         best = scoring.choose(losses)
@@ -120,18 +119,15 @@ def carry_out(
         correct, tested = score.correct, score.count
     body, model_norm, nearest = b"", 0.0, 0
     if assignment.trains:
-        result = training.train(
-            theta,
-            shop.shares.train,
-            local_training(shop.plan, assignment.phase),
-            shop.backend,
-            BatchOrder(shop.plan, shop.identity.name, announcement.round),
-            announcement.round - 1,
-            cancelled,
-        )
-        if len(assignment.candidates) == 1:  # a single candidate was not scored before
+        result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
+        if len(offered) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
+        if assignment.phase == Phase.ADAPT:
+            others = [models[c] for c in assignment.candidates[1:]]
+            deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
+            trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
+            margins = reported_margins(scoring.score(trained, share, shop.backend))
         if shop.plan.norm_noise:
             delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
         if assignment.norm:
@@ -156,6 +152,15 @@ def carry_out(
         nearest=nearest,
     )
     return Finished(parcel, chosen, loss, correct, tested)
+
+
+def _train(
+    shop: TrainingContext, round_: int, phase: Phase, theta: Float32Vector, cancelled: Callable[[], bool]
+) -> training.TrainResult:
+    """Train a model (d,) of the round on the device's data: every model of the round sees the same batches."""
+    order = BatchOrder(shop.plan, shop.identity.name, round_)
+    recipe = local_training(shop.plan, phase)
+    return training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled)
 
 
 def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:

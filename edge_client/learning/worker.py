@@ -7,25 +7,32 @@ code. `ThreadPoolExecutor` fits neither: at exit it waits for the running job, a
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from edge_client.learning.training import Cancelled
 from edge_client.learning.update import Finished
 from shoal.errors import ShoalError
 
+T = TypeVar("T")
 Cancel = Callable[[], bool]
 Job = Callable[[Cancel], Finished]
 Result = Finished | ShoalError
 Done = Callable[[Result], None]
+LOWEST_PRIORITY: Final = 19
+"""Nice value of a thread that works when no other program wants the processor.
+
+Not SCHED_IDLE: on a busy device such a thread may stop for seconds while it holds the interpreter, and the event loop waits.
+"""
 
 
-class Worker(Protocol):
-    """Runs one job at a time."""
+class Worker(Protocol[T]):
+    """Runs one job at a time; their results are of type T."""
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
         """Run ``job`` and call ``done`` with its result or error; for a cancelled job ``done`` is not called."""
 
     def cancel(self) -> None:
@@ -35,10 +42,11 @@ class Worker(Protocol):
         """Stop the worker; it can't be used again."""
 
 
-def run_job(job: Job, cancelled: Cancel, done: Done) -> None:
+def run_job(job: Callable[[Cancel], T], cancelled: Cancel, done: Callable[[T | ShoalError], None]) -> None:
     """Run ``job`` in the calling thread."""
+    result: T | ShoalError
     try:
-        result: Result = job(cancelled)
+        result = job(cancelled)
     except Cancelled:
         return
     except ShoalError as error:
@@ -48,15 +56,22 @@ def run_job(job: Job, cancelled: Cancel, done: Done) -> None:
 
 
 class ThreadWorker:
-    """One thread; ONNX Runtime releases the interpreter while it computes."""
+    """One thread; ONNX Runtime releases the interpreter while it computes.
 
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Job, Done, threading.Event] | None] = queue.SimpleQueue()
+    Args:
+        nice: the thread's nice value, 0 for that of the process; Linux has one for each thread.
+    """
+
+    def __init__(self, *, nice: int = 0) -> None:
+        self._nice = nice
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Cancel], Any], Callable[[Any], None], threading.Event] | None] = (
+            queue.SimpleQueue()
+        )
         self._current = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-work", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
         """Queue ``job`` and cancel all earlier ones."""
         self._current.set()
         # One event for each job: to clear a shared one would revive the job that it cancelled.
@@ -74,6 +89,8 @@ class ThreadWorker:
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
+        if self._nice:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get()) is not None:
             job, done, cancelled = item
             run_job(job, cancelled.is_set, done)
@@ -84,9 +101,9 @@ class InlineWorker:
     """Runs jobs in the driver's thread when it calls `work`; for the loopback fleet."""
 
     def __init__(self) -> None:
-        self._waiting: tuple[Job, Done] | None = None
+        self._waiting: tuple[Callable[[Cancel], Any], Callable[[Any], None]] | None = None
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
         """Hold ``job`` until `work` is called."""
         self._waiting = (job, done)
 

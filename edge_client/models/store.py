@@ -232,7 +232,7 @@ class StateStore:
         self._write_index(self._chain, self.pending, self._held, forked)
         self.transcript = forked
 
-    def renew(self, chain: RunChain, first: int | None = None) -> None:
+    def renew(self, chain: RunChain, first: int | None = None, retained: Collection[int] = ()) -> None:
         """Continue the run under a newer key version, durably, and erase the chain of the older one.
 
         Of the rounds before, those become pending whose steps may still be retained. Keys of later rounds, which the device may
@@ -242,6 +242,7 @@ class StateStore:
             chain: under the newer version.
             first: the round that is announced under it, by default the chain's next one. The rounds of the chain before it may
                 have been under either version: `peek` gives their older keys, `keys_under` both.
+            retained: rounds whose steps are announced, besides the last ones before ``first``.
 
         Raises:
             IntegrityError: the chain is of another run, or of no newer version.
@@ -252,8 +253,9 @@ class StateStore:
                 f"key version {chain.key_version} does not continue version {old.key_version} of this run"
             )
         pending = {r: keys for r, keys in self.pending.items() if r < first}
-        # After a long absence, rounds before these are of no use: their means are gone.
-        _take_all(old, range(max(old.next_round, first - RETAINED_STEPS), first), pending)
+        # After a long absence, other rounds before these are of no use: their means are gone.
+        rounds = {*range(first - RETAINED_STEPS, first), *retained}
+        _take_all(old, sorted(r for r in rounds if old.next_round <= r < first), pending)
         self._write_index(chain, pending, self._held)
         self._chain, self.pending = chain, pending
 

@@ -126,6 +126,14 @@ class DeviceSession:
         return self.roster.revoked or self.roster.lapsed or self.stop_at_s is not None
 
     @property
+    def idle(self) -> bool:
+        """Whether no round needs the device, and no run has been announced after the one that it follows."""
+        latest, plan = self.latest, self.plan
+        if plan is None or self.stopped or self.waiting is not None or self.late is not None:
+            return False
+        return self.round.stage is Stage.IDLE and (latest is None or latest.run <= plan.run)
+
+    @property
     def missing(self) -> Missing:
         """The retained messages that the device waits for."""
         models = tuple(io.Resubscribe(TopicKind.MODEL, label) for label in self.labels)

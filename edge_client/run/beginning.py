@@ -20,6 +20,7 @@ import numpy as np
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.followed_run import Run
 from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
+from edge_client.models.fresh_start import TensorFigures, figures_of
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels, length_of
@@ -78,7 +79,8 @@ def open_run(package: bytes, membership: DeviceMembership) -> OpenedRun:
         raise IntegrityError("origins that are not finite")
     bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
     states = ModelStates.of_origins({i: origin.copy() for i, origin in enumerate(origins)}, keys)
-    return OpenedRun(run=Run(plan=plan, bundle=bundle), version=version, chain=chain, states=states)
+    run = Run(plan=plan, bundle=bundle, start=figures_of(origins[0], bundle.manifest.lengths))
+    return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 
 def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
@@ -86,7 +88,9 @@ def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, fil
     store = StateStore.begin(membership.directory, begun.chain)
     store.commit(begun.states, applied=begun.chain.next_round - 1)
     plan = decode(package, RunPackage).plan
-    files.save_run(encode(RunPackage(plan, begun.run.bundle.to_bytes(), b"")))
+    start = begun.run.start
+    # Not the origins: with the next state they would show the clear mean of the first round, see `fresh_start`.
+    files.save_run(encode(RunPackage(plan, begun.run.bundle.to_bytes(), b"" if start is None else encode(start))))
     membership.keep_version(begun.version)
     return HeldModels(begun.run, membership, store, begun.states)
 
@@ -122,7 +126,17 @@ def stored_run(package: bytes, membership: DeviceMembership) -> Run:
             f"the stored run is damaged, or of an earlier version of Shoal: {error}",
             hint="the device takes part again when the owner's next run begins",
         ) from error
-    return Run(plan=plan, bundle=task_of(memoryview(decode(package, RunPackage).task), plan))
+    parts = decode(package, RunPackage)
+    return Run(plan=plan, bundle=task_of(memoryview(parts.task), plan), start=start_figures(parts))
+
+
+def start_figures(stored: RunPackage) -> TensorFigures | None:
+    """Return the figures of the model that a stored run began with; None if it has none.
+
+    Raises:
+        WireError: they are damaged.
+    """
+    return decode(stored.origins, TensorFigures) if stored.origins else None
 
 
 def _finish_keeping(plan: RunPlan, key_version: int, membership: DeviceMembership) -> None:
@@ -188,7 +202,9 @@ class LateStart:
             most_task_bytes=most_task_bytes,
         )
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
-        run = Run(plan=plan, bundle=task_of(memoryview(task), plan))
+        bundle = task_of(memoryview(task), plan)
+        whole = len(state.theta) == plan.length
+        run = Run(plan=plan, bundle=bundle, start=figures_of(state.theta, bundle.manifest.lengths) if whole else None)
         return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 

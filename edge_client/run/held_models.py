@@ -215,8 +215,9 @@ class HeldModels:
             version = self._membership.version_key(key_version)
             chain = version.begin_run_of(self._run.plan)
             sealed = [ref.round for ref in held.checkpoints if ref.key_version == key_version]
-            chain.skip_to(max(0, min([round_ - RETAINED_STEPS, *sealed])))
-            self._store.renew(chain, round_)
+            retained = [kept.step.round for kept in held.steps]
+            chain.skip_to(max(0, min([round_ - RETAINED_STEPS, *sealed, *retained])))
+            self._store.renew(chain, round_, retained)
             # Last: after a crash in between, the version's secret gives the same chain again.
             self._membership.keep_version(version)
 
@@ -312,6 +313,9 @@ class HeldModels:
             if self._mask_id(newer) == name:
                 self._store.prefer(newer)
                 return newer
+        if self._mask_id(keys) != name and keys.key_version != newest:
+            # Perhaps those of a version that was in use between these two, while this device was away.
+            raise MissingStateError(f"this device never had the keys under which the mean of round {round_} is masked")
         return keys
 
     def _mask_id(self, keys: RoundKeys) -> bytes:

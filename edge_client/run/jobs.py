@@ -62,10 +62,9 @@ class JobFactory:
             DataError: the samples do not fit the task.
         """
         digest = run.plan.task_digest
-        # Read the samples once per task, not per run; the split depends on the seed, so a restart does not change it.
+        # Read the samples once per task, not per run.
         if self._shares is None or self._shares[0] != digest:
-            seed = f"{self._membership.fleet}/{self._membership.name}".encode()
-            self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
+            self._shares = (digest, split(self._load_data(run.bundle.manifest), split_seed(self._membership)))
         shares, member = self._shares[1], self._membership
         self._workshop = partial(
             TrainingContext,
@@ -76,6 +75,10 @@ class JobFactory:
             shares=shares,
         )
         return len(shares.train)
+
+    def shares_of(self, task_digest: bytes) -> DataSplits | None:
+        """Return the samples that the current run's jobs have; None if the run has another task."""
+        return None if self._shares is None or self._shares[0] != task_digest else self._shares[1]
 
     def job(
         self,
@@ -117,6 +120,11 @@ class JobFactory:
                 LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
                 found[model.run_id] = UNMEASURED
         return dataclasses.replace(done, validation=found)
+
+
+def split_seed(membership: DeviceMembership) -> bytes:
+    """Return the seed by which a device splits its samples: a restart, or another run, does not change the shares."""
+    return f"{membership.fleet}/{membership.name}".encode()
 
 
 def _validation(shop: TrainingContext, theta: Float32Vector) -> Validation:

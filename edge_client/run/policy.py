@@ -12,7 +12,7 @@ from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, Phase
 from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
-TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
+TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN)
 WEIGHTS_TOLERANCE: Final = 1e-9
 """Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
@@ -126,8 +126,10 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         raise UntrustedError("an order names a candidate twice")
     if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
-    if assignment.trains and assignment.margins:
+    if assignment.trains and assignment.margins and assignment.phase != Phase.ADAPT:
         raise UntrustedError("an order to train and report margins at once")
+    if assignment.phase == Phase.ADAPT and not (assignment.train and assignment.margins):
+        raise UntrustedError("an order to adapt models where there is nothing to report")
     if assignment.phase == Phase.PLACE and (
         announcement.round > plan.rounds or len(assignment.candidates) > 1 or not assignment.compare
     ):

@@ -8,6 +8,9 @@ The newest model answers unless an older one of the same task does better on the
 1, 2 and 3 of one task end with accuracies of 0.91, 0.95 and 0.93: run 2's model answers. `rollback` overrides the rule until
 a later run finishes: ``finished/rollback.bin`` names the chosen run and the newest one at that time, and counts only while
 that run is still the newest. The serving program writes the list and `rollback` writes the choice, so neither needs a lock.
+
+Each run in the list may have two more files. ``start-RUN_ID.bin`` has what a personal finish of the run needs besides the
+models: the signed plan, and figures of the model that the run began with. ``personal-RUN_ID.bin`` is the finish's result.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from edge_client.storage.state import OwnModel, model_bytes, parse_model
-from shoal.errors import ConfigError, IntegrityError
+from edge_client.storage.personal_choice import PersonalChoice, pack, unpack
+from edge_client.storage.state import LOW_DISK_BYTES, DeviceState, OwnModel, model_bytes, parse_model
+from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import PRIVATE_DIR_MODE, read_private, sync_directory, write_atomic, write_failed
@@ -29,6 +33,7 @@ from shoal.util.times import iso
 
 if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
 FINISHED_MODELS_KEPT: Final = 3
@@ -37,6 +42,8 @@ LIST_FILE: Final = "list.bin"
 ROLLBACK_FILE: Final = "rollback.bin"
 MODEL_FILES: Final = "model-*.bin"
 TASK_FILES: Final = "task-*.bin"
+START_FILES: Final = "start-*.bin"
+PERSONAL_FILES: Final = "personal-*.bin"
 LIST_VERSION: Final = 1
 READ_ATTEMPTS: Final = 3
 """Attempts to read the list and its files: a serving program may remove a model between the two reads."""
@@ -277,6 +284,7 @@ class FinishedModels:
         algorithm: str,
         at_s: int,
         figures: Mapping[bytes, Validation],
+        start: bytes = b"",
     ) -> None:
         """Add the model that a run ended with, durably, and remove the oldest beyond FINISHED_MODELS_KEPT.
 
@@ -287,6 +295,7 @@ class FinishedModels:
             algorithm: the algorithm of the run.
             at_s: end of the run, unix seconds.
             figures: fit to the validation share by run id, of this model and of earlier ones that were measured again.
+            start: what `start_of` returns later.
 
         Raises:
             ConfigError: a file can't be written; the list stays as it was.
@@ -294,6 +303,9 @@ class FinishedModels:
         self._make_folder()
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
+        if start:
+            pieces = start, hashlib.sha256(start).digest()
+            write_atomic(self._of_run(START_FILES, own.run_id), *pieces, sync_name=False)
         # One sync for all new names, before the list names them.
         sync_directory(self._folder)
         validation = figures.get(own.run_id, UNMEASURED)
@@ -316,6 +328,51 @@ class FinishedModels:
         models = (*earlier, new)[-FINISHED_MODELS_KEPT:]
         _write_sealed(self._folder / LIST_FILE, encode(FinishedList(LIST_VERSION, models)))
         self._remove_all_but(models)
+
+    def start_of(self, model: FinishedModel) -> bytes:
+        """Return what `add` was given as ``start``.
+
+        Raises:
+            ConfigError: the run left none on this device.
+            IntegrityError: the file is damaged.
+        """
+        path = self._of_run(START_FILES, model.run_id)
+        data = _read_if_there(path)
+        if data is None:
+            raise ConfigError(
+                f"this device has stored nothing to train from after run {model.run}",
+                hint="an earlier version of Shoal ended that run: the next run that ends on this device can be personalised",
+            )
+        return _checked(data, path)
+
+    def personal(self, model: FinishedModel) -> tuple[PersonalChoice, memoryview] | None:
+        """Return the personal choice after a run with the bytes of its model, which may be none; None before the finish.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        path = self._of_run(PERSONAL_FILES, model.run_id)
+        data = _read_if_there(path)
+        return None if data is None else unpack(data, path)
+
+    def save_personal(self, choice: PersonalChoice, theta: Float32Vector | None) -> None:
+        """Store a personal choice durably, in place of an earlier one of its run.
+
+        Args:
+            choice: the choice.
+            theta: its model, shape (d,), float32; None if it is one of the run's own models.
+
+        Raises:
+            StorageError: the disk is full, or would be; an earlier choice stays.
+        """
+        data = pack(choice, theta)
+        free = DeviceState(self._device).free_bytes()
+        if free < len(data) + LOW_DISK_BYTES:
+            raise StorageError(
+                f"{free} bytes are free in {self._device}, too few for a personal model of {len(data)} bytes",
+                hint="free some space, then choose again with: shoal-edge personalise",
+            )
+        write_atomic(self._of_run(PERSONAL_FILES, choice.run_id), data)
 
     def tidy(self) -> None:
         """Remove files that the list does not name; with a damaged list all files stay until it is replaced."""
@@ -399,13 +456,17 @@ class FinishedModels:
             )
         return data
 
+    def _of_run(self, pattern: str, run_id: bytes) -> Path:
+        return self._folder / pattern.replace("*", run_id.hex())
+
     def _path(self, pattern: str, digest: bytes) -> Path:
         return self._folder / pattern.replace("*", digest.hex())
 
     def _remove_all_but(self, models: Sequence[FinishedModel]) -> None:
         wanted = {self._path(TASK_FILES, m.task) for m in models}
         wanted |= {self._path(MODEL_FILES, node.file) for m in models for node in (*m.above, m.own)}
-        for pattern in (MODEL_FILES, TASK_FILES):
+        wanted |= {self._of_run(pattern, m.run_id) for m in models for pattern in (START_FILES, PERSONAL_FILES)}
+        for pattern in (MODEL_FILES, TASK_FILES, START_FILES, PERSONAL_FILES):
             for path in self._folder.glob(pattern):
                 if path not in wanted:
                     _remove(path)
@@ -429,16 +490,36 @@ def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
         IntegrityError: the file is damaged.
         ConfigError: other users can read the file.
     """
+    data = _read_if_there(path)
+    if data is None:
+        return None
+    found, rest = decode_prefix(_checked(data, path), kind)  # type: ignore[arg-type]
+    if len(rest):
+        raise IntegrityError(f"{path} has {len(rest)} bytes too many", hint="remove it")
+    return found
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    """Return the bytes of a file; None if it is missing.
+
+    Raises:
+        ConfigError: other users can read the file.
+    """
     try:
-        data = read_private(path)
+        return read_private(path)
     except ConfigError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
+
+
+def _checked(data: bytes, path: Path) -> bytes:
+    """Return the bytes before the SHA-256 of them that ends a file.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
     head = data[:-DIGEST_BYTES]
     if hashlib.sha256(head).digest() != data[-DIGEST_BYTES:]:
         raise IntegrityError(f"{path} is damaged", hint="remove it; --live answers with the newest model in any case")
-    found, rest = decode_prefix(head, kind)  # type: ignore[arg-type]
-    if len(rest):
-        raise IntegrityError(f"{path} has {len(rest)} bytes too many", hint="remove it")
-    return found
+    return head

@@ -1,7 +1,7 @@
 """A device's state on disk, in its private directory, across restarts and power cuts.
 
 - ``pending.0.bin`` and ``pending.1.bin``: the replay watermark and the sealed upload of its round, see `pending_upload`.
-- ``run.package``: the run that the device follows.
+- ``run.package``: the run that the device follows, with figures of its start in place of the origins.
 - ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
 - ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
 - ``run.told``: the id of the last run that was reported as finished.

@@ -23,6 +23,7 @@ import numpy as np
 from edge_client.learning import data as device_data
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
 from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
@@ -116,7 +117,13 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             Stage(root / "fleet", broker.url, names) as stage,
         ):
             options = RunOptions(
-                "fedavg", rounds=WARM_UP_ROUNDS + rounds, local=LOCAL, min_contributors=1, quorum=1.0, seed=0
+                "fedavg",
+                rounds=WARM_UP_ROUNDS + rounds,
+                local=LOCAL,
+                # One device can be measured too.
+                min_contributors=min(DEFAULT_MIN_CONTRIBUTORS, devices),
+                quorum=1.0,
+                seed=0,
             )
             plan = stage.add_run(bundle, origins, options)
             stage.start_aggregator("--log", "warning")

@@ -34,17 +34,16 @@ LOOK_ROUND: Final = 5
 """Round from which the demo reads updates from the aggregator's disk."""
 STATUS_WAIT_S: Final = 5.0
 OPTIONS: Final = (
-    RunOptions("fedavg", rounds=30, local=LOCAL, min_contributors=1),
-    RunOptions("cfl", rounds=60, local=LOCAL, min_contributors=1),
+    RunOptions("fedavg", rounds=30, local=LOCAL),
+    RunOptions("cfl", rounds=60, local=LOCAL),
     RunOptions(
         "ifca",
         {"k": "4", "restarts": "6", "restart_rounds": "8"},
         rounds=64,
         local=LOCAL,
-        min_contributors=1,
     ),
 )
-"""Options of the three runs, with the same local training. min_contributors is 1 in the demo only: a fleet's default is 3."""
+"""Options of the three runs, with the same local training; the others are a fleet's defaults."""
 
 
 DEFAULT_MODE: Final = OPTIONS[0].mode

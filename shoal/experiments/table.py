@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.experiments import registry
+from shoal.experiments.common.paper import unlike_a_fleet
 from shoal.report.pages import put_between
 
 ROOT: Final = Path(__file__).parents[2]
@@ -72,8 +73,8 @@ def _words(command: Sequence[str]) -> tuple[tuple[str, ...], int]:
 def block(runs: Sequence[Kept]) -> str:
     """Return the table: a line for each setting, which lists its seeds."""
     lines = [
-        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | files |",
-        "|---|---|---|---|---|---|",
+        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | not a fleet's default | files |",
+        "|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[int, tuple[str, ...], str], list[Kept]] = {}
     order = {name: i for i, name in enumerate(registry.ids())}
@@ -83,13 +84,22 @@ def block(runs: Sequence[Kept]) -> str:
     for (_, words, algorithm), same in sorted(groups.items()):
         same.sort(key=lambda r: r.seed)
         files = " ".join(f"[{r.seed}](../{r.file.relative_to(ROOT)})" for r in same)
-        ours = "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
+        ours = _mean(same) + "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
         figures = sorted(r.data["ari"] for r in same if r.data.get("ari") is not None)
         found = list(dict.fromkeys(_number(figure, 2) for figure in figures))
         published = _published(same[0].data)
         shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
-        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {files} |")
+        unlike = unlike_a_fleet(same[0].data.get("parameters", {}))
+        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {unlike} | {files} |")
     return "\n".join(lines)
+
+
+def _mean(runs: Sequence[Kept]) -> str:
+    """Return the mean accuracy over the seeds, which a published figure is compared with; empty for a single run."""
+    found = [run.data["accuracy"] for run in runs]
+    if len(found) < 2 or None in found or any(run.data.get("newcomers") for run in runs):
+        return ""
+    return f"mean {sum(found) / len(found):.2f}; "
 
 
 def _ours(data: Mapping[str, Any]) -> str:

@@ -27,7 +27,9 @@ SHARED_MODEL: Final = 0xFFFF
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
+    TRIAL trains the first candidate and holds the others, to score them later. ADAPT trains every candidate,
+    uploads the first one's update, and reports margins of the trained models. PRETRAIN trains by the plan's ``pretrain``
+    recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
     nearly in the direction of the update.
     """
@@ -38,6 +40,7 @@ class Phase(IntEnum):
     PRETRAIN = 5
     KEEP = 6
     PLACE = 8
+    ADAPT = 9
 
 
 class Share(IntEnum):
@@ -104,6 +107,11 @@ class Assignment:
     def __post_init__(self) -> None:
         if not self.candidates:
             raise WireError("an order without a model")
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """The candidates among which the device chooses: all of them, but the first alone where the others serve another end."""
+        return self.candidates[:1] if self.phase in (Phase.KEEP, Phase.TRIAL, Phase.ADAPT) else self.candidates
 
     @property
     def models(self) -> tuple[int, ...]:

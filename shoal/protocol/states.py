@@ -27,7 +27,9 @@ MAX_TERMS: Final = limits.MAX_MODELS
 NO_TRANSCRIPT: Final = bytes(32)
 """The transcript of a run before its first announcement."""
 RETAINED_STEPS: Final = 2
-"""Rounds whose steps and means the aggregator retains; a device that missed more takes a checkpoint."""
+"""Recipes of each model that the aggregator retains, with their means; a device that missed more takes a checkpoint."""
+MAX_RETAINED_RECIPES: Final = RETAINED_STEPS * (limits.MAX_MODELS + 1)
+"""Most recipes in all retained steps: RETAINED_STEPS of each model and of the segment that all models share."""
 MAX_OPEN_STATES: Final = 2 * limits.MAX_MODELS
 """Most states that a step leaves open, or that a device holds: two of each model."""
 _SHARED_PLACE: Final = limits.MAX_MODELS
@@ -220,7 +222,10 @@ class MeanRef:
 @message(50)
 @dataclass(frozen=True, slots=True)
 class RetainedStep:
-    """A step that devices can still take, with its means in ascending order of their models."""
+    """A step that devices can still take, with its means in ascending order of their models.
+
+    All but the newest may have only those recipes that a device could still need, and name no open states.
+    """
 
     step: Step
     means: tuple[MeanRef, ...]
@@ -275,8 +280,12 @@ class RoundModels:
         models = [offer.model for offer in self.offers]
         if len(models) > MAX_TERMS + 1 or any(a >= b for a, b in pairwise(models)):
             raise WireError("the offered models are too many or not in ascending order")
-        if len(self.steps) > RETAINED_STEPS or any(a.step.round >= b.step.round for a, b in pairwise(self.steps)):
-            raise WireError("the retained steps are too many or not in ascending order")
+        if any(a.step.round >= b.step.round for a, b in pairwise(self.steps)):
+            raise WireError("the retained steps are not in ascending order")
+        if any(not kept.step.recipes for kept in self.steps[:-1]):
+            raise WireError("a retained step that changes no model")
+        if sum(len(kept.step.recipes) for kept in self.steps) > MAX_RETAINED_RECIPES:
+            raise WireError(f"the retained steps have more than {MAX_RETAINED_RECIPES} recipes")
         _check_ascending([ref.state for ref in self.checkpoints], "checkpoints")
 
     def state_of(self, model: int) -> StateId | None:
@@ -351,7 +360,7 @@ class SealedCheckpoints:
 
 
 def mean_number(model: int, round_: int) -> int:
-    """Return the number of a mean's topic label: two for each model, used in turn, since two rounds are retained."""
+    """Return the number of a mean's topic label: two for each model, used in turn, since two means are retained."""
     return 2 * _place(model) + round_ % RETAINED_STEPS
 
 

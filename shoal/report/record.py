@@ -6,11 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +56,21 @@ def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = ()) -> No
         "data": data,
     }
     write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+
+
+def lacking(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a saved result lacks to be made again: ``cpu``, ``libraries``, ``commit``.
+
+    Args:
+        document: the JSON object that `save` has written. A commit with files changed since counts as lacking.
+    """
+    machine, commit = document.get("machine", {}), document.get("commit", "")
+    found = {
+        "cpu": bool(machine.get("cpu")),
+        "libraries": bool(machine.get("libraries")),
+        "commit": re.fullmatch("[0-9a-f]{40}", commit) is not None,
+    }
+    return tuple(name for name, there in found.items() if not there)
 
 
 def command_of(arguments: list[str]) -> list[str]:

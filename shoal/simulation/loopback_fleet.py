@@ -57,6 +57,7 @@ class LoopbackDevice:
     runtime: DeviceRuntime
     transport: LoopbackTransport
     worker: InlineWorker
+    finish_worker: InlineWorker
 
 
 class LoopbackFleet:
@@ -71,6 +72,7 @@ class LoopbackFleet:
         origins: shape (origins, d), float32, the starting models; drawn by `draw_origins` if None.
         backend: computes similarities; numpy if None.
         stage: directories that hold owner, aggregator and devices already; made in ``root`` if None.
+        personal: weight of Ditto's proximal term in the devices' personal finish; 0 leaves that candidate out.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -91,12 +93,14 @@ class LoopbackFleet:
         origins: NDArray[np.float32] | None = None,
         backend: Backend | None = None,
         stage: Stage | None = None,
+        personal: float = 0.0,
     ) -> None:
         self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)))
         self.broker = LoopbackBroker(faults)
         self.bundle = bundle
         self._data = dict(data)
         self._backend = backend
+        self._personal = personal
         if origins is None:
             # Plan and origins share a seed here, so that runs are repeatable. No real fleet may do so: the aggregator
             # reads the plan's seed.
@@ -157,6 +161,12 @@ class LoopbackFleet:
             self.service.flush(self.now_s)
         return self.broker.pump() > 0 or moved
 
+    def personalise(self, name: str) -> bool:
+        """Let a device do the personal finish that is due; return whether there was one. `step` does none."""
+        device = self.devices[name]
+        device.runtime.tick(self.now_s)
+        return device.finish_worker.work()
+
     def settle(self) -> None:
         """Do everything that is due without advancing the time."""
         while self._act():
@@ -207,7 +217,8 @@ class LoopbackFleet:
         membership = DeviceMembership(self.stage.device_dir(name))
         birth = next_birth(membership)
         # The time is part of the seed, so that a revived device draws other pauses than before.
-        worker, random = InlineWorker(), Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
+        worker, finish_worker = InlineWorker(), InlineWorker()
+        random = Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
 
         def sink(event: TransportEvent) -> None:
             # Events for an earlier life of this device may still be on the way.
@@ -224,8 +235,10 @@ class LoopbackFleet:
             birth=birth,
             results=lambda callback: callback(),
             uniform=random.random,
+            finish_worker=finish_worker,
+            personal=self._personal,
         )
-        device = self.devices[name] = LoopbackDevice(runtime, transport, worker)
+        device = self.devices[name] = LoopbackDevice(runtime, transport, worker, finish_worker)
         runtime.start()
         transport.start()
 

@@ -209,6 +209,11 @@ class TaskManifest:
         """Coordinates d of the flat vector."""
         return sum(p.length for p in self.parameters)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Coordinates of each tensor, in the order of the flat vector."""
+        return tuple(p.length for p in self.parameters)
+
     def to_toml(self) -> str:
         """Return the canonical TOML text of this manifest: equal manifests give equal bytes."""
         document = encode_state(

@@ -1,13 +1,17 @@
 """The page of results agrees with the files in results/, which hold all that is needed to run each again."""
 
 import json
+from pathlib import Path
 
 from shoal.bench.load import table as load_table
 from shoal.bench.poison import page as poison_page
 from shoal.experiments import table
 from shoal.experiments.wild import page as wild_page
+from shoal.report.record import lacking
 
 RUNS = table.load()
+INCOMPLETE = Path(__file__).with_name("results_incomplete.txt")
+"""Results of earlier versions, and what each lacks."""
 
 
 def test_the_page_holds_the_table_of_the_kept_results():
@@ -37,6 +41,15 @@ def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
         document = json.loads(file.read_text())
         assert {"command", "commit", "date", "machine", "data"} <= document.keys(), file
         assert not [w for w in document["command"] if w.startswith("/") or "=/" in w], file
+
+
+def test_every_result_names_cpu_libraries_and_a_clean_commit():
+    """Results that lack one of them are listed beside this test: a new one may not, and one made again leaves the list."""
+    documents = {file.name: json.loads(file.read_text()) for file in table.RESULTS.glob("*.json")}
+    found = [
+        f"{name}: {', '.join(lacking(document))}" for name, document in sorted(documents.items()) if lacking(document)
+    ]
+    assert found == INCOMPLETE.read_text().splitlines()
 
 
 def test_every_kept_run_has_its_parameters():

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from edge_client import membership as edge_membership
-from edge_client.models import store
+from edge_client.models import fresh_start, store
 from edge_client.storage import finished_models as finished
-from edge_client.storage import pending_upload, state
+from edge_client.storage import pending_upload, personal_choice, state
 from shoal import limits
 from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
@@ -75,6 +75,8 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         pending_upload,
         state,
         finished,
+        fresh_start,
+        personal_choice,
         store,
         tokens,
         vault,

@@ -57,7 +57,7 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         (["--algorithm", "cfl", "--set", "epsilon=1"], "cfl has no setting 'epsilon'", "it has "),
         (
             ["--algorithm", "fedgroup", "--set", "groups=x"],
-            "setting groups is a whole number, not 'x'",
+            "setting groups is a whole number or auto, not 'x'",
             "`shoal-fleet run",
         ),
         (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run"),
@@ -71,12 +71,12 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         ),
         (
             ["--algorithm", "ifca", "--set", "k=0"],
-            "k, restarts and restart_rounds are at least 1",
-            "leave out --set",
+            "k is at least 1, or auto",
+            "with k=auto the strategy finds it",
         ),
         (
             ["--algorithm", "ifca", "--set", "k=two"],
-            "setting k is a whole number, not 'two'",
+            "setting k is a whole number or auto, not 'two'",
             "`shoal-fleet run",
         ),
     ],

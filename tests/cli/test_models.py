@@ -69,7 +69,8 @@ def test_a_device_without_finished_models_lists_none(call, fleet):
 def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, finished):
     """The device's directory is locked, as by `shoal-edge run`."""
     with exclusive(call.home / "dev-1", wait_s=0, hint="-"):
-        assert predicted(call) == {"predictions": [2] * 4, "run": 2, "round": 5, "cluster": 0, "live": False}
+        at_first = {"predictions": [2] * 4, "run": 2, "round": 5, "cluster": 0, "live": False, "choice": "cluster"}
+        assert predicted(call) == at_first
         back = call("shoal-edge", "rollback", "dev-1")
         assert back.out == "run 1, round 5 answers until a later run finishes\n"
         assert (predicted(call)["run"], predicted(call)["predictions"]) == (1, [1] * 4)
@@ -77,7 +78,7 @@ def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, fini
         assert call("shoal-edge", "rollback", "dev-1", "3", "--json").data == {"run": 3, "round": 5, "cluster": 0}
         assert predicted(call)["run"] == 3
         written = call("shoal-edge", "export", "dev-1", "m.onnx", "--json").data
-        assert written == {"file": "m.onnx", "run": 3, "round": 5, "cluster": 0, "live": False}
+        assert written == {"file": "m.onnx", "run": 3, "round": 5, "cluster": 0, "live": False, "choice": "cluster"}
 
 
 def test_rollback_to_a_run_that_is_not_there_names_those_that_are(call, finished):

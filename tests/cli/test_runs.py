@@ -48,7 +48,7 @@ def test_the_help_lists_every_algorithm_with_its_settings(call):
     assert "default: random" in " ".join(told.split())
     for words in (
         "fedgroup: FedGroup",
-        "groups=3 alpha=20 measure=edc",
+        "groups=auto alpha=20 measure=edc",
         "one-shot:",
         "fesem:",
         "local:",
@@ -154,7 +154,11 @@ def test_the_origins_are_drawn_before_the_fleet_is_locked(call, fleet):
             "k=3 wants 3 clusters, and the roster has 2",
             "lower it with --set k=N",
         ),
-        (["fedgroup", "--min-contributors", "1"], "groups=3 wants 3 clusters", "lower it with --set groups=N"),
+        (
+            ["fedgroup", "--min-contributors", "1", "--set", "groups=3"],
+            "groups=3 wants 3 clusters",
+            "lower it with --set groups=N",
+        ),
         (
             ["local"],
             "local training gives each device its own model, but --min-contributors",

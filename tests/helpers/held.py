@@ -58,7 +58,7 @@ def moved(held, round_, updates, *, run=None, offers=None, models=(0,), declined
         names = {n: s for n, s in names.items() if s != offers[model] or s.round == 0}
         names[number] = new
         number += 1
-    used = frozenset(n for n, s in names.items() if s.round == round_)
+    used = frozenset(n for n, s in names.items() if s.round)
     return after_round(
         held,
         round_,

@@ -39,6 +39,7 @@ from edge_client.storage.finished_models import (
     FinishedModels,
     RollbackChoice,
 )
+from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack
 from edge_client.storage.state import DeviceState
 from shoal.address import BrokerAddress
 from shoal.owner.enrolment.tokens import TokenStore
@@ -238,6 +239,19 @@ def _devices(disk):
     }
     document = encode(RollbackChoice(disk.plan.run_id, disk.plan.run_id))
     choice = document + hashlib.sha256(document).digest()
+    (model,) = FinishedModels(disk.places["device"]).models()
+    start = f"{FOLDER}/start-{model.run_id.hex()}.bin"
+    personal = PersonalChoice(
+        version=1,
+        run_id=model.run_id,
+        choice="alone",
+        by_hand=False,
+        fits=(CandidateFit("alone", 0.5),),
+        samples=4,
+        took_s=1.0,
+        made_at_s=1,
+        length=3,
+    )
     return [
         disk.replaced("device", "identity.key", joined),
         disk.replaced("device", "receiving.key", joined),
@@ -257,6 +271,14 @@ def _devices(disk):
         ),
         disk.replaced("device", f"{FOLDER}/{LIST_FILE}", lambda d: FinishedModels(d).answering()),
         disk.replaced("device", f"{FOLDER}/{ROLLBACK_FILE}", lambda d: FinishedModels(d).standing(), seeds=(choice,)),
+        disk.replaced(
+            "device",
+            f"{FOLDER}/personal-{model.run_id.hex()}.bin",
+            lambda d: FinishedModels(d).personal(model),
+            name="personal choice",
+            seeds=(pack(personal, vector(1, 2, 3)),),
+        ),
+        disk.replaced("device", start, lambda d: FinishedModels(d).start_of(model), name="start of a run"),
         disk.replaced("device", finished[MODEL_FILES], lambda d: FinishedModels(d).answering(), name="finished model"),
         disk.replaced("device", finished[TASK_FILES], lambda d: FinishedModels(d).answering(), name="finished task"),
         disk.replaced("device", f"{MODELS}/{INDEX_FILE}", states),

@@ -10,8 +10,10 @@ from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from edge_client.membership import DeviceMembership, EarlierVersion, EarlierVersions
+from edge_client.models.fresh_start import TensorFigures
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
+from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
 from edge_client.storage.state import ModelFile
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_request
@@ -214,7 +216,29 @@ def _finished():
         own=node,
         above=(node,),
     )
-    found = (validation, node, model, FinishedList(1, (model,)), RollbackChoice(bytes(16), bytes(16)))
+    fit = CandidateFit("alone", 0.5)
+    choice = PersonalChoice(
+        version=1,
+        run_id=bytes(16),
+        choice="alone",
+        by_hand=False,
+        fits=(fit,),
+        samples=10,
+        took_s=1.5,
+        made_at_s=1_800_000_000,
+        length=0,
+    )
+    figures = TensorFigures((0.0, 1.0), (0.1, 0.0))
+    found = (
+        fit,
+        choice,
+        figures,
+        validation,
+        node,
+        model,
+        FinishedList(1, (model,)),
+        RollbackChoice(bytes(16), bytes(16)),
+    )
     return {type(value): [encode(value)] for value in found}
 
 

@@ -60,7 +60,7 @@ class Quadratic:
             delta = (self.goals[device] + NOISE.get(device, 0.0) - thetas[model]).astype(np.float32)
             nearest = nearest_direction(model, delta, assignment.compare, thetas)
         if assignment.train:
-            model = min(assignment.candidates, key=lambda m: self.loss(device, m))
+            model = min(assignment.scored, key=lambda m: self.loss(device, m))
             vector = self.goals[device] + NOISE.get(device, 0.0) - self.theta(model)
         if assignment.margins:
             margins = tuple(self.loss(device, m) - self.loss(device, model) for m in assignment.candidates)

@@ -13,12 +13,13 @@ NETWORK = OneHidden(8, 6, 4)
 
 
 def population(devices=10, groups=2, uneven=True, seed=0):
-    """One linear concept whose labels group g rotates by g."""
+    """One linear concept whose labels group g rotates by g; ``groups`` is their number, or the group of each device."""
+    places = tuple(i % groups for i in range(devices)) if isinstance(groups, int) else groups
     rng = np.random.default_rng(seed)
     concept = rng.standard_normal((8, 4)) * 2
     shares = [[], [], []]
     for i in range(devices):
         for share, n in zip(shares, (20 + (i * 7 % 11 if uneven else 0), 10, 15), strict=True):
             x = rng.standard_normal((n, 8)).astype(np.float32)
-            share.append(Shard(x, ((x @ concept).argmax(1) + i % groups) % 4))
-    return Population(*map(tuple, shares), groups=tuple(i % groups for i in range(devices)))
+            share.append(Shard(x, ((x @ concept).argmax(1) + places[i]) % 4))
+    return Population(*map(tuple, shares), groups=places)

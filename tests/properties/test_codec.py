@@ -114,7 +114,9 @@ def messages(kind):
         fields["states"] = ascending(messages(HeldState))
     if kind is RoundModels:
         fields["offers"] = in_order(messages(Offer), lambda offer: offer.model)
-        fields["steps"] = in_order(retained_steps(), lambda kept: kept.step.round, most=RETAINED_STEPS)
+        fields["steps"] = in_order(retained_steps(), lambda kept: kept.step.round, most=RETAINED_STEPS).map(
+            lambda found: (*(kept for kept in found[:-1] if kept.step.recipes), *found[-1:])
+        )
         fields["checkpoints"] = in_order(messages(CheckpointRef), lambda ref: ref.state)
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])

@@ -50,7 +50,7 @@ def test_cosines_equal_float64_arithmetic(rows: np.ndarray) -> None:
     np.testing.assert_allclose(cosine_matrix(rows), wide @ wide.T / norms[:, None] / norms[None, :], atol=2e-6)
 
 
-@given(similarities(), st.sampled_from(["single", "complete"]))
+@given(similarities(), st.sampled_from(["single", "complete", "average"]))
 def test_halves_partition_the_devices_and_meet_the_stated_cross_similarity(
     similarity: np.ndarray, linkage: str
 ) -> None:
@@ -68,7 +68,7 @@ def test_the_optimum_does_not_depend_on_the_order_of_devices(similarity: np.ndar
     assert bipartition(similarity[np.ix_(order, order)]).cross_max == bipartition(similarity).cross_max
 
 
-@given(st.integers(3, 12), st.integers(0, 2**32 - 1), st.sampled_from(["single", "complete"]))
+@given(st.integers(3, 12), st.integers(0, 2**32 - 1), st.sampled_from(["single", "complete", "average"]))
 def test_without_ties_the_halves_are_the_same_devices_in_any_order(size: int, seed: int, linkage: str) -> None:
     rng = np.random.default_rng(seed)
     similarity = rng.standard_normal((size, size))

@@ -92,6 +92,8 @@ NAMES_OF = [
     "device's above-00001.bin",
     "device's finished/list.bin",
     "device's finished/rollback.bin",
+    "device's personal choice",
+    "device's start of a run",
     "device's finished model",
     "device's finished task",
     "device's models/index.bin",

@@ -12,14 +12,18 @@ true split would have had a loss .2 to 1.6 higher with the stored model, up to 1
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
-from aggregator.strategies.base import ClientUpdate, Event
+from aggregator.strategies.base import ClientUpdate, Event, weights_of
 from aggregator.strategies.cfl.reassignment import look_due
 from aggregator.strategies.cfl.split_validation import Verdict, judge
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
+
+LEAST_PREFER: Final = 0.75
+"""Share of the devices that must prefer the model before the cut."""
 
 
 def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
@@ -42,24 +46,25 @@ def check_assignment(leaf: int, node: int) -> Assignment:
 
 
 def close_check(
-    state: CflState, node: Node, given: list[ClientUpdate], settings: CflSettings, least_side: int, round_: int
+    state: CflState, node: Node, given: list[ClientUpdate], settings: CflSettings, run: RunPlan, round_: int
 ) -> Step:
     """Return the state after the two leaves under ``node`` were asked.
 
-    A leaf of which fewer than ``least_side`` devices answered is not counted; without either leaf the check has no result.
+    A leaf of which too few devices answered is not counted; without either leaf the check has no result.
     """
-    answers = []
+    least_side = settings.least_side(run)
+    answers: list[list[ClientUpdate]] = []
     for child in node.children:
         members = set(state.clusters[child].members)
-        # Negated, so that `judge` tests whether the model above is the better one.
-        answers.append([-c.margins[1] for c in given if c.device in members and c.phase is Phase.SCORE])
+        answers.append([c for c in given if c.device in members and c.phase is Phase.SCORE])
     heard = [a for a in answers if len(a) >= least_side]
-    verdicts = [judge(a) for a in heard]
     if len(heard) == len(node.children):
-        verdicts.append(judge([margin for a in heard for margin in a]))
+        heard.append([c for a in heard for c in a])
+    # Negated, so that `judge` tests whether the model above is the better one.
+    verdicts = [judge([-c.margins[1] for c in a], weights_of(a, run.weighting, run.weight_cap)) for a in heard]
     node = dataclasses.replace(node, check_at=round_ + settings.check_every)
     if verdicts:
-        doubted = any(v.prefer > settings.prefer and v.p_value < settings.merge_p_value for v in verdicts)
+        doubted = any(v.prefer > LEAST_PREFER and v.p_value < settings.merge_p_value for v in verdicts)
         node = dataclasses.replace(node, strikes=node.strikes + 1 if doubted else 0)
         if doubted:
             detail = _detail(node, verdicts)
@@ -93,6 +98,7 @@ def _merge(state: CflState, node: Node, detail: dict[str, Any], settings: CflSet
         clusters={**clusters, node.id: whole},
         tree={k: n for k, n in state.tree.items() if k != node.id},
         unplaced={d: at for d, at in state.unplaced.items() if at != node.id},
+        asked={k: at for k, at in state.asked.items() if k not in node.children},
     )
     sizes = [len(leaf.members) for leaf in leaves]
     return state, (Event(round_, "merge", {**detail, "sizes": sizes}),)

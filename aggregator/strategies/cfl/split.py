@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
-from aggregator.numerics.bipartition import bipartition
+from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipartition, bipartition
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import ClientUpdate
@@ -52,27 +52,44 @@ def settled(settings: CflSettings, norms: Norms, early_norm: float) -> bool:
     return norms.mean < settings.eps1 and norms.largest > settings.eps2
 
 
-def find_cut(
+def find_cuts(
     settings: CflSettings, rows: Sequence[ClientUpdate], least_side: int, norms: Norms, backend: Backend | None
-) -> Cut | None:
-    """Return the optimal bipartition of the updates' cosines (cfl Alg. 1), or None if a limit forbids it.
+) -> tuple[Cut, ...]:
+    """Return the candidate splits, each once, the preferred one first; none if the limits forbid all.
+
+    The first is by the configured linkage: ``single`` is the optimal bipartition of the updates' cosines (cfl Alg. 1). Where
+    splits are validated, the weakest link that leaves ``least_side`` devices on either side takes its place if a half would be
+    smaller, and the cuts by the other linkages follow: a trial may refuse the first.
 
     Args:
-        settings: gives the linkage and gamma_max.
+        settings: gives the linkage and gamma_max, and whether splits are validated.
         rows: the members' newest updates, each with a vector (d,).
         least_side: fewest devices of a half.
         norms: the cluster's in this round, for the report.
         backend: computes the cosines.
     """
     if len(rows) < 2 * least_side:
-        return None
+        return ()
     similarity = cosine_matrix([c.row for c in rows], backend=backend)
-    cut = bipartition(similarity, linkage=settings.linkage)
-    if min(len(cut.left), len(cut.right)) < least_side or not is_safe_split(cut.cross_max, settings.gamma_max):
-        return None
-    left, right = (tuple(rows[i] for i in side) for side in (cut.left, cut.right))
+    found: dict[tuple[int, ...], Bipartition] = {}
+    if settings.validate:
+        for linkage in dict.fromkeys((settings.linkage, *LINKAGES)):
+            cut = balanced_bipartition(similarity, linkage, least_side)
+            if cut is not None:
+                found.setdefault(cut.right, cut)
+    else:
+        cut = bipartition(similarity, settings.linkage)
+        if min(len(cut.left), len(cut.right)) >= least_side:
+            found[cut.right] = cut
     lengths = np.array([c.norm for c in rows])
-    return Cut((left, right), describe(similarity, lengths, (cut.left, cut.right), cut.cross_max, norms))
+    return tuple(
+        Cut(
+            (tuple(rows[i] for i in cut.left), tuple(rows[i] for i in cut.right)),
+            describe(similarity, lengths, (cut.left, cut.right), cut.cross_max, norms),
+        )
+        for cut in found.values()
+        if is_safe_split(cut.cross_max, settings.gamma_max)
+    )
 
 
 def describe(

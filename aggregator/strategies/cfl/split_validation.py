@@ -1,9 +1,12 @@
 """Split validation: CFL finds a candidate, and loss scoring on held-out data confirms it.
 
-The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate
-bipartition train from the parent for a few rounds, then every device scores both halves' models on its validation
-share, the same scoring as IFCA's, and reports how much worse the other half's model is. The split stands only if each
-side clearly prefers its own: the CFL paper's "always greater or equal" (section II-A), made a test.
+The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate bipartition
+train from the parent for a few rounds, and the parent, the control, goes on with the mean of all their updates, as without a
+split. In the last round every device trains both its half's model and the control, scores the results on its validation share
+and reports how much worse the control is. The split stands only if each side clearly prefers its own: the CFL paper's "always
+greater or equal" (section II-A), made a test. Both are trained on the device first since label skew looks like a group until
+then: a device adapts any model to its own labels, but not to another group's. A refused trial costs no training, as the
+control is the cluster's model then.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.strategies.base import ClusterModel, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
@@ -34,6 +38,7 @@ class Trial:
 
     Attributes:
         cluster: the parent's id; left, right: the halves.
+        before: the parent's model when the trial began.
         figures: measures of the cut, for the events.
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
@@ -43,6 +48,7 @@ class Trial:
     cluster: int
     left: Half
     right: Half
+    before: ClusterModel
     figures: Mapping[str, Any]
     trained: int = 0
     waited: int = 0
@@ -59,37 +65,61 @@ class Verdict:
     p_value: float
 
 
-def trial_assignment(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Assignment:
-    """Return the next assignment of ``own``'s devices: train its model for ``trial_rounds``, then score both halves'."""
+def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
+    """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then compare it with the control."""
+    candidates = (half.model, trial.cluster)
     if trial.trained < trial_rounds:
-        return train_assignment((own.model,), evaluate=False, phase=Phase.TRIAL)
-    return Assignment(
-        Phase.SCORE, (own.model, other.model), Share.VALIDATION, train=False, evaluate=False, margins=True
-    )
+        return train_assignment(candidates, evaluate=False, phase=Phase.TRIAL)
+    return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
-def judge(margins: Sequence[float]) -> Verdict:
-    """Return the verdict of one side from its devices' margins (loss of the other half's model less that of their own).
+def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float64] | None = None) -> Verdict:
+    """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
-    The p-value is the one-sided paired t-test's; a side of one device has none and gets 1.
+    Args:
+        margins: n.
+        weights: n, positive, such as numbers of samples: a margin of 4 samples says less than one of 120. None weighs all alike.
     """
     values = np.asarray(margins, np.float64)
-    n = len(values)
-    mean = float(values.mean()) if n else 0.0
-    prefer = float((values > 0).mean()) if n else 0.0
-    return Verdict(n, prefer, mean, paired_t_p_value(values))
+    given = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    if not len(values):
+        return Verdict(0, 0.0, 0.0, 1.0)
+    prefer = float(given[values > 0].sum() / given.sum())
+    mean = float(np.average(values, weights=given))
+    return Verdict(len(values), prefer, mean, paired_t_p_value(values, given))
 
 
-def paired_t_p_value(differences: np.ndarray) -> float:
-    """Return P(T >= t) under "mean difference <= 0" for Student's t with n - 1 degrees of freedom."""
-    n = len(differences)
-    if n < 2:
+def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Return P(T >= t) under "mean difference <= 0", for Student's t of a weighted mean; 1 for a single difference.
+
+    Weighted differences count as 1 / sum of squared shares differences of equal weight (Kish), n if the shares are equal. The
+    statistic has one degree of freedom less than that.
+
+    Args:
+        differences: shape (n,).
+        weights: shape (n,), positive.
+    """
+    if len(differences) < 2:
         return 1.0
-    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    shares = weights / weights.sum()
+    count = 1.0 / float(shares @ shares)
+    mean = float(shares @ differences)
+    spread = math.sqrt(max(float(shares @ (differences - mean) ** 2), 0.0) * count / (count - 1.0))
     # Equal differences have no t value: the mean divided by 0.
-    if spread == 0.0:
+    if spread <= 1e-12 * abs(mean):
         return 0.0 if mean > 0 else 1.0
     from scipy.special import stdtr  # only splits pay for loading scipy
 
     # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
-    return float(stdtr(n - 1, -mean / (spread / math.sqrt(n))))
+    return float(stdtr(count - 1.0, -mean / (spread / math.sqrt(count))))
+
+
+def combined_p_value(p_values: Sequence[float]) -> float:
+    """Return the p-value of one or two independent tests together (Fisher's method).
+
+    -2 ln(p q) has a chi-squared distribution with four degrees of freedom, whose tail at x is exp(-x/2) (1 + x/2).
+    """
+    if len(p_values) == 1:
+        return p_values[0]
+    product = math.prod(p_values)
+    return product * (1.0 - math.log(product)) if product > 0.0 else 0.0

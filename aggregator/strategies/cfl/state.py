@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, Gathered, require
-from aggregator.strategies.cfl.split_validation import Trial, Verdict
+from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
-from shoal.protocol.documents import Capabilities
+from shoal.protocol.documents import Capabilities, RunPlan
 
 ROOT = 0
+SIDE_P_VALUE: Final = 0.1
+"""Neither half may gain by chance alone, however much the other one gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +23,23 @@ class CflSettings(StrategySettings):
     """CFL's own parameters. The paper gives Alg. 5 absolute eps; the relative form travels between models.
 
     Attributes:
-        linkage: ``single`` (Alg. 1, optimal) or ``complete`` (as public implementations do).
+        linkage: ``single`` (Alg. 1, optimal), ``complete`` (as public implementations do) or ``average``; trials also try the
+            others' cuts.
         form: ``relative``: eps1 is a share of the largest update norm of the round, eps2 of the largest seen in the
             first ``early_rounds``; ``absolute``: both are norms.
         eps1: the mean update's norm must be below it (Eq. 32).
         eps2: the largest update's norm must be above it (Eq. 33); 0 turns it off.
         gamma_max: split only if it is below sqrt((1 - alpha_cross_max)/2); 0 turns it off.
-        cool_down: rounds after a split in which the children are left alone.
+        cool_down: rounds after a split in which its halves are not split again.
         warm_up: rounds before the first test.
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
-        trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; limits that each
-            side must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
-            paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
-            below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
-        refused_cool_down: rounds of peace after a failed trial and after a merge.
+        trial_rounds: rounds of a trial before the one in which devices compare.
+        min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
+        prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
+            above ``prefer`` and the p-value of the paired t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
+            (Fisher's method) must be below ``p_value``, or both mean margins (loss) at least ``margin``: three devices a side
+            can't reach a small p-value, however large the gain.
+        refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
         merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
@@ -41,7 +47,7 @@ class CflSettings(StrategySettings):
             place of a training round of these two leaves, so every 20 costs them 5%.
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails if a leaf, or both together, prefer the model before the cut: more than
-            ``prefer`` of the devices, with a paired t-test below this.
+            three quarters of the devices, with a paired t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
             change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
             alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
@@ -54,7 +60,7 @@ class CflSettings(StrategySettings):
 
     linkage: str = "single"
     form: str = "relative"
-    eps1: float = 0.4
+    eps1: float = 0.5
     eps2: float = 0.0
     gamma_max: float = 0.0
     cool_down: int = 3
@@ -62,10 +68,10 @@ class CflSettings(StrategySettings):
     early_rounds: int = 10
     validate: bool = True
     trial_rounds: int = 2
-    min_side: int = 2
-    prefer: float = 0.75
+    min_side: int = -1
+    prefer: float = 0.5
     margin: float = 0.1
-    p_value: float = 0.1
+    p_value: float = 0.001
     refused_cool_down: int = 10
     max_age: int = 20
     merge_every: int = -1
@@ -82,11 +88,12 @@ class CflSettings(StrategySettings):
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""
-        require(self.linkage in ("single", "complete"), f"linkage {self.linkage!r} is neither single nor complete")
+        require(self.linkage in LINKAGES, f"linkage {self.linkage!r} is none of {', '.join(LINKAGES)}")
         require(self.form in ("relative", "absolute"), f"form {self.form!r} is neither relative nor absolute")
         require(self.eps1 > 0 and self.eps2 >= 0, "eps1 is positive and eps2 not negative")
         require(0 <= self.gamma_max < 1, "gamma_max lies in [0, 1)")
-        require(self.trial_rounds >= 1 and self.min_side >= 1, "trial_rounds and min_side are at least 1")
+        require(self.trial_rounds >= 1, "trial_rounds is at least 1")
+        require(self.min_side == -1 or self.min_side >= 1, "min_side is -1 for the default, or at least 1")
         require(0 <= self.prefer < 1 and 0 < self.p_value <= 1, "prefer and p_value are shares")
         require(self.max_age >= 1 and self.patience >= 1, "max_age and patience are at least 1")
         require(
@@ -116,24 +123,36 @@ class CflSettings(StrategySettings):
         """Rounds between two offers of other leaves' models; 0 where there are none."""
         return self._rounds(self.look_every)
 
+    def least_side(self, run: RunPlan) -> int:
+        """Return the fewest devices of a half: of fewer than ``min_contributors`` no mean could be taken."""
+        own = self.min_side if self.min_side > 0 else 2 if self.validate else 1
+        return max(own, run.min_contributors)
+
     def _rounds(self, given: int) -> int:
         if given >= 0:
             return given
         return 20 if self.validate else 0
 
-    def convinces(self, verdict: Verdict) -> bool:
-        """Whether a side's devices clearly prefer the model that they were asked about."""
-        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
+    def convinces(self, sides: Sequence[Verdict]) -> bool:
+        """Whether the devices of both sides prefer their own half, and the gain is large or the evidence of both is clear."""
+        if not all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides):
+            return False
+        large = all(v.margin >= self.margin for v in sides)
+        return large or combined_p_value([v.p_value for v in sides]) < self.p_value
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A leaf of the tree: a group that shares a model. Its id is its model's id."""
+    """A leaf of the tree: a group that shares a model. Its id is its model's id.
+
+    ``quiet_until`` is the first round in which it may be split, ``refused`` the number of candidate splits that trials refused.
+    """
 
     id: int
     members: tuple[str, ...]
     slot: ClusterModel
     quiet_until: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +162,7 @@ class CflState:
     Attributes:
         unplaced: newcomers, and the node of the tree below which they belong.
         heard: device -> round of its newest update that its cluster has used.
+        asked: cluster -> the last round in which it had its turn to train.
         early_norm: largest update norm of the first rounds.
         next_id: the next model id.
     """
@@ -152,6 +172,7 @@ class CflState:
     tree: Mapping[int, Node] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
     heard: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[int, int] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
     gathered: Gathered = field(default_factory=dict)

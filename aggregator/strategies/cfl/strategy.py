@@ -10,8 +10,11 @@ device ids throughout, never positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
@@ -33,21 +36,26 @@ from aggregator.strategies.base import (
     require_one_origin,
     retained,
     train_assignment,
+    weights_of,
 )
 from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
-from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
+from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, settled
+from aggregator.strategies.cfl.split_validation import Half, Trial, combined_p_value, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
-from aggregator.strategies.drawing import drawn
+from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
+NEAR: Final = 10
+"""A refused candidate whose combined p-value is below so many times the limit is tried again after half of the cool-down."""
+FEWEST_COMPARED: Final = 20
+"""Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
 
 class Cfl:
@@ -65,7 +73,7 @@ class Cfl:
         self.settings.check()
         require_one_origin(run)
         self.backend = backend
-        self.least_side = max(self.settings.min_side, run.min_contributors)
+        self.least_side = self.settings.least_side(run)
 
     @staticmethod
     def models(_run: RunPlan) -> int:
@@ -79,26 +87,27 @@ class Cfl:
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers choose an edge of the tree.
 
-        The draw of partial participation is for training. All available devices score and all available newcomers train,
+        Partial participation draws whole clusters in turn, for training. All available devices score and all newcomers train,
         since scores contain no update and newcomers' answers place them. In the other plan newcomers choose by loss. If trials
         leave no available device anything to do, they are abandoned.
         """
-        there, present = set(available), set(drawn(self.run, round_, available))
+        there = set(available)
         state = cfl_newcomers.welcome(state, there)
+        looked = cfl_moves.look_due(state, self.settings, round_)
+        state, present = self._drawn(state, round_, available, looked=looked)
         evaluate = evaluates(self.run, round_)
         models: dict[int, ClusterModel] = {}
         assignments: dict[str, Assignment] = {}
         checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
-        looked = cfl_moves.look_due(state, self.settings, round_)
         offers = cfl_moves.offers(state, round_ // self.settings.look_rounds) if looked else {}
         for cluster in state.clusters.values():
             models[cluster.id] = cluster.slot
             node, trial = checked.get(cluster.id), state.trials.get(cluster.id)
             if trial is not None:
-                for own, other in ((trial.left, trial.right), (trial.right, trial.left)):
-                    models[own.model] = own.slot
-                    assignment = trial_assignment(trial, own, other, self.settings.trial_rounds)
-                    asked = self._on_trial(own, assignment, there, present)
+                for half in (trial.left, trial.right):
+                    models[half.model] = half.slot
+                    assignment = trial_assignment(trial, half, self.settings.trial_rounds)
+                    asked = self._on_trial(half, assignment, there, present)
                     assignments.update(dict.fromkeys(asked, assignment))
             elif node is not None:
                 models[node.id] = node.slot
@@ -124,21 +133,50 @@ class Cfl:
         plan_by_loss = RoundPlan(round_, models, by_loss, seal=seal)
         return state, RoundPlan(round_, {**models, **compared}, assignments, seal=seal, otherwise=(state, plan_by_loss))
 
+    def _drawn(
+        self, state: CflState, round_: int, available: tuple[str, ...], *, looked: bool
+    ) -> tuple[CflState, set[str]]:
+        """Return the devices to train: of whole clusters in turn, and of a cluster to compare at least FEWEST_COMPARED.
+
+        A cluster is compared in the first round that its cool-down allows, and a comparison without a candidate split begins a
+        new one, so it is rare that more devices train than the plan's participation. Alg. 5 alone compares whom the round draws.
+        """
+        if not self.settings.validate:
+            return state, set(drawn(self.run, round_, available))
+        there = set(available)
+        members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
+        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
+        state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
+        present = {d for chosen in turns.values() for d in chosen}
+        for id_, mine in members.items():
+            if looked and len(mine) < self.run.min_contributors:
+                # A leaf that can't be averaged any more gets no turn, but its devices may leave it.
+                present.update(mine)
+            size = min(len(mine), FEWEST_COMPARED)
+            quiet = id_ in state.trials or self._is_quiet(state.clusters[id_], round_)
+            if not quiet and len(turns.get(id_, ())) < size:
+                rng = np.random.default_rng([self.run.seed, round_, id_])
+                present.update(mine[i] for i in rng.choice(len(mine), size, replace=False))
+        return state, present
+
+    def _is_quiet(self, cluster: Cluster, round_: int) -> bool:
+        return round_ <= self.settings.warm_up or round_ < cluster.quiet_until
+
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
         if round_ == self.run.rounds and self.settings.path:
             return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
-        # After its last trial round a device scores the other half's model as well.
+        # After the last round of a trial all of its devices score, and some may not have trained.
         last = [t for t in state.trials.values() if t.trained + 1 >= self.settings.trial_rounds]
-        nodes |= {half.model for trial in last for half in (trial.left, trial.right)}
+        nodes |= {model for t in last for model in (t.left.model, t.right.model, t.cluster)}
         others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
         return frozenset(nodes | state.clusters.keys() if others else nodes)
 
     def _on_trial(self, half: Half, assignment: Assignment, there: set[str], present: set[str]) -> list[str]:
         """Return the devices of a half to assign: the drawn ones, or all available ones to score or if too few were drawn."""
         chosen = [d for d in half.members if d in present]
-        if not assignment.train or len(chosen) < self.least_side:
+        if assignment.margins or len(chosen) < self.least_side:
             return [d for d in half.members if d in there]
         return chosen
 
@@ -168,8 +206,7 @@ class Cfl:
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
             trial = state.trials.get(cluster.id)
             if trial is not None:
-                trained = [c for c in given if c.phase is Phase.TRIAL]
-                halves = [[c for c in trained if c.device in h.members] for h in (trial.left, trial.right)]
+                halves = [[c for c in given if c.device in h.members] for h in (trial.left, trial.right)]
                 means += halves if min(map(len, halves)) >= self.least_side else []
                 state, news = self._continue_trial(state, trial, given, plan.round)
             else:
@@ -179,7 +216,7 @@ class Cfl:
                 state, news = self._close_cluster(state, cluster, mine, plan.round)
             events.extend(news)
         for node in due:
-            state, news = cfl_merge.close_check(state, node, given, self.settings, self.least_side, plan.round)
+            state, news = cfl_merge.close_check(state, node, given, self.settings, self.run, plan.round)
             events.extend(news)
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
@@ -196,12 +233,18 @@ class Cfl:
         if self.settings.trace:
             figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
             trace = (Event(round_, "norms", figures),)
-        quiet = round_ <= self.settings.warm_up or round_ < cluster.quiet_until
-        if quiet or not settled(self.settings, norms, state.early_norm):
+        if self._is_quiet(cluster, round_):
             return state, trace
-        cut = find_cut(self.settings, given, self.least_side, norms, self.backend)
-        if cut is None:
+        cuts: tuple[Cut, ...] = ()
+        if settled(self.settings, norms, state.early_norm):
+            cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
+        if not cuts:
+            share = self.run.participation
+            if self.settings.validate and share < 1 and share * len(cluster.members) < FEWEST_COMPARED:
+                moved = dataclasses.replace(moved, quiet_until=round_ + 1 + self.settings.refused_cool_down)
+                state = dataclasses.replace(state, clusters={**state.clusters, moved.id: moved})
             return state, trace
+        cut = cuts[cluster.refused % len(cuts)]
         step = self._open_trial if self.settings.validate else self._split_at_once
         state, events = step(state, cluster, cut, round_)
         return state, (*trace, *events)
@@ -226,7 +269,7 @@ class Cfl:
         left, right = (
             Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
         )
-        trial = Trial(parent.id, left, right, cut.figures)
+        trial = Trial(parent.id, left, right, parent.slot, cut.figures)
         detail = {"cluster": parent.id, "sizes": [len(left.members), len(right.members)], **cut.figures}
         state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
         return state, (Event(round_, "trial-opened", detail),)
@@ -239,38 +282,54 @@ class Cfl:
             if trial.waited > MAX_WAITS:
                 return self._end_trial(state, trial, {"reason": "devices absent"}, round_)
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        if trial.trained < self.settings.trial_rounds:
-            halves = [
-                dataclasses.replace(
-                    h, slot=h.slot.moved(self.average(m, self.run.weighting, self.run.weight_cap), len(m), round_)
-                )
-                for h, m in zip((trial.left, trial.right), mine, strict=True)
-            ]
-            firsts = trial.firsts or tuple(half.slot for half in halves)
-            trial = dataclasses.replace(
-                trial, left=halves[0], right=halves[1], trained=trial.trained + 1, firsts=firsts
-            )
+        state, trial = self._moved_on(state, trial, mine, round_)
+        if trial.trained <= self.settings.trial_rounds:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        verdicts = [judge([c.margins[1] for c in m]) for m in mine]
+        verdicts = [judge([c.margins[1] for c in m], self._weights(m)) for m in mine]
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
         }
-        if not all(self.settings.convinces(v) for v in verdicts):
+        if not self.settings.convinces(verdicts):
             return self._end_trial(state, trial, detail, round_)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
-        parent = state.clusters[trial.cluster]
+        parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
         state = dataclasses.replace(state, trials=trials)
-        edges = (parent.slot, *trial.firsts)
+        edges = (trial.before, *trial.firsts)
         return self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
 
-    def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
-        """Continue with the parent cluster as it was and begin its cool-down."""
-        parent = dataclasses.replace(
-            state.clusters[trial.cluster], quiet_until=round_ + 1 + self.settings.refused_cool_down
+    def _moved_on(
+        self, state: CflState, trial: Trial, mine: Sequence[list[ClientUpdate]], round_: int
+    ) -> tuple[CflState, Trial]:
+        """Move each half by the mean of its own updates, and the control by the mean of all."""
+
+        def moved(slot: ClusterModel, given: list[ClientUpdate]) -> ClusterModel:
+            mean = self.average(given, self.run.weighting, self.run.weight_cap)
+            return slot.moved(mean, len(given), round_)
+
+        left, right = (
+            dataclasses.replace(half, slot=moved(half.slot, given))
+            for half, given in zip((trial.left, trial.right), mine, strict=True)
         )
+        parent = state.clusters[trial.cluster]
+        control = dataclasses.replace(parent, slot=moved(parent.slot, in_order(c for side in mine for c in side)))
+        trained = trial.trained + 1
+        firsts = trial.firsts or (left.slot, right.slot)
+        trial = dataclasses.replace(trial, left=left, right=right, trained=trained, firsts=firsts)
+        return dataclasses.replace(state, clusters={**state.clusters, parent.id: control}), trial
+
+    def _weights(self, given: list[ClientUpdate]) -> NDArray[np.float64]:
+        return weights_of(given, self.run.weighting, self.run.weight_cap)
+
+    def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
+        """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
+        parent = state.clusters[trial.cluster]
+        # Evidence that is near asks for the same cut again, and soon; otherwise it is another one's turn.
+        near = combined_p_value(detail.get("p_value", (1.0,))) < NEAR * self.settings.p_value
+        quiet = round_ + 1 + self.settings.refused_cool_down // (2 if near else 1)
+        parent = dataclasses.replace(parent, quiet_until=quiet, refused=parent.refused + (not near))
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         sizes = [len(trial.left.members), len(trial.right.members)]
         state = dataclasses.replace(state, trials=trials, clusters={**state.clusters, parent.id: parent})
@@ -292,10 +351,15 @@ class Cfl:
         clusters = {k: c for k, c in state.clusters.items() if k != parent.id}
         quiet = round_ + 1 + self.settings.cool_down
         clusters |= {h.model: Cluster(h.model, h.members, h.slot, quiet) for h in halves}
+        asked = {**state.asked, **{h.model: state.asked.get(parent.id, 0) for h in halves}}
         placed = {*first.members, *second.members}
         lost = dict.fromkeys((d for d in parent.members if d not in placed), parent.id)
         state = dataclasses.replace(
-            state, clusters=clusters, tree={**state.tree, node.id: node}, unplaced={**state.unplaced, **lost}
+            state,
+            clusters=clusters,
+            tree={**state.tree, node.id: node},
+            unplaced={**state.unplaced, **lost},
+            asked={id_: asked[id_] for id_ in clusters if id_ in asked},
         )
         sizes = [len(first.members), len(second.members)]
         info = {"cluster": parent.id, "children": list(node.children), "sizes": sizes, **detail}

@@ -10,7 +10,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from aggregator.strategies.base import ClusterModel, Gathered, require, starts_of
-from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.grouping.search import MOST_FOUND, SearchState
+from aggregator.strategies.settings import AUTO, StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities
 
@@ -23,7 +24,7 @@ class FedGroupSettings(StrategySettings):
     """FedGroup's own parameters.
 
     Attributes:
-        groups: m.
+        groups: m; ``auto`` finds it (`aggregator.strategies.grouping`) and uses neither ``alpha`` nor ``measure``.
         alpha: the group cold start takes alpha * m devices, or all where there are fewer.
         measure: ``edc`` (Eq. 8) or ``madc`` (Eq. 7).
         start: first model of a group: the ``mean`` of its devices' pre-trained models (Alg. 3, line 16), or the
@@ -36,7 +37,7 @@ class FedGroupSettings(StrategySettings):
 
     clusters_setting: ClassVar[str] = "groups"
 
-    groups: int = 3
+    groups: int = AUTO
     alpha: int = 20
     measure: str = "edc"
     start: str = "mean"
@@ -50,9 +51,15 @@ class FedGroupSettings(StrategySettings):
         """Cold starts pre-train, newcomers compare directions, and ``eta_g`` adds up models."""
         return Capabilities(pretrain=True, scale=self.eta_g > 0, compare=not self.rac)
 
+    @property
+    def most_groups(self) -> int:
+        """The number of groups, or the most that are found."""
+        return self.groups or MOST_FOUND
+
     def check(self) -> None:
         """Raise ConfigError for values that make no sense."""
-        require(1 <= self.groups <= MOST_GROUPS, f"groups is from 1 to {MOST_GROUPS}")
+        require(0 <= self.groups <= MOST_GROUPS, f"groups is from 1 to {MOST_GROUPS}, or auto")
+        require(not self.rcc or self.groups != AUTO, "rcc draws a given number of centres", "give groups=N")
         require(self.alpha >= 1, "alpha is at least 1")
         require(self.measure in ("edc", "madc"), f"measure {self.measure!r} is neither edc nor madc")
         require(0 <= self.eta_g <= 1, f"eta_g {self.eta_g:g} is not between 0 and 1")
@@ -73,6 +80,9 @@ class FedGroupState:
         cohort: the devices that train next, once those among them that had no group have been placed.
         tried: devices that did not answer when they were to be placed; they choose by loss.
         lengths: with eta_g, the last known l2 norm of each group's model; 0 where unknown.
+        asked: group -> the last round in which it had its turn, where groups take turns (`drawing.drawn_in_turn`).
+        devices: the fleet's when the run began.
+        search: the search for groups while ``groups`` is ``auto`` and none are found.
     """
 
     slots: tuple[ClusterModel, ...] = ()
@@ -83,6 +93,9 @@ class FedGroupState:
     cohort: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
     lengths: tuple[float, ...] = ()
+    asked: Mapping[int, int] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    search: SearchState | None = None
     gathered: Gathered = field(default_factory=dict)
 
     @property

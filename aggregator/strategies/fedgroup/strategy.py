@@ -16,6 +16,10 @@ of two models that devices hold, w_0 and w_0 plus the direction, and devices kee
 them over, or the newcomer does not answer, it chooses by loss instead: it scores the groups' models and trains the best with
 the rest of the cohort. So do all newcomers if a group has no direction: fewer than ``min_contributors`` devices were in its
 mean. RAC sends newcomers to a group at random.
+
+Beyond the paper: ``groups = auto`` finds the number of groups and repeats the cold start until they are clear
+(aggregator.strategies.grouping). A group of fewer than ``min_contributors`` cold devices joins the one of the nearest direction,
+since its model could not move. Where a mean needs more than one device, groups take turns under partial participation.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from aggregator.numerics.backend import Backend
+from aggregator.numerics.silhouette import join_small
+from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
     Average,
@@ -49,10 +55,12 @@ from aggregator.strategies.base import (
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
-from aggregator.strategies.drawing import drawn
+from aggregator.strategies.drawing import drawn_in_turn
 from aggregator.strategies.fedgroup import intergroup
 from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
+from aggregator.strategies.grouping.search import Search, SearchState, retained_search
+from aggregator.strategies.settings import AUTO
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
 
@@ -80,35 +88,42 @@ class FedGroup:
         self.settings.check()
         require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_origin(run)
-        self.auxiliary = self.settings.groups
-        self.untrained = self.settings.groups + 1
+        most = self.settings.most_groups
+        self.auxiliary = most
+        self.untrained = most + 1
+        self.search = Search(run, backend, average, weighting=run.weighting, first_id=2 * most + 2)
 
     @staticmethod
     def models(run: RunPlan) -> int:
         """Most models a run names at a time: the groups' and those of their directions, the auxiliary one, the origin."""
         settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
-        return 2 * settings.groups + 2
+        return 2 * settings.most_groups + 2 + (Search.models() if settings.groups == AUTO else 0)
 
-    def init(self, _devices: tuple[str, ...]) -> FedGroupState:
+    def init(self, devices: tuple[str, ...]) -> FedGroupState:
         """Return the state before round 1: no groups yet."""
-        return FedGroupState()
+        return FedGroupState(devices=devices, search=SearchState() if self.settings.groups == AUTO else None)
 
     def plan(self, state: FedGroupState, round_: int, available: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
         """The group cold start, the placement of a cohort's newcomers, or the cohort's training."""
+        if state.search is not None:
+            return state, self.search.plan(state.search, round_, available)
         if not state.since:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
             return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
         there = frozenset(available)
         waiting = tuple(d for d in state.cohort if d in there)
-        state = dataclasses.replace(state, cohort=())
-        cohort = waiting or drawn(self.run, round_, available)
+        cohort, asked = waiting, state.asked
+        if not cohort:
+            cohort, asked = drawn_in_turn(self.run, round_, available, state.clusters, state.asked)
+        state = dataclasses.replace(state, cohort=(), asked=asked)
         cold = tuple(d for d in cohort if d not in state.clusters)
         if self.settings.rac:
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
             state = dataclasses.replace(state, clusters={**state.clusters, **dict(zip(cold, places, strict=True))})
         cold = tuple(d for d in cold if d not in state.tried)
-        if not cold or not state.directions:
+        # One group leaves nothing to compare: a newcomer trains its model, and joins it so.
+        if not cold or len(state.directions) < 2:
             return self._cohort(state, round_, cohort)
         placement = dataclasses.replace(
             self._placement(state, round_, cold), otherwise=self._cohort(state, round_, cohort)
@@ -159,6 +174,8 @@ class FedGroup:
         given = in_order(state.gathered.values())
         state = dataclasses.replace(state, gathered={})
         capped: dict[str, float] = {}
+        if state.search is not None:
+            return self._sought(state, state.search, given, plan)
         if not state.since:
             state, events = self._start(state, given, plan.round)
         elif any(o.phase is Phase.PLACE for o in plan.assignments.values()):
@@ -168,6 +185,26 @@ class FedGroup:
             least = max(1, self.run.min_contributors)
             capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
             state, events = self._train(state, given, plan.round)
+        return state, Outcome(state.clusters, events, capped)
+
+    def _sought(
+        self, state: FedGroupState, search: SearchState, given: list[ClientUpdate], plan: RoundPlan
+    ) -> tuple[FedGroupState, Outcome]:
+        """Close a round of the search for groups."""
+        after, found, events = self.search.close(search, given, plan.round)
+        capped = capped_devices(self.search.means(search, given), self.run.weighting, self.run.weight_cap)
+        if found is None:
+            state = dataclasses.replace(state, search=after)
+            return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
+        state = dataclasses.replace(
+            state,
+            slots=found.groups,
+            directions=() if self.settings.rac else found.directions,
+            since=plan.round,
+            clusters=found.clusters,
+            lengths=(0.0,) * len(found.groups),
+            search=None,
+        )
         return state, Outcome(state.clusters, events, capped)
 
     def _start(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
@@ -181,8 +218,10 @@ class FedGroup:
             chosen = random_centres(rows, s.groups, self.run.seed)
             labels, count = nearest_directions(rows, [rows[i] for i in chosen], self.backend), len(chosen)
         else:
-            labels = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend).tolist()
-            count = max(labels) + 1
+            grouped = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend)
+            if self.run.min_contributors > 1:
+                grouped = join_small(cosine_matrix(rows, backend=self.backend), grouped, self.run.min_contributors)
+            labels, count = grouped.tolist(), int(grouped.max()) + 1
         means = []
         for j in range(count):
             members = [c for c, label in zip(given, labels, strict=True) if label == j]
@@ -248,7 +287,15 @@ class FedGroup:
         return intergroup.length_after(given, before, after, self.run.weighting, self.run.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
-        """Every device takes its group's model; one that no group knows takes the auxiliary global model."""
+        """Every device takes its group's model; one that no group knows takes the auxiliary global model.
+
+        While no groups are found, all take the one model.
+        """
+        if state.search is not None:
+            one = self.search.one
+            return RoundPlan(
+                round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
+            )
         models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
         assignments = {d: final_assignment((state.clusters.get(d, self.auxiliary),)) for d in devices}
         used = {o.candidates[0] for o in assignments.values()}
@@ -256,6 +303,8 @@ class FedGroup:
 
     def models_of(self, state: FedGroupState) -> Mapping[int, ClusterModel]:
         """Return the groups' models, those of their directions and, once there are groups, the auxiliary model."""
+        if state.search is not None:
+            return self.search.models_of(state.search)
         if not state.since:
             return {}
         return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **self._directions(state)}
@@ -267,4 +316,6 @@ class FedGroup:
             clusters=retained(state.clusters, active),
             cohort=tuple(d for d in state.cohort if d in active),
             tried=tuple(d for d in state.tried if d in active),
+            devices=tuple(d for d in state.devices if d in active),
+            search=retained_search(state.search, active),
         )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from aggregator.strategies.base import ClusterModel, Gathered, parse_settings, require
+from aggregator.strategies.grouping.search import SearchState
 from aggregator.strategies.ifca.broadcast import Broadcast
-from aggregator.strategies.settings import Reads, StrategySettings
+from aggregator.strategies.settings import AUTO, Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 
 
@@ -18,20 +19,19 @@ class IfcaSettings(StrategySettings):
     """IFCA's own parameters.
 
     Attributes:
-        k: clusters.
+        k: models; ``auto`` finds the number, and starts from the models of the groups found instead of random ones.
         option: ``model`` (II) or ``gradient`` (I: one full-batch step a round, of size ``lr * lr_decay^(round - 1)``).
         normalise: divisor of a sum of updates: the number of ``machines`` (all m), of ``participants`` of the round or of
             devices of the ``cluster``; or ``samples`` (weighted by n_i within the cluster); ``auto`` is the
             paper's: machines for I, cluster for II.
-        restarts: random starts; restart_rounds: rounds each is given.
+        restarts: random starts, for a given k; restart_rounds: rounds each is given.
         stable_rounds: rounds without a changed identity after which devices are sent their own model only; 0 is never.
         probe_every: then every so many rounds all are asked to choose again.
     """
 
     clusters_setting: ClassVar[str] = "k"
-    reads: ClassVar[Reads] = "means"
 
-    k: int = 2
+    k: int = AUTO
     option: str = "model"
     normalise: str = "auto"
     restarts: int = 1
@@ -40,13 +40,23 @@ class IfcaSettings(StrategySettings):
     probe_every: int = 10
 
     def __post_init__(self) -> None:
-        counted = self.k >= 1 and self.restarts >= 1 and self.restart_rounds >= 1
+        counted = self.k >= 0 and self.restarts >= 1 and self.restart_rounds >= 1
         require(counted, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults")
+        require(
+            self.k != AUTO or self.restarts == 1,
+            f"{self.restarts} random starts of a number of models that is not given",
+            "give the number with --set k=N, or leave restarts out",
+        )
+
+    @property
+    def reads(self) -> Reads:
+        """Means alone, unless groups are to be found."""
+        return "updates" if self.k == AUTO else "means"
 
     @property
     def origins(self) -> int:
-        """One for each of the k models of every start."""
-        return self.k * self.restarts
+        """One for each of the k models of every start; a single one if k is to be found."""
+        return max(1, self.k) * self.restarts
 
     @property
     def discarded_rounds(self) -> int:
@@ -67,6 +77,10 @@ class IfcaState:
         settled: whether it was chosen for good.
         choice: each device's last chosen cluster.
         broadcast: stability of the devices' cluster identities.
+        idle: place of a model among the slots -> rounds in a row in which too few devices chose it for a mean.
+        retired: places of models that devices are not offered any more.
+        asked: place of a model -> the last round in which its devices had their turn (`drawing.drawn_in_turn`).
+        search: the search for groups while ``k`` is ``auto`` and none are found.
     """
 
     devices: tuple[str, ...]
@@ -83,6 +97,10 @@ class IfcaState:
     settled: bool = False
     choice: Mapping[str, int] = field(default_factory=dict)
     broadcast: Broadcast = field(default_factory=Broadcast)
+    idle: Mapping[int, int] = field(default_factory=dict)
+    retired: frozenset[int] = frozenset()
+    asked: Mapping[int, int] = field(default_factory=dict)
+    search: SearchState | None = None
     gathered: Gathered = field(default_factory=dict)
 
     def settle(self) -> IfcaState:
@@ -98,6 +116,11 @@ class IfcaState:
             best=(),
             best_shared=None,
         )
+
+    @property
+    def offered(self) -> dict[int, ClusterModel]:
+        """The models among which devices choose, by id."""
+        return {self.first + j: slot for j, slot in enumerate(self.slots) if j not in self.retired}
 
 
 def checked_settings(run: RunPlan) -> IfcaSettings:
@@ -118,7 +141,7 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
     )
     require(
         run.origins == s.origins,
-        f"{s.restarts} starts of {s.k} models need {s.origins} origins, the run ships {run.origins}",
+        f"{s.restarts} starts of {max(1, s.k)} models need {s.origins} origins, the run ships {run.origins}",
     )
     require(
         s.restarts == 1 or s.restarts * s.restart_rounds < run.rounds,
@@ -129,5 +152,10 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         sorted(g.name for g in run.segments) in (["cluster"], ["cluster", "shared"]),
         "ifca needs one cluster segment and at most one shared one",
         "leave some parameters out of the shared ones",
+    )
+    require(
+        s.k != AUTO or len(run.segments) == 1,
+        "ifca can't find the number of models of a task with a shared segment",
+        "give the number with --set k=N",
     )
     return s

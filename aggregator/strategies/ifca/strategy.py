@@ -5,6 +5,10 @@ server averages the updates of devices that chose the same (option I: gradients 
 models, line 15). With a ``shared`` segment these coordinates are averaged over all participants and only the others are
 clustered (section 4.3). Several random starts are run for a few rounds each and the one of least training loss is chosen, as
 section 6 does for its synthetic data: starts that end with a merged or an empty cluster show a loss well above the others.
+
+Beyond the paper: ``k = auto`` trains one model until groups are found that lower the devices' losses
+(aggregator.strategies.grouping), and starts from theirs. A model that too few devices choose is retired or refilled (idle.py).
+Where a mean needs more than one device, the devices of one model after another take part under partial participation.
 """
 
 from __future__ import annotations
@@ -38,9 +42,12 @@ from aggregator.strategies.base import (
     train_assignment,
     weights_of,
 )
-from aggregator.strategies.drawing import drawn
+from aggregator.strategies.drawing import drawn_in_turn
+from aggregator.strategies.grouping.search import MOST_FOUND, Search, SearchState, retained_search
+from aggregator.strategies.ifca import idle
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
+from aggregator.strategies.settings import AUTO
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.types import Float32Vector
@@ -68,7 +75,7 @@ class Ifca:
     state_type = IfcaState
     modes = ORTHOGONAL_MODES
 
-    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
         self.average = average
         self.settings = s = checked_settings(run)
@@ -76,15 +83,18 @@ class Ifca:
         self.normalise = by_option if s.normalise == "auto" else s.normalise
         self.weighting = "samples" if self.normalise == "samples" else "uniform"
         self.sharing = len(run.segments) > 1
+        self.search = Search(run, backend, average, weighting=self.weighting, first_id=MOST_FOUND)
 
     @staticmethod
     def models(run: RunPlan) -> int:
         """Most models a run names at a time."""
         settings: IfcaSettings = parse_settings(IfcaSettings, run)
-        return settings.k * settings.restarts
+        return settings.k * settings.restarts or MOST_FOUND + Search.models()
 
     def init(self, devices: tuple[str, ...]) -> IfcaState:
-        """Return the state before round 1: the first start, every model at its origin."""
+        """Return the state before round 1: the first start, every model at its origin; the one model if k is to be found."""
+        if self.settings.k == AUTO:
+            return IfcaState(devices, (), settled=True, search=SearchState())
         slots, shared = self._origins(0)
         return IfcaState(devices, slots, shared, settled=self.settings.restarts == 1)
 
@@ -94,26 +104,28 @@ class Ifca:
         slots = tuple(ClusterModel(origin=first + j) for j in range(self.settings.k))
         return slots, slots[0] if self.sharing else None
 
-    def _ids(self, state: IfcaState) -> tuple[int, ...]:
-        return tuple(range(state.first, state.first + self.settings.k))
-
     def plan(self, state: IfcaState, round_: int, available: tuple[str, ...]) -> tuple[IfcaState, RoundPlan]:
         """Return the plan in which drawn devices score all k models, or get only their own if identities are stable."""
-        ids, s = self._ids(state), self.settings
+        if state.search is not None:
+            return self._with(state, available), self.search.plan(state.search, round_, available)
+        models, s = state.offered, self.settings
         evaluate = evaluates(self.run, round_)
-        assignments = dict.fromkeys(drawn(self.run, round_, available), train_assignment(ids, evaluate=evaluate))
+        chosen, asked = drawn_in_turn(self.run, round_, available, state.choice, state.asked)
+        state = dataclasses.replace(state, asked=asked)
+        assignments = dict.fromkeys(chosen, train_assignment(tuple(models), evaluate=evaluate))
         if state.settled and state.broadcast.narrow(s.stable_rounds, s.probe_every):
             for device in assignments.keys() & state.broadcast.confirmed:
-                assignments[device] = train_assignment((ids[state.choice[device]],), evaluate=evaluate)
-        known = frozenset(state.devices)
-        newcomers = tuple(d for d in available if d not in known)
-        if newcomers:
-            state = dataclasses.replace(state, devices=(*state.devices, *newcomers))
-        models = dict(zip(ids, state.slots, strict=True))
+                assignments[device] = train_assignment((state.first + state.choice[device],), evaluate=evaluate)
         # Devices that follow their own model alone need the others for the next full broadcast.
         probes = state.settled and state.broadcast.probes_next(s.stable_rounds, s.probe_every)
-        seal = frozenset(ids) if probes else frozenset[int]()
-        return state, RoundPlan(round_, models, assignments, shared=state.shared, seal=seal)
+        seal = frozenset(models) if probes else frozenset[int]()
+        return self._with(state, available), RoundPlan(round_, models, assignments, shared=state.shared, seal=seal)
+
+    def _with(self, state: IfcaState, available: tuple[str, ...]) -> IfcaState:
+        """Return the state with the devices that it does not know yet."""
+        known = frozenset(state.devices)
+        newcomers = tuple(d for d in available if d not in known)
+        return dataclasses.replace(state, devices=(*state.devices, *newcomers)) if newcomers else state
 
     def absorb(self, state: IfcaState, contribution: ClientUpdate) -> IfcaState:
         """Keep the contribution for `close`."""
@@ -122,7 +134,9 @@ class Ifca:
     def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
         """Average within each cluster (an empty one does not change), then end a start after its last round."""
         given = in_order(state.gathered.values())
-        first = state.first
+        if state.search is not None:
+            return self._sought(dataclasses.replace(state, gathered={}), state.search, given, plan.round)
+        before, first = state, state.first
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
         capped = self._capped(state, given)
@@ -138,22 +152,51 @@ class Ifca:
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
-        told = state.choice if state.settled else choice  # a start that has just ended has no choices any more
-        return state, Outcome({d: told.get(d, 0) for d in state.devices}, events, capped)
+            state = dataclasses.replace(state, idle={})
+        else:
+            state, news = self._without_idle(state, before, given, plan.round)
+            events += news
+        # A start that has just ended has no choices any more.
+        told, at = (state.choice, state.first) if state.settled else (choice, first)
+        return state, Outcome({d: at + told.get(d, 0) for d in state.devices}, events, capped)
+
+    def _sought(
+        self, state: IfcaState, search: SearchState, given: list[ClientUpdate], round_: int
+    ) -> tuple[IfcaState, Outcome]:
+        """Close a round of the search for groups."""
+        after, found, events = self.search.close(search, given, round_)
+        capped = capped_devices(self.search.means(search, given), self.weighting, self.run.weight_cap)
+        if found is None:
+            state = dataclasses.replace(state, search=after)
+            return state, Outcome(dict.fromkeys(state.devices, 0), events, capped)
+        state = dataclasses.replace(state, slots=found.groups, choice=found.clusters, search=None)
+        return state, Outcome({d: state.choice.get(d, 0) for d in state.devices}, events, capped)
+
+    def _without_idle(
+        self, state: IfcaState, before: IfcaState, given: list[ClientUpdate], round_: int
+    ) -> tuple[IfcaState, tuple[Event, ...]]:
+        """Retire or refill models that too few devices have chosen for some rounds."""
+        least = self.run.min_contributors
+        if self.settings.k == AUTO:
+            return idle.retire(idle.counted(state, max(1, least)), round_)
+        if least <= 1 or self.sharing:
+            return state, ()
+        state = idle.counted(state, least)
+        return idle.refill(state, before, given, self.run, self.average, self.weighting, round_)
 
     def _averaged(
         self, state: IfcaState, given: list[ClientUpdate], round_: int
     ) -> tuple[tuple[ClusterModel, ...], ClusterModel | None]:
         means: dict[int, _Mean] = {}
         least = self.run.min_contributors
-        for j in self._ids(state):
+        for j in state.offered:
             chosen = [c for c in given if c.model == j]
             if len(chosen) >= (1 if self.sharing else least):
                 update = self.average(chosen, self.weighting, self.run.weight_cap)
                 means[j] = _Mean(update, chosen, weights_of(chosen, self.weighting, self.run.weight_cap))
         among = {"machines": len(state.devices), "participants": len(given)}.get(self.normalise)
         span = self.run.span("cluster")
-        slots = dict(zip(self._ids(state), state.slots, strict=True))
+        slots = dict(enumerate(state.slots, state.first))
         for j, mean in means.items():
             if mean.count >= least:
                 # A copy, since a view of the segment would hold the whole mean in memory.
@@ -177,7 +220,7 @@ class Ifca:
     def _capped(self, state: IfcaState, given: list[ClientUpdate]) -> dict[str, float]:
         """Return the devices whose weight was capped; see `capped_devices`."""
         least = self.run.min_contributors
-        means = [[c for c in given if c.model == j] for j in self._ids(state)]
+        means = [[c for c in given if c.model == j] for j in state.offered]
         means = [m for m in means if len(m) >= least]
         if self.sharing and len(given) >= least:
             means.insert(0, given)
@@ -190,7 +233,7 @@ class Ifca:
         s, before = self.settings, state.broadcast
         if not (state.settled and s.stable_rounds):
             return before, ()
-        asked = {d for d, assignment in plan.assignments.items() if len(assignment.candidates) == s.k}
+        asked = {d for d, a in plan.assignments.items() if len(a.candidates) == len(state.offered)}
         chosen = {d: j for d, j in choice.items() if d in asked}
         after = before.observed(chosen, state.choice, full=len(asked) == len(plan.assignments))
         if after.settled(s.stable_rounds) == before.settled(s.stable_rounds):
@@ -231,13 +274,14 @@ class Ifca:
 
     def final(self, state: IfcaState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the model of least loss on its own data: the paper's test protocol."""
-        ids = self._ids(state)
-        models = dict(zip(ids, state.slots, strict=True))
-        assignments = {d: final_assignment(ids) for d in devices}
+        models = state.offered if state.search is None else {self.search.one: state.search.one}
+        assignments = {d: final_assignment(tuple(models)) for d in devices}
         return RoundPlan(round_, models, assignments, final=True, shared=state.shared)
 
     def models_of(self, state: IfcaState) -> Mapping[int, ClusterModel]:
-        """Return the models of the current start and of the best finished one."""
+        """Return the models of the current start and of the best finished one, or those of the search for groups."""
+        if state.search is not None:
+            return self.search.models_of(state.search)
         models = dict(enumerate(state.best, state.best_start * len(state.best)))
         models |= dict(enumerate(state.slots, state.first))
         # The shared segment of a start that has just ended moved as that of the best start, if it is the best.
@@ -252,6 +296,7 @@ class Ifca:
             devices=tuple(d for d in state.devices if d in active),
             choice=retained(state.choice, active),
             best_choice=retained(state.best_choice, active),
+            search=retained_search(state.search, active),
             broadcast=dataclasses.replace(state.broadcast, confirmed=state.broadcast.confirmed & active),
         )
 

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -61,8 +62,9 @@ DEVICES_PER_DRIVER: Final = 250
 STALLED_S: Final = 300.0
 """The bench gives up if no round has closed and no upload has been stored for this long."""
 STOP_S: Final = 20.0
-DEADLINE_S: Final = 3600.0
-"""Deadline of a round. The quorum is the whole fleet, so a round with a lost upload ends only when the upload arrives."""
+UNLIKE_A_FLEET: Final[Mapping[str, Any]] = {"min_contributors": 1, "quorum": 1.0, "deadline_s": 3600.0}
+"""Options that are not a fleet's defaults. Every cluster moves in every round, however few devices it has, and a round with a
+lost upload ends only when the upload arrives."""
 SPARE_FILES: Final = 64
 """Open files of a broker or a driver besides one, or FILES_PER_DEVICE, for each device."""
 FILES_PER_DEVICE: Final = 5
@@ -135,10 +137,8 @@ class LoadFleet:
             SETTINGS.get(self.algorithm, {}),
             rounds=self.rounds,
             local=LOCAL,
-            min_contributors=1,
-            quorum=1.0,
-            deadline_s=DEADLINE_S,
             seed=0,
+            **UNLIKE_A_FLEET,
         )
         self.model_bytes = 4 * self.bundle.length
         state_bytes = self.devices * COPIES_PER_DEVICE * (self.model_bytes * origins_needed(options) + (64 << 10))

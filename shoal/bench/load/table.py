@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.bench.load.fleet_load import UNLIKE_A_FLEET
 from shoal.report.pages import put_between
 
 ROOT: Final = Path(__file__).parents[3]
@@ -34,6 +35,8 @@ HEADINGS: Final = {
     "nacks": "NACKs",
     "reminders": "reminders",
 }
+UNLIKE: Final = ", ".join(f"{name} {value:g}" for name, value in UNLIKE_A_FLEET.items())
+"""The options of a measured run that are not a fleet's defaults, for each row."""
 
 
 def file_of(model: str, algorithm: str, devices: int) -> Path:
@@ -62,7 +65,8 @@ def run() -> None:
 
 def block() -> str:
     """Return the table: a line for each fleet with a saved result."""
-    lines = [f"| model | algorithm | {' | '.join(HEADINGS.values())} |", "|---" * (len(HEADINGS) + 2) + "|"]
+    heads = f"| model | algorithm | {' | '.join(HEADINGS.values())} | not a fleet's default |"
+    lines = [heads, "|---" * (len(HEADINGS) + 3) + "|"]
     for model, sizes in FLEETS.items():
         for algorithm in ALGORITHMS:
             for devices in sizes:
@@ -70,7 +74,7 @@ def block() -> str:
                 if file.exists():
                     data = json.loads(file.read_text())["data"]
                     cells = " | ".join(_cell(data, name) for name in HEADINGS)
-                    lines.append(f"| [{model}](../{file.relative_to(ROOT)}) | {algorithm} | {cells} |")
+                    lines.append(f"| [{model}](../{file.relative_to(ROOT)}) | {algorithm} | {cells} | {UNLIKE} |")
     return "\n".join(lines)
 
 

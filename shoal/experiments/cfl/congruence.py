@@ -93,8 +93,9 @@ def run(options: Options, progress: Progress) -> Result:
     """Run ``cfl-congruence``: both cases."""
     from shoal.experiments.cfl.gap import HIDDEN, local_of
     from shoal.experiments.cfl.networks import network_for
+    from shoal.experiments.common.paper import paper_options
     from shoal.experiments.data import datasets
-    from shoal.simulation.engine.simulate import SimOptions, SimRound, simulate
+    from shoal.simulation.engine.simulate import SimRound, simulate
 
     unknown = options.strategy_settings(*KNOBS)
     if unknown:
@@ -114,7 +115,7 @@ def run(options: Options, progress: Progress) -> Result:
         def told(closed: SimRound, done: int = place * rounds) -> None:
             progress.round("fedavg", done + closed.round, len(CASES) * rounds, {"loss": closed.loss})
 
-        sim_options = SimOptions(
+        sim_options = paper_options(
             rounds=rounds,
             local=local,
             seed=options.seed,
@@ -122,9 +123,6 @@ def run(options: Options, progress: Progress) -> Result:
             evaluate_every=0,
             device=options.device,
             deferred=False,
-            weight_cap=0.0,
-            robust="off",
-            norm_screen=False,
         )
         dealt = population_of(case, data, samples, options.seed)
         done = simulate("fedavg", {}, dealt, network, sim_options, told, watch=watches[case])

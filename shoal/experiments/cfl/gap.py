@@ -140,9 +140,10 @@ class _Runs:
     def one(self, samples: int, rounds: int, trial: int, measured: Sequence[int]) -> dict[int, dict[str, Gap]]:
         """Return the gaps of the ``measured`` rounds of one trial."""
         from shoal.experiments.cfl.networks import network_for
+        from shoal.experiments.common.paper import paper_options
         from shoal.experiments.data import splits
         from shoal.experiments.data.shares import Shares
-        from shoal.simulation.engine.simulate import SimOptions, simulate
+        from shoal.simulation.engine.simulate import simulate
 
         options, seed = self.options, self.options.seed + SEED_STEP * trial
         m = options.devices or DEVICES
@@ -161,7 +162,7 @@ class _Runs:
             {},
             population,
             network_for(options.knob("model", "cnn"), self.data, options.knob("hidden", HIDDEN)),
-            SimOptions(
+            paper_options(
                 rounds=rounds,
                 local=local_of(options),
                 seed=seed,
@@ -169,9 +170,6 @@ class _Runs:
                 evaluate_every=0,
                 device=options.device,
                 deferred=False,
-                weight_cap=0.0,
-                robust="off",
-                norm_screen=False,
             ),
             watch=watch,
         )

@@ -139,28 +139,27 @@ def run(options: Options, progress: Progress) -> Result:
 
 
 def _learn(algorithm: str, population: Population, rounds: int, options: Options) -> SimResult:
-    from shoal.simulation.engine.simulate import SimOptions, simulate
+    from shoal.experiments.common.paper import paper_options
+    from shoal.simulation.engine.simulate import simulate
     from shoal.simulation.trainers.networks import Softmax
 
     settings = dict(options.settings) if algorithm == "cfl" else {}
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=rounds,
         local=LOCAL,
         seed=options.seed,
         mask=options.mask,
         count="all",
         deferred=False,
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
     )
     return simulate(algorithm, settings, population, Softmax(2, 2), sim_options)
 
 
 def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDArray[np.float64], float, float, float]:
     """Return a path of FedAvg, (rounds + 1, 2), and at its end the mean's norm, the largest norm, and the gradients' cosine."""
+    from shoal.experiments.common.paper import paper_options
     from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import SimOptions, simulate
+    from shoal.simulation.engine.simulate import simulate
     from shoal.simulation.trainers.networks import Linear
 
     shards = tuple(Shard(np.array([x], np.float32), np.array([y], np.float32)) for x, y in EQUATIONS[name])
@@ -171,15 +170,12 @@ def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDAr
         points.append(seen.workforce.theta(seen.plan, next(iter(seen.plan.models))))
         last[:] = np.stack([c.row for c in seen.contributions]) / PATH_LOCAL.lr
 
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=PATH_ROUNDS,
         local=PATH_LOCAL,
         mask=options.mask,
         evaluate_every=0,
         deferred=False,
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
     )
     done = simulate("fedavg", {}, Population(shards), Linear(2), sim_options, watch=watch, start=start[None])
     points.append(next(iter(done.thetas.values())))

@@ -7,8 +7,9 @@ from typing import Any
 
 from shoal.experiments.cfl.watch import CflWatch
 from shoal.experiments.common.experiment import Options, Progress, Result
+from shoal.experiments.common.paper import paper_options
 from shoal.simulation.data import Population
-from shoal.simulation.engine.simulate import SimOptions, SimResult, SimRound, simulate
+from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
 from shoal.simulation.trainers.networks import Network
 from shoal.task.manifest import LocalTraining
 from shoal.util.console import counted
@@ -46,7 +47,7 @@ def watched(
     progress.stage(
         f"{algorithm}: {counted(len(population), 'device')}, {counted(rounds, 'round')}, {network.length} coordinates"
     )
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=rounds,
         local=local,
         seed=options.seed,
@@ -56,9 +57,6 @@ def watched(
         trainer=options.knob("trainer", "auto"),
         device=options.device,
         deferred=False,
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
     )
     return watch, simulate(algorithm, settings, population, network, sim_options, told, watch=watch)
 

@@ -215,8 +215,9 @@ def leaders(clusters: Mapping[str, int], turn_of: Mapping[str, int]) -> dict[int
 
 def run(options: Options, progress: Progress) -> Result:
     """Run ``newcomers``."""
+    from shoal.experiments.common.paper import paper_options
     from shoal.experiments.data import datasets
-    from shoal.simulation.engine.simulate import SimOptions, SimRound, simulate
+    from shoal.simulation.engine.simulate import SimRound, simulate
     from shoal.simulation.trainers.networks import OneHidden
 
     algorithm = options.algorithm or next(iter(METHODS))
@@ -245,7 +246,7 @@ def run(options: Options, progress: Progress) -> Result:
     progress.stage(
         f"{algorithm}: {counted(founders, 'founder')} for {counted(alone, 'round')}, then {counted(count, 'newcomer')}"
     )
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=rounds,
         local=local,
         pretrain=pretrain,
@@ -257,9 +258,6 @@ def run(options: Options, progress: Progress) -> Result:
         device=options.device,
         deferred=False,  # both algorithms compare single updates
         arrivals=dict.fromkeys(newcomers, alone + 1),
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
     )
     done = simulate(algorithm, settings, population, network, sim_options, told, watch=placements)
     last = done.history[-1]

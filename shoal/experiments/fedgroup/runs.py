@@ -21,11 +21,12 @@ from aggregator.strategies.base import RoundPlan, Strategy, final_assignment
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
+from shoal.experiments.common.paper import paper_options
 from shoal.experiments.data.shares import statistics
 from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population
 from shoal.simulation.engine.evaluation import Evaluation, evaluate
-from shoal.simulation.engine.simulate import Observation, SimOptions, SimResult, SimRound, simulate
+from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
 from shoal.simulation.trainers.networks import Network
 from shoal.task.manifest import LocalTraining
 from shoal.util.console import counted
@@ -185,7 +186,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
     mu = options.knob("mu", setup.mu) if method.proximal else 0.0
     local = LocalTraining(epochs=options.knob("epochs", EPOCHS), batch_size=BATCH, lr=lr, prox_mu=mu)
     steps = options.knob("pretrain_steps", PRETRAIN_STEPS)
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=rounds,
         local=local,
         pretrain=LocalTraining(epochs=0, steps=steps, batch_size=BATCH, lr=lr),
@@ -197,9 +198,6 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         protocol="assigned",
         trainer=options.knob("trainer", setup.trainer),
         device=options.device,
-        weight_cap=0.0,  # the paper has neither a cap nor a limit on norms
-        robust="off",
-        norm_screen=False,
     )
     scores = Scores(everybody=not method.groups, every=max(1, options.knob("evaluate_every", 1)), rounds=rounds)
     last: dict[str, Any] = {}

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.experiments.common.paper import paper_options
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.engine.simulate import SimOptions, local_settings, simulate
+from shoal.simulation.engine.simulate import local_settings, simulate
 from shoal.simulation.trainers.networks import Network, OneHidden, origins, sample_losses, unflatten
 from shoal.task.manifest import LocalTraining
 
@@ -112,9 +113,7 @@ def _whole_blocks(
     population: Population, network: Network, local: LocalTraining, rounds: int, seed: int, start: NDArray[np.float32]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each device's place and final theta (d,), trained by the strategy ``local``."""
-    options = SimOptions(
-        rounds, local_settings(local), seed=seed, evaluate_every=0, weight_cap=0.0, robust="off", norm_screen=False
-    )
+    options = paper_options(rounds=rounds, local=local_settings(local), seed=seed, evaluate_every=0)
     for begin in range(0, len(population), BLOCK_DEVICES):
         some = slice(begin, begin + BLOCK_DEVICES)
         block = Population(population.train[some], names=population.names[some])

@@ -11,10 +11,11 @@ import numpy as np
 from aggregator.strategies.base import Event
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
+from shoal.experiments.common.paper import paper_options
 from shoal.experiments.ifca.alone import train_alone
 from shoal.simulation.data import Population
 from shoal.simulation.engine.metrics import adjusted_rand, purity
-from shoal.simulation.engine.simulate import SimOptions, SimResult, SimRound, simulate
+from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
 from shoal.simulation.trainers.networks import Network
 from shoal.task.manifest import LocalTraining
 from shoal.util.console import counted
@@ -112,7 +113,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
     settings = {"global": {}, "one-shot": {"k": str(setup.k), **given}}.get(algorithm)
     if settings is None:
         settings = ifca_settings(setup, given)
-    sim_options = SimOptions(
+    sim_options = paper_options(
         rounds=setup.rounds,
         local=setup.local,
         pretrain=setup.pretrain,
@@ -126,9 +127,6 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         trainer=options.knob("trainer", "auto"),
         device=options.device,
         checkpoint=options.checkpoint,
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
     )
 
     def told(closed: SimRound) -> None:

@@ -214,9 +214,10 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     """
     import torch
 
+    from shoal.experiments.common.paper import paper_options
     from shoal.experiments.ifca.linear import Batch, make_mixture, one_at_a_time, random_starts
     from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import SimOptions, simulate
+    from shoal.simulation.engine.simulate import simulate
     from shoal.simulation.trainers.networks import Linear
     from shoal.task.manifest import LocalTraining
 
@@ -234,16 +235,7 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     numpy_s = (time.process_time() - begin_s) / iterations
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
     recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
-    options = SimOptions(
-        iterations,
-        recipe,
-        mask=plan.mask,
-        evaluate_every=0,
-        trainer="loop",
-        weight_cap=0.0,
-        robust="off",
-        norm_screen=False,
-    )
+    options = paper_options(rounds=iterations, local=recipe, mask=plan.mask, evaluate_every=0, trainer="loop")
     settings = {"k": str(point.k), "option": "gradient"}
     run_ = simulate("ifca", settings, population, Linear(point.d), options, start=starts[0].numpy())
     return {

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import Event
-from shoal import limits
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
 from shoal.experiments.wild import images, scenarios, tables
 from shoal.experiments.wild.fleets import Fleet
-from shoal.owner.runs.plan import DEFAULT_MIN_CONTRIBUTORS, RunOptions
+from shoal.limits import ROBUST_RULES
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS, DEFAULT_ROBUST
+from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
@@ -34,12 +35,27 @@ STILL_ROUNDS: Final = 10
 """A cluster stands still if its model did not change in this many last rounds."""
 LOCAL: Final = "local"
 TRUE_GROUPS: Final = "true-groups"
-GIVEN_GROUPS: Final[Mapping[str, str]] = {"ifca": "k", "fedgroup": "groups", "fesem": "k", "one-shot": "k"}
+GIVEN_GROUPS: Final[Mapping[str, str]] = {"fesem": "k"}
 """The setting for the number of groups, of strategies that can't find it themselves."""
 FEWEST_GROUPS: Final = 2
 """Number of groups that these strategies are given where there are none."""
 KNOBS: Final = ("test_images", "given_groups", "min_contributors", "robust")
-SHOWN: Final = ("sizes", "cluster", "children", "device", "prefer", "margin", "p_value", "least", "groups", "models")
+SHOWN: Final = (
+    "k",
+    "silhouette",
+    "gain",
+    "sizes",
+    "cluster",
+    "children",
+    "device",
+    "prefer",
+    "margin",
+    "p_value",
+    "least",
+    "groups",
+    "models",
+    "reason",
+)
 """Details of an event that a result holds."""
 UNREPORTED_EVENTS: Final = frozenset({"discrepancy", "norms"})
 
@@ -83,10 +99,10 @@ def run(options: Options, progress: Progress) -> Result:
         strategy,
         settings,
         min_contributors=options.knob("min_contributors", DEFAULT_MIN_CONTRIBUTORS),
-        robust=options.knob("robust", limits.DEFAULT_ROBUST),
+        robust=options.knob("robust", DEFAULT_ROBUST),
     )
-    if chosen.robust not in limits.ROBUST_RULES:
-        raise UsageError(f"no robust rule {chosen.robust!r}", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
+    if chosen.robust not in ROBUST_RULES:
+        raise UsageError(f"no robust rule {chosen.robust!r}", hint=f"there are {', '.join(ROBUST_RULES)}")
     progress.stage(f"{algorithm}: {counted(len(fleet.population), 'device')}, {counted(rounds, 'round')}")
 
     def told(closed: SimRound) -> None:

@@ -2,7 +2,7 @@
 
 Each run ends with a personal finish on every device (`shoal.simulation.engine.personal`), so that strategies are compared with
 FedAvg and the same finish. Beside them: ``local`` trains every device alone, and ``true-groups`` is FedAvg within the true
-groups. Strategies that can't find the number of groups are given it (``--set given_groups=off`` takes their defaults).
+groups. FeSEM can't find the number of groups and is given it (``--set given_groups=off`` takes its default).
 FedProx and FedGrouProx need a proximal weight, which has no default, and are left out.
 
 ``--scenario`` names the fleet. Weights, limits and the smallest mean are those of ``shoal-fleet run``, local training is the

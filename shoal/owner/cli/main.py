@@ -16,6 +16,7 @@ from shoal.errors import ConfigError, UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.runs import defaults
 from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
 from shoal.util.wanted import wanted
 
@@ -223,7 +224,9 @@ def run(
             "values."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = 50,
+    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = (
+        defaults.DEFAULT_ROUNDS
+    ),
     mode: Annotated[
         str,
         typer.Option(
@@ -231,38 +234,46 @@ def run(
             "--mask",
             help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
         ),
-    ] = "rotation",
+    ] = defaults.DEFAULT_MODE,
     norm_limit: Annotated[
         float,
         typer.Option(
             help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case."
         ),
-    ] = 1000.0,
+    ] = defaults.DEFAULT_NORM_LIMIT,
     max_samples: Annotated[
         int,
         typer.Option(
             help="Largest sample count that a device reports, even if it has more samples.", min=1, max=2**32 - 1
         ),
-    ] = limits.DEFAULT_MAX_SAMPLES,
+    ] = defaults.DEFAULT_MAX_SAMPLES,
     weight_cap: Annotated[
         float,
         typer.Option(
             help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
         ),
-    ] = limits.DEFAULT_WEIGHT_CAP,
+    ] = defaults.DEFAULT_WEIGHT_CAP,
     robust: Annotated[
         str,
         typer.Option(
             help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
         ),
-    ] = limits.DEFAULT_ROBUST,
-    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = 3,
-    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = 0.8,
-    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
-    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = 60.0,
+    ] = defaults.DEFAULT_ROBUST,
+    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
+        defaults.DEFAULT_MIN_CONTRIBUTORS
+    ),
+    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = (
+        defaults.DEFAULT_QUORUM
+    ),
+    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = (
+        defaults.DEFAULT_PARTICIPATION
+    ),
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = (
+        defaults.DEFAULT_DEADLINE_S
+    ),
     weighting: Annotated[
         str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
-    ] = "samples",
+    ] = defaults.DEFAULT_WEIGHTING,
     norm_noise: Annotated[
         float,
         typer.Option(
@@ -271,10 +282,10 @@ def run(
             min=0,
             max=limits.MAX_NORM_NOISE,
         ),
-    ] = 0.0,
+    ] = defaults.DEFAULT_NORM_NOISE,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
-    ] = 0,
+    ] = defaults.DEFAULT_EVALUATE_EVERY,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -289,7 +300,8 @@ def run(
     if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
         raise UsageError(
             f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
-            hint="0 turns it off; 3 is the default; below 1 even the median device would weigh less than its samples",
+            hint=f"0 turns it off; {defaults.DEFAULT_WEIGHT_CAP:g} is the default; below 1 even the median device would weigh "
+            "less than its samples",
         )
     if robust not in limits.ROBUST_RULES:
         raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")

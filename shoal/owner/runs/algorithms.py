@@ -8,6 +8,7 @@ import sys
 
 from aggregator.strategies.base import Strategy
 from aggregator.strategies.registry import STRATEGIES
+from aggregator.strategies.settings import AUTO, AUTO_TEXT
 
 
 def describe() -> list[str]:
@@ -19,7 +20,10 @@ def _describe(name: str, strategy: type[Strategy]) -> str:
     kind = strategy.settings_type
     about = inspect.getdoc(sys.modules[strategy.__module__]) or ""
     lines = [f"{name}: {about.splitlines()[0]}"]
-    defaults = [f"{f.name}={_text(f.default)}" for f in dataclasses.fields(kind)]
+    defaults = [
+        f"{f.name}={AUTO_TEXT if f.name == kind.clusters_setting and f.default == AUTO else _text(f.default)}"
+        for f in dataclasses.fields(kind)
+    ]
     if not defaults:
         return "\n".join([*lines, "    (no settings)"])
     lines.append(f"    {' '.join(defaults)}")

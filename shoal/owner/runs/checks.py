@@ -80,9 +80,11 @@ def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
     per_round, least = len(drawn(plan, 1, devices)), plan.min_contributors
     taking_part = counted(per_round, "device") + ("" if per_round == len(devices) else " a round")
     _, clusters = _clusters(plan)
-    if per_round / clusters < least:
+    # Where a mean needs more than one device, clusters of a given number take turns.
+    at_hand, shared = (len(devices), counted(len(devices), "device")) if least > 1 else (per_round, taking_part)
+    if at_hand / clusters < least:
         yield (
-            f"{taking_part} for {counted(clusters, 'cluster')} are fewer than --min-contributors {least} for each: {KEEPS}"
+            f"{shared} for {counted(clusters, 'cluster')} are fewer than --min-contributors {least} for each: {KEEPS}"
         )
     if plan_settings(plan).splits and per_round < 2 * least:
         yield (
@@ -99,5 +101,4 @@ def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
 def _clusters(plan: RunPlan) -> tuple[str, int]:
     """Return the setting that fixes the number of clusters, and the number: ("", 1) if there is no such setting."""
     settings = plan_settings(plan)
-    name = settings.clusters_setting
-    return name, int(getattr(settings, name)) if name else 1
+    return settings.clusters_setting, settings.clusters

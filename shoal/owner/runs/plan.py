@@ -14,11 +14,11 @@ from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
-from shoal import limits
 from shoal.errors import ConfigError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
+from shoal.owner.runs import defaults
 from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage, RunPlan, SegmentSpec, Setting
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 
     from shoal.task.bundle import TaskBundle
 
-DEFAULT_MIN_CONTRIBUTORS: Final = 3
-"""Every device can unmask a broadcast mean, and a mean of fewer devices nearly shows one device's update."""
-
-
 RANGES_HINT: Final = "`shoal-fleet run --help` lists the range of each option"
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The owner's choices for a run; the rest of the plan follows from fleet and task.
+    """The owner's choices for a run, with the defaults of `shoal.owner.runs.defaults`; the rest follows from fleet and task.
 
     Attributes:
         algorithm, settings: see `aggregator.strategies`.
@@ -63,22 +59,22 @@ class RunOptions:
 
     algorithm: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    rounds: int = 50
-    mode: str = "rotation"
+    rounds: int = defaults.DEFAULT_ROUNDS
+    mode: str = defaults.DEFAULT_MODE
     local: LocalTraining | None = None
     pretrain: LocalTraining | None = None
-    norm_limit: float = 1000.0
-    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
-    quorum: float = 0.8
-    participation: float = 1.0
-    deadline_s: float = 60.0
-    weighting: str = "samples"
-    evaluate_every: int = 0
+    norm_limit: float = defaults.DEFAULT_NORM_LIMIT
+    min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
+    quorum: float = defaults.DEFAULT_QUORUM
+    participation: float = defaults.DEFAULT_PARTICIPATION
+    deadline_s: float = defaults.DEFAULT_DEADLINE_S
+    weighting: str = defaults.DEFAULT_WEIGHTING
+    evaluate_every: int = defaults.DEFAULT_EVALUATE_EVERY
     seed: int | None = None
-    norm_noise: float = 0.0
-    max_samples: int = limits.DEFAULT_MAX_SAMPLES
-    weight_cap: float = limits.DEFAULT_WEIGHT_CAP
-    robust: str = limits.DEFAULT_ROBUST
+    norm_noise: float = defaults.DEFAULT_NORM_NOISE
+    max_samples: int = defaults.DEFAULT_MAX_SAMPLES
+    weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
+    robust: str = defaults.DEFAULT_ROBUST
 
 
 def origins_needed(options: RunOptions) -> int:

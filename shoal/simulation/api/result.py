@@ -68,9 +68,10 @@ class Result:
     def personal(self) -> NDArray[np.float64] | None:
         """Share of right labels on each device's test share after its personal finish, shape (devices,), float64.
 
-        Each device chooses among its cluster's model, that model after 1, 3 and 10 more local epochs, and a model that it
-        trained alone, by its validation share; see `shoal.simulation.engine.personal`. The first access trains these models,
-        which takes as long as a run of the strategy ``local``. NaN without a test share; None for regression.
+        Each device chooses by its validation share among its cluster's model, that model after 1, 3 and 10 more local epochs,
+        the models above it with cfl's setting ``path``, Ditto's if `simulate` was given a weight, and a model that it trained
+        alone; see `edge_client.learning.personal`. The first access trains these models, which takes as long as a run of the
+        strategy ``local``. NaN without a test share; None for regression.
         """
         return self._finish()
 

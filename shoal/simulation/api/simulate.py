@@ -19,9 +19,12 @@ from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
+from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
 from shoal.errors import UsageError
-from shoal.limits import DEFAULT_ROBUST, ROBUST_RULES
+from shoal.limits import MOST_DITTO_WEIGHT, ROBUST_RULES
+from shoal.owner.runs.defaults import DEFAULT_ROBUST
 from shoal.owner.runs.training import local_training
+from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
@@ -29,10 +32,11 @@ from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
-from shoal.simulation.engine.personal import finish
+from shoal.simulation.engine.personal import drawn_start, finish
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
+from shoal.types import Float32Vector
 from shoal.util.console import note
 
 SAMPLES_TRIED: Final = 8
@@ -55,6 +59,7 @@ def simulate(
     local: Mapping[str, Any] | None = None,
     task: str = "classification",
     progress: bool = False,
+    personal: float = 0.0,
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -77,6 +82,7 @@ def simulate(
         local: local training, as ``--local`` takes it.
         task: ``classification``, ``regression`` or ``sequence``.
         progress: write a line a round to stderr.
+        personal: weight of the proximal term of Ditto's personal model, a further candidate of `Result.personal`; 0 is none.
 
     Raises:
         UsageError: an argument makes no sense.
@@ -85,6 +91,8 @@ def simulate(
         TaskError: the model does not fit the data, or training diverged.
     """
     _check(rounds, seed, participation, robust)
+    if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
+        raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
     fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust)
     source = source_of(model, task, seed)
@@ -110,7 +118,7 @@ def simulate(
     if chosen.uses_validation:
         require_validation(population, name)
     per_round = len(drawn(plan, 1, population.names))
-    _check_sizes(per_round, chosen, options.min_contributors, name)
+    _check_sizes(per_round, len(population), chosen, options.min_contributors, name)
     start = source.origins(plan.origins, seed)
     threads = torch.get_num_threads()
     try:
@@ -136,7 +144,7 @@ def simulate(
         events=[event for _, event in result.events],
         _template=source.template,
         _thetas=result.thetas,
-        _finish=partial(_personal, result, options, start, source.kind),
+        _finish=partial(_personal, result, options, start, source.kind, personal),
     )
 
 
@@ -180,23 +188,26 @@ def _text(values: Mapping[str, Any], what: str) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _check_sizes(per_round: int, settings: StrategySettings, least: int, strategy: str) -> None:
+def _check_sizes(per_round: int, devices: int, settings: StrategySettings, least: int, strategy: str) -> None:
     """Refuse a run in which no model can change; warn where clusters may be too small.
 
+    Clusters of a given number take turns under partial participation, so all devices count for them.
+
     Raises:
-        UsageError: a round has fewer devices than one mean or than clusters.
+        UsageError: a round has fewer devices than one mean, or there are fewer devices than clusters.
     """
-    clusters = int(getattr(settings, settings.clusters_setting)) if settings.clusters_setting else 1
-    if per_round < max(least, clusters):
-        need = f"means of at least {least} devices" if least >= clusters else f"{clusters} clusters"
+    clusters = settings.clusters
+    if per_round < least or devices < clusters:
+        need = f"means of at least {least} devices" if per_round < least else f"{clusters} clusters"
         raise UsageError(
             f"{per_round} devices take part in a round, and {strategy} forms {need}: no model would ever change",
             hint="give more partitions, or a higher participation",
         )
     wanted = max(clusters, 2 if settings.splits else 1)
-    if per_round < least * wanted:
+    at_hand = per_round if settings.splits else devices
+    if at_hand < least * wanted:
         warnings.warn(
-            f"{per_round} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
+            f"{at_hand} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
             "so smaller clusters keep their model",
             stacklevel=3,
         )
@@ -232,12 +243,21 @@ def _figures(
 
 
 def _personal(
-    result: engine.SimResult, options: SimOptions, start: NDArray[np.float32], kind: Kind
+    result: engine.SimResult, options: SimOptions, start: NDArray[np.float32], kind: Kind, weight: float
 ) -> NDArray[np.float64] | None:
     """Return the accuracy of each device after its personal finish, shape (devices,); None for regression."""
     if kind == "regression":
         return None
     workforce = result.workforce
+    local = workforce.run.local
+    alone_options = dataclasses.replace(
+        options,
+        rounds=alone_rounds(local, workforce.run.rounds),
+        local=alone_recipe(local),
+        participation=1.0,
+        min_contributors=1,
+        evaluate_every=0,
+    )
     threads = torch.get_num_threads()
     try:
         alone = engine.simulate(
@@ -245,17 +265,28 @@ def _personal(
             {},
             workforce.population,
             workforce.network,
-            dataclasses.replace(options, participation=1.0, min_contributors=1, evaluate_every=0),
-            start=start[:1],
+            alone_options,
+            start=drawn_start(workforce.network, start[0], workforce.run.seed),
         )
         own = [np.stack([done.thetas[int(model)] for model in done.taken()]) for done in (result, alone)]
-        found = finish(workforce, own[0], result.all_rounds + 1, own[1])
+        found = finish(workforce, own[0], result.all_rounds + 1, own[1], above=_above(result), weight=weight)
     finally:
         torch.set_num_threads(threads)
     accuracy = np.full(len(found.tested), np.nan)
     tested = found.tested > 0
     accuracy[tested] = found.correct[tested] / found.tested[tested]
     return accuracy
+
+
+def _above(result: engine.SimResult) -> list[dict[str, Float32Vector]]:
+    """Return the models above each device's own in cfl's tree, from the root, by candidate; empty without ``path``."""
+    assignments = result.final_plan().assignments
+    found = []
+    for name in result.workforce.population.names:
+        kept = assignments[name].phase == Phase.KEEP
+        nodes = sorted(assignments[name].candidates[1:]) if kept else []
+        found.append({node_name(node): result.thetas[node] for node in nodes})
+    return found
 
 
 def _round(record: SimRound, kind: Kind) -> Round:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.rounds.standstill import Standstill
 from aggregator.strategies.base import Event
 from aggregator.strategies.robust import Standings
 from shoal.errors import DocumentError, IntegrityError
@@ -30,7 +31,7 @@ from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 S = TypeVar("S")
-VERSION: Final = 5
+VERSION: Final = 6
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 _DOCUMENT: Final = "document"
@@ -48,7 +49,9 @@ class ResumePoint:
         history, starts: rounds of the current start, and of each earlier one.
         events: events of all rounds, each with its counted round.
         uncounted_s, uncounted_events: CPU seconds and events of the rounds since the last counted one.
-        levels: see `aggregator.rounds.screening`; apart: see `aggregator.rounds.standing_apart`.
+        levels: see `aggregator.rounds.screening`.
+        standstill: see `aggregator.rounds.standstill`.
+        apart: see `aggregator.rounds.standing_apart`.
     """
 
     round: int
@@ -60,6 +63,7 @@ class ResumePoint:
     uncounted_s: float
     uncounted_events: tuple[Event, ...]
     levels: Mapping[str, float] = field(default_factory=dict)
+    standstill: Standstill = field(default_factory=Standstill)
     apart: Standings = field(default_factory=Standings)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import RoundPlan
-from shoal.protocol.messages import Share
+from shoal.protocol.messages import Phase, Share
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Shelf
 
@@ -94,7 +94,8 @@ def assigned(
     undecided: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for i, place in enumerate(places):
         assignment = final.assignments[workforce.population.names[int(place)]]
-        if len(assignment.candidates) == 1:
+        # With KEEP the other candidates are the models above the device's own in cfl's tree: stored, but not scored.
+        if len(assignment.candidates) == 1 or assignment.phase == Phase.KEEP:
             chosen[i] = row_of[assignment.candidates[0]]
         else:
             undecided.setdefault((assignment.candidates, assignment.share), []).append(i)

@@ -1,37 +1,29 @@
 """The personal finish of simulated devices: each keeps its cluster's model, or a model of its own that is clearly better.
 
-After the last round a device trains its cluster's model further and compares the results, and a model that it trained alone
-from the start, by its own validation share. It leaves the cluster's model only for a gain of at least one standard error in
-a paired test, since the best of several models on few samples is often best by chance.
-
-A real device does not do this yet. The simulator measures it, so that results can be compared with it.
+It is the finish of real devices (`edge_client.learning.finish`), by the same rule (`edge_client.learning.personal`), with
+the same batches and the same fresh start of the model that is trained alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edge_client.learning.personal import ALONE, CLUSTER, DITTO, EPOCHS, choose, ditto_recipe, one_epoch
 from edge_client.learning.update import BatchOrder
+from edge_client.models import fresh_start
 from shoal.protocol.documents import LocalSettings
 from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard
 from shoal.simulation.engine.workforce import Workforce
-from shoal.simulation.trainers.networks import tensor, unflatten
-
-EPOCHS: Final = (1, 3, 10)
-"""Local epochs on top of the cluster's model after which a device looks at the result."""
-CLUSTER: Final = "cluster"
-ALONE: Final = "alone"
-FEWEST_PAIRS: Final = 2
-"""Fewest validation samples of a paired test."""
+from shoal.simulation.trainers.networks import Network, tensor, unflatten
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class Personal:
     Attributes:
         losses: mean test loss, float64; NaN without a test share.
         correct: labels predicted right; tested: labels seen; int64.
-        choices: ``cluster``, the number of local epochs on top, or ``alone``.
+        choices: names of the chosen candidates, as `edge_client.learning.personal` gives them.
     """
 
     losses: NDArray[np.float64]
@@ -63,7 +55,13 @@ def measure(workforce: Workforce, models: NDArray[np.float32]) -> Personal:
 
 
 def finish(
-    workforce: Workforce, models: NDArray[np.float32], round_: int, alone: NDArray[np.float32] | None = None
+    workforce: Workforce,
+    models: NDArray[np.float32],
+    round_: int,
+    alone: NDArray[np.float32] | None = None,
+    *,
+    above: Sequence[Mapping[str, Float32Vector]] = (),
+    weight: float = 0.0,
 ) -> Personal:
     """Let every device choose its model.
 
@@ -72,45 +70,68 @@ def finish(
         models: the model of each device's cluster, shape (devices, d).
         round_: number of the final round; the batch orders of the rounds from there on are used.
         alone: a model that each device trained alone, shape (devices, d); None if there are none.
+        above: of each device the models above its own in cfl's tree, by candidate; empty if there are none.
+        weight: of Ditto's proximal term; 0 leaves that candidate out.
 
     Raises:
         TaskError: training diverged.
     """
-    candidates = {CLUSTER: torch.from_numpy(models)}
-    if alone is not None:
-        candidates[ALONE] = torch.from_numpy(alone)
-    thetas = candidates[CLUSTER].clone()
-    for epoch in range(1, max(EPOCHS) + 1):
-        _train(workforce, thetas, round_ + epoch - 1)
-        if epoch in EPOCHS:
-            candidates[str(epoch)] = thetas.clone()
-    choices = tuple(_choice(workforce, i, candidates) for i in range(len(models)))
-    chosen = torch.stack([candidates[choice][i] for i, choice in enumerate(choices)])
+    found = candidates(workforce, models, round_, alone, above=above, weight=weight)
+    losses = [sample_losses(workforce, i, each) for i, each in enumerate(found)]
+    choices = tuple(choose(each) if each else CLUSTER for each in losses)
+    chosen = torch.stack([each[choice] for each, choice in zip(found, choices, strict=True)])
     return dataclasses.replace(measure(workforce, chosen.numpy()), choices=choices)
 
 
-def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether ``other`` has the smaller losses (n,) by at least one standard error of the mean difference."""
-    if len(own) < FEWEST_PAIRS:
-        return False
-    gains = own - other
-    mean = float(gains.mean())
-    return mean > 0 and mean >= float(gains.std(ddof=1)) / math.sqrt(len(gains))
+def candidates(
+    workforce: Workforce,
+    models: NDArray[np.float32],
+    round_: int,
+    alone: NDArray[np.float32] | None = None,
+    *,
+    above: Sequence[Mapping[str, Float32Vector]] = (),
+    weight: float = 0.0,
+) -> list[dict[str, Tensor]]:
+    """Return the candidates (d,) of every device by name, in the order of `edge_client.learning.finish`; see `finish`."""
+    local = workforce.run.local
+    start = torch.from_numpy(models)
+    stacked = {CLUSTER: start}
+    thetas = start.clone()
+    for epoch in range(1, max(EPOCHS) + 1):
+        _train(workforce, thetas, round_ + epoch - 1, one_epoch(local))
+        if epoch in EPOCHS:
+            stacked[str(epoch)] = thetas.clone()
+    later: dict[str, Tensor] = {}
+    if weight:
+        later[DITTO] = start.clone()
+        _train(workforce, later[DITTO], round_, ditto_recipe(local, weight))
+    if alone is not None:
+        later[ALONE] = torch.from_numpy(alone)
+    found = []
+    for i in range(len(models)):
+        nodes = above[i] if above else {}
+        mine = {name: all_[i] for name, all_ in stacked.items()}
+        mine |= {name: torch.from_numpy(theta) for name, theta in nodes.items()}
+        found.append(mine | {name: all_[i] for name, all_ in later.items()})
+    return found
 
 
-def _choice(workforce: Workforce, device: int, candidates: dict[str, Tensor]) -> str:
-    """Return the candidate with the least validation loss among the cluster's model and those clearly better than it."""
+def sample_losses(workforce: Workforce, device: int, models: Mapping[str, Tensor]) -> dict[str, NDArray[np.float64]]:
+    """Return each candidate's loss of each validation sample of a device, (n,) by name; empty without such samples."""
     shard = workforce.population.validation[device]
     if not len(shard):
-        return CLUSTER
-    losses = {name: _sample_losses(workforce, models[device], shard)[0] for name, models in candidates.items()}
-    better = [name for name in candidates if name != CLUSTER and clearly_better(losses[CLUSTER], losses[name])]
-    return min((CLUSTER, *better), key=lambda name: float(losses[name].mean()))
+        return {}
+    return {name: _sample_losses(workforce, theta, shard)[0] for name, theta in models.items()}
 
 
-def _train(workforce: Workforce, thetas: Tensor, round_: int) -> None:
-    """Train every device's model (devices, d) for an epoch, in place."""
-    recipe = _epoch_of(workforce.run.local)
+def drawn_start(network: Network, origin: Float32Vector, seed: int) -> NDArray[np.float32]:
+    """Return the model (1, d) from which devices train alone after a run that began with ``origin`` (d,), float32."""
+    lengths = [int(np.prod(shape)) for shape in network.shapes]
+    return fresh_start.draw(fresh_start.figures_of(origin, lengths), lengths, seed)[None]
+
+
+def _train(workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:
+    """Train every device's model (devices, d) by a recipe, in place."""
     shelf, names = workforce.shelf(Share.TRAIN), workforce.population.names
     with torch.no_grad():
         for part in shelf.parts(np.arange(len(thetas)), *workforce.trainer.limits(1)):
@@ -120,11 +141,6 @@ def _train(workforce: Workforce, thetas: Tensor, round_: int) -> None:
                 models, np.arange(len(part)), shelf.block(part), orders, recipe, workforce.run.rounds
             )
             thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
-
-
-def _epoch_of(local: LocalSettings) -> LocalSettings:
-    """Return the recipe for one epoch; a recipe that counts steps is taken as it is."""
-    return dataclasses.replace(local, epochs=1, steps=0) if local.epochs and local.batch_size else local
 
 
 def _sample_losses(workforce: Workforce, theta: Tensor, shard: Shard) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aggregator.strategies.base import Event
-from shoal.limits import DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
+from shoal.owner.runs import defaults
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.engine.evaluation import Protocol
 from shoal.task.manifest import LocalTraining
@@ -17,6 +17,9 @@ from shoal.task.manifest import LocalTraining
 @dataclass(frozen=True, slots=True)
 class SimOptions:
     """Options of a simulated run, besides strategy, data and network.
+
+    Participation, weights, limits and the smallest mean are a fleet's unless given (`shoal.owner.runs.defaults`). A simulated run
+    has no mask unless asked, since a mask changes no result, and measures accuracy after every round.
 
     Attributes:
         rounds: number of counted rounds (see ``count``); those of IFCA's abandoned starts don't count.
@@ -43,13 +46,13 @@ class SimOptions:
     seed: int = 0
     mask: str = "none"
     pretrain: LocalTraining | LocalSettings | None = None
-    participation: float = 1.0
-    weighting: str = "samples"
-    weight_cap: float = DEFAULT_WEIGHT_CAP
-    robust: str = DEFAULT_ROBUST
+    participation: float = defaults.DEFAULT_PARTICIPATION
+    weighting: str = defaults.DEFAULT_WEIGHTING
+    weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
+    robust: str = defaults.DEFAULT_ROBUST
     norm_screen: bool = True
-    norm_limit: float = 1e9
-    min_contributors: int = 1
+    norm_limit: float = defaults.DEFAULT_NORM_LIMIT
+    min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"
     protocol: Protocol = "assigned"

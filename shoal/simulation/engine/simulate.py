@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standing_apart import observed
+from aggregator.rounds.standstill import RoundFacts, Standstill, observe
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
+from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.robust import RobustMean, Standings
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
-from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
@@ -198,10 +199,17 @@ def simulate(
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
 
     Raises:
-        ConfigError: the strategy refuses the settings, or too few rounds count (see ROUNDS_SPARE).
+        ConfigError: the strategy refuses the settings, a round has too few devices for a mean, or too few rounds count (see
+            ROUNDS_SPARE).
         TaskError: training diverged.
     """
     run = sim_plan(algorithm, settings, network, options, strategy)
+    present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
+    if 0 < present < run.min_contributors:
+        raise ConfigError(
+            f"{present} devices take part in a round, and a mean takes {run.min_contributors}: no model would ever change",
+            hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
+        )
     single = run.robust != "off" or tamper is not None
     if single and options.deferred:
         raise ConfigError(
@@ -266,6 +274,7 @@ class _Simulation:
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
         self.levels: Levels = {}
+        self.standstill = Standstill()
         self.apart = Standings()
 
     def _there(self, round_: int) -> tuple[str, ...]:
@@ -300,13 +309,12 @@ class _Simulation:
                 state = self.strategy.absorb(state, contribution)
             self.average.begin(self.apart)
             state, outcome = self.strategy.close(state, plan)
+            outcome = self._with_standstill(plan, state, outcome, screened.accepted, refused)
             self.apart, named = observed(self.apart, self.average.take(), round_, run.robust)
             outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
             state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
-            counts = options.count == "all" or any(
-                o.train and o.phase == Phase.TRAIN for o in plan.assignments.values()
-            )
+            counts = options.count == "all" or plan.trains
             number = len(self.history) + 1 if counts else 0
             if counts:
                 self._record(number, round_, state, given, outcome, seconds, refused)
@@ -348,6 +356,29 @@ class _Simulation:
             workforce=self.workforce,
         )
 
+    def _with_standstill(
+        self,
+        plan: RoundPlan,
+        state: Any,
+        outcome: Outcome,
+        accepted: Iterable[ClientUpdate],
+        refused: Mapping[str, float],
+    ) -> Outcome:
+        """Return the outcome with the events that the aggregator adds about clusters whose model stands still."""
+        run = self.workforce.run
+        facts = RoundFacts(
+            plan=plan,
+            clusters=outcome.clusters,
+            models=self.strategy.models_of(state),
+            there=frozenset(self._there(plan.round)),
+            used=frozenset(c.device for c in accepted),
+            left_out=refused,
+        )
+        self.standstill, events = observe(
+            self.standstill, facts, least=run.min_contributors, participation=run.participation
+        )
+        return dataclasses.replace(outcome, events=(*outcome.events, *events))
+
     def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
         starts = tuple(tuple(rounds) for rounds in self.starts)
         history = tuple(self.history)
@@ -361,12 +392,14 @@ class _Simulation:
             uncounted_s=self.uncounted_s,
             uncounted_events=self.uncounted_events,
             levels=dict(self.levels),
+            standstill=self.standstill,
             apart=self.apart,
         )
 
     def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:
         self.history, self.starts = list(point.history), [list(rounds) for rounds in point.starts]
-        self.events, self.levels, self.apart = list(point.events), point.levels, point.apart
+        self.events, self.levels = list(point.events), point.levels
+        self.standstill, self.apart = point.standstill, point.apart
         self.uncounted_s, self.uncounted_events = point.uncounted_s, point.uncounted_events
         return point.round, point.spent, Outcome(point.clusters)
 

@@ -209,14 +209,15 @@ class Workforce:
         members: dict[Assignment, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for name in sorted(plan.assignments):
             assignment = plan.assignments[name]
-            alone = len(assignment.candidates) == 1
+            alone = len(assignment.scored) == 1
             # Devices that train one model each can share a block even if their models differ.
-            key = dataclasses.replace(assignment, candidates=(0,)) if alone else assignment
-            members[key].append((self.place_of[name], assignment.candidates))
+            mixed = alone and assignment.phase is not Phase.ADAPT
+            key = dataclasses.replace(assignment, candidates=(0,)) if mixed else assignment
+            members[key].append((self.place_of[name], assignment.scored))
         groups: list[Group] = []
         for assignment, work in members.items():
             ids = np.array([place for place, _ in work], np.int64)
-            alone = len(assignment.candidates) == 1
+            alone = len(assignment.scored) == 1
             rows = [[row_of[c] for c in candidates] for _, candidates in (work if alone else work[:1])]
             groups.append((assignment, ids, np.array(rows, np.int64)))
         return groups
@@ -278,6 +279,8 @@ class Workforce:
             elif assignment.train:
                 rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
+            if assignment.phase is Phase.ADAPT:
+                margins = self._adapted_margins(assignment, block, start, trained)
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:
@@ -303,6 +306,22 @@ class Workforce:
             )
             for i, place in enumerate(part)
         ]
+
+    def _adapted_margins(
+        self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
+    ) -> list[tuple[float, ...]]:
+        """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
+        assert self._round is not None
+        row_of, models = self._round.row_of, self._round.models
+        thetas = [models[torch.from_numpy(start).to(self.device)] + trained.rows()]
+        for other in assignment.candidates[1:]:
+            again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
+            thetas.append(models[row_of[other]] + again.rows())
+        shelf, found = self.shelf(assignment.share), []
+        for i, place in enumerate(block.ids):
+            own = torch.stack([theta[i] for theta in thetas])
+            found.append(reported_margins(scoring.score(self.network, own, shelf, np.array([int(place)])).losses[0]))
+        return found
 
     def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the l2 norm of every trained model, (c,) float64, for FedGroup's inter-group aggregation."""

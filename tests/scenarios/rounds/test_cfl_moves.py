@@ -5,7 +5,7 @@ import pytest
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import grouped_data, make_exact_fleet, make_fleet, same_partition, thetas, truth_of
 
-COUNT, EVERY = 8, 6
+COUNT, EVERY = 8, 7
 OPTIONS = {
     "algorithm": "cfl",
     "rounds": 3 * EVERY,

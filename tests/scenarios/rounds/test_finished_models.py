@@ -124,8 +124,9 @@ def test_the_last_three_models_stay_and_nothing_else(fleet):
     assert [m.run for m in models] == [2, 3, 4]
     files = sorted(p.name for p in (fleet.stage.device_dir(NAME) / "finished").iterdir())
     expected = {f"model-{m.own.file.hex()}.bin" for m in models} | {f"task-{m.task.hex()}.bin" for m in models}
+    expected |= {f"start-{m.run_id.hex()}.bin" for m in models}
     assert files == sorted(expected | {"list.bin"})
-    assert len(expected) == 4
+    assert len(expected) == 7
 
 
 def test_earlier_models_are_measured_again_on_the_samples_of_the_newest_run(fleet):
@@ -246,6 +247,7 @@ def test_the_command_line_names_the_run_that_answers(fleet, source, tmp_path, ca
         "round": 5,
         "cluster": 0,
         "live": False,
+        "choice": "cluster",
     }
     said = call("export", folder, str(tmp_path / "live.onnx"), "--live").out
     assert "cluster 0 of run 2, round 1" in said

@@ -223,4 +223,4 @@ def test_a_run_that_can_not_finish_says_what_it_waits_for(tmp_path):
 
 def test_a_plan_that_its_strategy_refuses_is_not_signed(tmp_path):
     with pytest.raises(ConfigError, match="leave none"):
-        make_fleet(tmp_path, algorithm="ifca", settings={"restarts": "2", "restart_rounds": "5"}, rounds=10)
+        make_fleet(tmp_path, algorithm="ifca", settings={"k": "2", "restarts": "2", "restart_rounds": "5"}, rounds=10)

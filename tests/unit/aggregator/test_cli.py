@@ -7,6 +7,7 @@ import pytest
 
 from aggregator import cli
 from aggregator.rounds.events import RoundRecord
+from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import DATABASE, Store
@@ -87,6 +88,24 @@ def test_a_serving_aggregator_says_so(place):
         assert place.data()["serving"]
 
 
+def test_the_groups_that_a_strategy_has_found(place):
+    """The last decision counts: refused groups are one group. Other strategies have none."""
+    tried = {"k": 3, "silhouette": 0.412, "sizes": [14, 4, 2], "models": 2}
+    refused = ({"kind": "groups-tried", **tried}, {"kind": "groups-refused", "gain": 0.5, **tried})
+    place.run(1, records=[{}])
+    place.run(2, records=[{"events": refused}, {"events": ({"kind": "reassigned"},)}])
+    place.run(3, records=[{"events": refused}, {"events": ({"kind": "groups-found", **tried},)}])
+    assert [r["groups"] for r in place.data()["runs"]] == [
+        None,
+        {"k": 1, "silhouette": 0.412},
+        {"k": 3, "silhouette": 0.412},
+    ]
+    lines = place.status()
+    assert "groups" not in lines[0]
+    assert ["groups found: 1 (silhouette 0.41)" in line for line in lines] == [False, True, False]
+    assert ["groups found: 3 (silhouette 0.41)" in line for line in lines] == [False, False, True]
+
+
 def test_a_run_that_has_not_begun(place):
     place.run(rounds=7)
     assert place.status() == ["run 1: fedavg, mask permutation, 0 of 7 rounds closed"]
@@ -132,6 +151,24 @@ def test_declined_and_too_small_clusters_are_named_in_the_line_of_the_run(place)
     assert line.endswith("; data do not fit the task: dev-2; too small to be averaged: 2")
 
 
+def still(cluster):
+    return {"cluster": cluster, "devices": 2, "rounds": 5, "reason": "it has 2 devices", "hint": "add devices"}
+
+
+def test_clusters_that_stand_still_are_shown_with_reason_and_hint(place):
+    place.run(records=[{"still": [still(7)]}])
+    assert place.status()[1:] == ["run 1 stands still: cluster 7 for 5 rounds: it has 2 devices", "  hint: add devices"]
+    assert place.data()["runs"][0]["still"] == [still(7)]
+
+
+def test_of_many_clusters_that_stand_still_some_are_shown_and_the_others_counted(place):
+    place.run(records=[{"still": [still(c) for c in range(NAMES_SHOWN + 3)]}])
+    lines = place.status()[1:]
+    assert len(lines) == 2 * NAMES_SHOWN + 1
+    assert lines[-1] == "run 1 stands still: 3 more clusters"
+    assert len(place.data()["runs"][0]["still"]) == NAMES_SHOWN + 3
+
+
 def test_limits_are_counted_over_all_rounds_and_each_has_its_hint(place):
     place.run(records=[{"capped": {"dev-1": 3.0}}, {"capped": {"dev-1": 3.0}, "refused_norm": {"dev-2": 9.0}}])
     assert place.status()[1:] == [
@@ -152,7 +189,7 @@ def test_devices_out_of_step_are_counted_and_the_hint_says_what_they_do(place):
 def test_records_of_an_earlier_version_without_limits_are_shown(place):
     place.run(records=[{}])
     store = Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
-    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step")}
+    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step", "still")}
     store.record(2, {**old, "round": 2})
     store.close()
     (run,) = place.data()["runs"]

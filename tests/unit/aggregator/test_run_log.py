@@ -6,9 +6,10 @@ import logging
 import pytest
 
 from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
+from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
 from aggregator.run_log import MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
 from shoal.protocol.messages import DeclineReason
-from tests.helpers.engines import DEVICES, give, opened
+from tests.helpers.engines import give, opened
 from tests.helpers.plans import run_plan
 
 
@@ -88,22 +89,15 @@ def test_a_device_that_waits_for_a_checkpoint_is_named_with_its_reason():
     assert declined_by({"dev-1": "state"}) == "waits for a checkpoint: dev-1"
 
 
-def test_clusters_of_too_few_devices_are_told_once(caplog):
-    lines = RunLog(run_plan(min_contributors=3))
-    clusters = dict(zip(DEVICES, (0, 0, 0, 1, 1), strict=True))
-    for round_ in range(1, 20):
-        lines.closed(closed(round_, clusters), 1.0, 10)
+def test_a_cluster_that_stands_still_is_a_warning_with_reason_and_hint_and_its_end_is_none(caplog):
+    lines = RunLog(run_plan())
+    begun = {"round": 3, "kind": STANDS_STILL, "cluster": 1, "reason": "it has 2 devices", "hint": "add devices"}
+    ended = {"round": 5, "kind": MOVES_AGAIN, "cluster": 1, "rounds": 4}
+    for round_, events in ((3, (begun,)), (4, ()), (5, (ended,))):
+        lines.closed(dataclasses.replace(closed(round_, {}), events=events), 1.0, 10)
     (warning,) = warned(caplog)
-    assert warning["clusters"] == "1 (devices: 2)"
-    assert "--min-contributors" in warning["hint"]
-
-
-def test_clusters_that_are_still_forming_are_not(caplog):
-    lines = RunLog(run_plan(min_contributors=3))
-    for round_ in range(1, 20):
-        lines.closed(closed(round_, dict(zip(DEVICES, (0, 0, 0, 1, round_), strict=True))), 1.0, 10)
-        lines.closed(closed(round_, dict.fromkeys(DEVICES, 0)), 1.0, 10)
-    assert not warned(caplog)
+    assert warning == {k: v for k, v in begun.items() if k != "kind"}
+    assert [r.getMessage() for r in caplog.records].count(MOVES_AGAIN) == 1
 
 
 @pytest.mark.parametrize(("least", "expected"), [(1, ()), (2, (7,)), (3, (1, 7)), (9, (0, 1, 7))])

@@ -152,7 +152,7 @@ def test_devices_of_two_clusters_hold_the_same_models(tmp_path):
     fleet.service.close()
 
 
-def test_a_cluster_whose_devices_missed_the_last_mean_goes_back_to_its_checkpoint(tmp_path, monkeypatch):
+def test_a_cluster_whose_devices_missed_its_last_mean_makes_up_for_it_however_late(tmp_path, monkeypatch):
     monkeypatch.setattr(held_models, "CHECKPOINT_EVERY", 1)
     settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
     fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
@@ -170,7 +170,7 @@ def test_a_cluster_whose_devices_missed_the_last_mean_goes_back_to_its_checkpoin
     fleet.finish()
     records = fleet.records()
     found = [e for r in records for e in r["events"] if e["kind"] == "model_went_back"]
-    assert [(e["model"], e["to"]) for e in found] == [(1, 4)]
+    assert found == []
     assert records[-1]["contributed"] == 5
     assert len(digests(fleet, "dev-4", "dev-5")) == 1
     assert fleet.devices["dev-4"].declined == []

@@ -14,6 +14,7 @@ from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
 from tests.helpers.parties import Parties
 
+CHOICE = {"choice": "cluster"}
 FULL = StorageError("can't write x: No space left on device", hint="free some space")
 
 
@@ -191,7 +192,7 @@ def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
     cli.predict(tmp_path, inputs)
     assert said() == (["0", "0"], [])
     cli.predict(tmp_path, inputs, json=True)
-    assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False}
+    assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False, **CHOICE}
 
 
 def test_outputs_of_several_numbers_share_a_line(monkeypatch, tmp_path, inputs, said):

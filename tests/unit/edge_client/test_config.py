@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config import EdgeConfig
+from edge_client.config import EdgeConfig, ditto_weight
 from shoal.errors import ConfigError
 
 
@@ -26,3 +26,16 @@ def test_the_brokers_address_is_not_shown_since_it_may_hold_a_password():
 def test_by_default_a_device_stays_and_takes_the_grants_broker():
     made = config()
     assert (made.broker, made.threads, made.once, made.log) == ("", 1, False, "info")
+
+
+@pytest.mark.parametrize(("text", "weight"), [("on", 0.0), ("off", 0.0), ("0.5", 0.5), ("1e6", 1e6)])
+def test_the_personal_finish_is_on_off_or_a_weight(text, weight):
+    made = config(personal=text)
+    assert ditto_weight(made.personal) == weight
+    assert made.finishes == (text != "off")
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "0", "-1", "nan", "inf", "2e6"])
+def test_another_personal_finish_is_refused(text):
+    with pytest.raises(ConfigError, match="personal is on, off, or a weight above 0 and up to 1e\\+06"):
+        config(personal=text)

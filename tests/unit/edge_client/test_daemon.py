@@ -56,6 +56,7 @@ class Runtime:
         self.events = []
         self.ticks = 0
         self.runs_done = 0
+        self.finishing = False
         self.revoked = False
         self.following = None
         self.ends = 0
@@ -113,6 +114,19 @@ def test_a_revoked_device_ends_and_does_no_more_work():
     with pytest.raises(UntrustedError, match=r"^the owner has revoked this device$"):
         daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
     assert runtime.ticks == 0
+
+
+def test_with_once_the_loop_waits_for_the_personal_finish(monkeypatch):
+    monkeypatch.setattr(daemon, "POLL_S", 0.0)
+    runtime, inbox = Runtime(), Inbox()
+
+    def tick(_now_s):
+        runtime.ticks += 1
+        runtime.finishing = runtime.ticks < 4
+
+    runtime.tick, runtime.runs_done, runtime.finishing = tick, 1, True
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1")
+    assert runtime.ticks == 4
 
 
 def ended(runtime):

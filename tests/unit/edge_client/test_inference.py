@@ -10,6 +10,7 @@ import pytest
 from edge_client import inference
 from edge_client.inference import Chosen, choose, export, predict
 from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.personal_choice import PersonalChoice
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, DataError, IntegrityError, NotEnrolledError
 from shoal.task.manifest import TensorSpec
@@ -62,7 +63,8 @@ def test_the_model_of_the_devices_own_cluster_answers_by_default(bundle, data):
 def test_a_node_on_the_path_answers_if_asked_for(bundle, data, node, answer):
     chosen = Chosen(bundle, PATH, live=False)
     assert chosen.predict(data, node=node).tolist() == answer
-    assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False}
+    choice = "cluster" if node == 5 else f"node-{node}"
+    assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False, "choice": choice}
 
 
 def test_the_ensemble_answers_by_the_sum_of_all_outputs(bundle, data):
@@ -133,10 +135,55 @@ def test_a_finished_model_answers_though_a_run_is_under_way(directory, bundle, l
     assert predict(directory, data, ensemble=True).tolist() == [0, 1, 0]
 
 
+def personal(directory, name, theta=None):
+    choice = PersonalChoice(
+        version=1,
+        run_id=RUN_ID,
+        choice=name,
+        by_hand=False,
+        fits=(),
+        samples=6,
+        took_s=0.1,
+        made_at_s=1,
+        length=0 if theta is None else len(theta),
+    )
+    FinishedModels(directory).save_personal(choice, theta)
+
+
+def test_the_model_that_the_device_trained_answers_unless_a_node_is_asked_for(directory, bundle, live, data, tmp_path):
+    finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
+    personal(directory, "10", theta(2, 2, 1))
+    assert predict(directory, data).tolist() == [2, 2, 1]
+    assert predict(directory, data, node=5).tolist() == [0, 1, 2]
+    assert predict(directory, data, ensemble=True).tolist() == [0, 1, 0]
+    assert predict(directory, data, live=True).tolist() == [2, 2, 2]
+    chosen = choose(directory)
+    assert chosen.document()["choice"] == "10"
+    assert chosen.document(5)["choice"] == "cluster"
+    assert chosen.document(ensemble=True)["choice"] == "ensemble"
+    export(directory, tmp_path / "own.onnx")
+    session = onnxruntime.InferenceSession((tmp_path / "own.onnx").read_bytes())
+    assert session.run(None, {"x": X})[0].argmax(1).tolist() == [2, 2, 1]
+
+
+def test_a_model_above_answers_if_the_device_chose_it(directory, bundle, live, data):
+    finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
+    personal(directory, "node-2")
+    assert predict(directory, data).tolist() == [0, 1, 1]
+    assert choose(directory).document() == {"run": 1, "round": 9, "cluster": 2, "live": False, "choice": "node-2"}
+
+
+def test_a_personal_model_of_another_length_is_refused(directory, bundle, live):
+    finish(directory, bundle, model(5, 0, 1, 2))
+    personal(directory, "10", theta(2)[:-1])
+    with pytest.raises(IntegrityError, match="has 14 coordinates, not 15"):
+        choose(directory)
+
+
 def test_the_model_under_way_answers_if_asked_for(directory, bundle, live, data):
     finish(directory, bundle, model(5, 0, 1, 2))
     chosen = choose(directory, live=True)
-    assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True}
+    assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
     assert predict(directory, data, live=True).tolist() == [2, 2, 2]
 
 

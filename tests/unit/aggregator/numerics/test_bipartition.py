@@ -7,9 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster
+from scipy.cluster.hierarchy import linkage as linkage_tree
+from scipy.spatial.distance import squareform
 
-from aggregator.numerics.bipartition import Bipartition, bipartition
+from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipartition, bipartition
 from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.similarity import cosine_matrix
 from shoal.errors import ConfigError, IntegrityError
 
 Matrix = NDArray[np.float64]
@@ -198,5 +202,38 @@ def test_errors_are_both_ours_and_value_errors() -> None:
 
 
 def test_an_unknown_linkage_is_refused() -> None:
-    with pytest.raises(ConfigError, match="average"):
-        bipartition(np.zeros((3, 3)), "average")
+    with pytest.raises(ConfigError, match="ward"):
+        bipartition(np.zeros((3, 3)), "ward")
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_one_odd_device_does_not_hide_two_groups(linkage: str) -> None:
+    """Device 8 resembles nobody: the weakest link is its own, and the groups are behind it."""
+    similarity = np.full((9, 9), 0.1)
+    similarity[:4, :4] = similarity[4:8, 4:8] = 0.8
+    similarity[8] = similarity[:, 8] = -0.2
+    similarity[8, 0] = similarity[0, 8] = 0.0
+    np.fill_diagonal(similarity, 1.0)
+    assert bipartition(similarity).right == (8,)
+    found = balanced_bipartition(similarity, linkage, 3)
+    if linkage == "single":
+        assert found == Bipartition((0, 1, 2, 3, 8), (4, 5, 6, 7), 0.1)
+    else:
+        assert found is None or min(len(found.left), len(found.right)) >= 3
+
+
+def test_halves_that_can_not_be_large_enough_are_none() -> None:
+    similarity = np.eye(5)
+    assert balanced_bipartition(similarity, "single", 3) is None
+    chain = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.8], [0.1, 0.8, 1.0]])
+    assert balanced_bipartition(chain, "single", 1) == bipartition(chain)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_average_linkage_is_scipys(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    similarity = cosine_matrix(list(rng.standard_normal((12, 4)).astype(np.float32)))
+    distances = squareform(1.0 - similarity, checks=False)
+    labels = fcluster(linkage_tree(distances, "average"), 2, "maxclust")
+    found = bipartition(similarity, "average")
+    assert set(np.flatnonzero(labels != labels[0])) == set(found.right)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.rounds.held_models import (
     CHECKPOINT_EVERY,
+    Evidence,
     Named,
     after_round,
     agree,
@@ -15,11 +16,12 @@ from aggregator.rounds.held_models import (
     offers_of,
     sealing,
     unable,
+    uncertifiable,
 )
 from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL, DeclineReason
-from shoal.protocol.states import StateId
+from shoal.protocol.states import StateId, mean_number
 from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
 from tests.helpers.plans import ROUND_KEY
 from tests.helpers.statements import digest
@@ -282,6 +284,120 @@ def test_a_round_that_moves_no_model_retains_the_steps_before_it():
     assert [kept.step.round for kept in moved(still, 4, updates).steps] == [4]
 
 
+TWO = held_plan(origins=2, max_models=2, min_contributors=2)
+
+
+def one_stands_still(count, held=None):
+    """Return the models after two rounds in which both models moved, and ``count`` in which only model 0 did."""
+    held = held or two_move(begun(TWO), 2)
+    for round_ in range(held.closed + 1, held.closed + 1 + count):
+        updates = [update(d, round_, {StateId(0, round_ - 1)}, run=TWO) for d in NAMES[:3]]
+        held = moved(held, round_, updates, run=TWO)
+    return held
+
+
+def two_move(held, count):
+    for round_ in range(held.closed + 1, held.closed + 1 + count):
+        updates = [update(d, round_, {StateId(0, round_ - 1)}, run=TWO) for d in NAMES[:3]]
+        updates += [update(d, round_, {StateId(1, round_ - 1)}, model=1, run=TWO) for d in NAMES[3:]]
+        held = moved(held, round_, updates, run=TWO, models=(0, 1))
+    return held
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+def test_the_recipes_that_led_to_a_model_which_stands_still_stay(count):
+    held = one_stands_still(count)
+    found = [(r.model, r.round) for kept in held.steps for r in kept.step.recipes]
+    assert sorted(found) == [(0, held.closed - 1), (0, held.closed), (1, 1), (1, 2)]
+    for kept in held.steps:
+        assert [m.model for m in kept.means] == [r.model for r in kept.step.recipes]
+        assert bool(kept.step.open) == (kept is held.steps[-1])
+    assert StateId(1, 2) in held.held_by("dev-4")
+
+
+def test_a_model_that_goes_on_drops_the_recipes_from_before_it_stood_still():
+    held = one_stands_still(5)
+    states = {0: StateId(0, held.closed), 1: StateId(1, 2)}
+    updates = [update(d, 8, {states[0]}, run=TWO) for d in NAMES[:3]]
+    updates += [update(d, 8, {states[1]}, model=1, run=TWO) for d in NAMES[3:]]
+    held = moved(held, 8, updates, run=TWO, models=(0, 1))
+    # The mean of round 2 would have the topic label of that of round 8, and without it that of round 1 is of no use.
+    assert [(r.model, r.round) for kept in held.steps for r in kept.step.recipes] == [(0, 7), (0, 8), (1, 8)]
+
+
+@given(st.lists(st.sets(st.integers(0, 3)), max_size=20))
+def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script):
+    run = held_plan(origins=4, max_models=4)
+    held = begun(run)
+    for round_, models in enumerate(script, start=1):
+        held = moved(held, round_, [], run=run, models=tuple(sorted(models))) if models else held
+    recipes = [recipe for kept in held.steps for recipe in kept.step.recipes]
+    labels = [mean_number(recipe.model, recipe.round) for recipe in recipes]
+    assert len(set(labels)) == len(labels)
+    reached = held.reach(StateId(m, 0) for m in range(4))
+    assert all(kept.step.recipes for kept in held.steps[:-1])
+    for model in range(4):
+        last = max((round_ for round_, models in enumerate(script, start=1) if model in models), default=0)
+        assert any(r.state == StateId(model, last) for r in recipes) or not last or StateId(model, last) in reached
+
+
+def short(held, plan=None, available=("dev-1", "dev-2", "dev-3"), least=3):
+    offers = {0: max(s for s in held.states.names.values() if s.model == 0)}
+    plan = plan or RoundPlan(held.closed + 1, {}, dict.fromkeys(available, TRAIN))
+    return uncertifiable(held, plan, offers, available, least)
+
+
+def damaged(count):
+    """Return three devices' models: certified at round 2 in round 3, two hold (0, 3) for ``count`` rounds, one has lost it."""
+    run, trio = held_plan(min_contributors=3), NAMES[:3]
+    held = rounds(3, devices=trio, held=begun(run, trio), run=run, seal=lambda r: "dev-1" if r == 3 else None)
+    for round_ in range(4, 4 + count):
+        states = {StateId(0, 2), StateId(0, 3)} & (held.held_by("dev-2") | {StateId(0, 3)})
+        updates = [update(d, round_, states, run=run) for d in trio[:2]]
+        held = after_round(
+            held,
+            round_,
+            run=run,
+            offers={0: StateId(0, 3)},
+            agreement=agree(held, {0: StateId(0, 3)}, updates),
+            given=updates,
+            declined={"dev-3": DeclineReason.STATE},
+            settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
+            models=(0,),
+        )
+    return held
+
+
+def test_devices_of_a_small_cluster_keep_its_last_certified_state():
+    assert damaged(0).steps[-1].step.open == (StateId(0, 2), StateId(0, 3))
+    run = held_plan(min_contributors=2)
+    many = rounds(3, devices=NAMES, held=begun(run), run=run, seal=lambda r: "dev-1" if r == 3 else None)
+    assert many.steps[-1].step.open == (StateId(0, 3),)
+
+
+def test_a_model_that_too_few_can_certify_goes_back_once_it_has_stood_still_as_long_as_it_loses():
+    assert short(damaged(0)) == {}
+    assert short(damaged(1)) == {0: StateId(0, 2)}
+    held = damaged(1)
+    later = dataclasses.replace(held.certified[0], state=StateId(0, 1))
+    evidence = {**held.evidence, StateId(0, 1): held.evidence[StateId(0, 2)]}
+    named = {d: Named(n.round, (*n.states, StateId(0, 1))) for d, n in held.named.items()}
+    older = dataclasses.replace(held, certified={0: later}, evidence=evidence, named=named)
+    assert short(older) == {}, "it would lose two rounds, and has stood still for one"
+    assert short(dataclasses.replace(older, closed=older.closed + 1)) == {0: StateId(0, 1)}
+
+
+def test_a_model_stays_that_enough_can_certify_or_that_has_too_few_devices_anyway():
+    held, newest = damaged(3), StateId(0, 3)
+    assert short(held) == {0: StateId(0, 2)}
+    assert short(held, available=("dev-1", "dev-2")) == {}
+    known = held.evidence[newest]
+    signed = Evidence(known.digest, {**known.statements, "dev-9": b"signed"})
+    assert short(dataclasses.replace(held, evidence={**held.evidence, newest: signed})) == {}
+    gone = dataclasses.replace(held, named={d: Named(n.round, (newest,)) for d, n in held.named.items()})
+    assert short(gone) == {}, "nobody could hand the checkpoint over"
+
+
 def test_a_device_has_erased_the_keys_of_the_steps_before_its_last_round():
     held = rounds(2)
     parent = dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))})
@@ -309,6 +425,8 @@ def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint
         # Its statement says that dev-4 has taken the step of round 1; dev-3 was gone by then.
         updates += [update("dev-4", r, {StateId(0, r - 1), second}, run=run)] if r == 2 else []
         held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
+    # As if the mean of round 1 were announced no more, because a later one took its label.
+    held = dataclasses.replace(held, steps=tuple(kept for kept in held.steps if kept.step.round > 1))
     plan = RoundPlan(5, {}, {"dev-1": train_assignment((0, 1), evaluate=False)})
     assert lost(held, plan, offers, ("dev-1", "dev-4"), 1) == {}
     assert lost(held, plan, offers, ("dev-1", "dev-3"), 1) == {1: first}

@@ -76,7 +76,7 @@ def test_after_the_deadline_a_model_goes_back_if_a_device_can_open_its_checkpoin
     there = ("dev-3", "dev-4")
     assert prepare((newest(held),), held, there, RUN, planning(), waited=False) is None
     ready = prepare((newest(held),), held, there, RUN, planning())
-    assert [(e.kind, e.detail) for e in ready.events] == [("model_went_back", {"model": 0, "to": 0})]
+    assert [(e.kind, e.detail) for e in ready.events] == [("model_went_back", {"model": 0, "from": 4, "to": 0})]
     assert tuple(ready.plan.assignments) == there
 
 
@@ -112,7 +112,7 @@ def test_a_model_that_no_device_holds_goes_back_and_devices_see_it_as_open():
     run, held, state = dead_cluster()
     ready = prepare(state, held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
     event, ordered = ready.events
-    assert (event.kind, event.detail) == ("model_went_back", {"model": 1, "to": 0})
+    assert (event.kind, event.detail) == ("model_went_back", {"model": 1, "from": 1, "to": 0})
     assert ordered.kind == "checkpoints_ordered", "only dev-9 can open the checkpoint of model 1"
     assert ready.held.states[ready.before[1].origin] == StateId(1, 0)
     assert StateId(1, 0) in ready.held.steps[-1].step.open

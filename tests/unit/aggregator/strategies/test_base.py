@@ -205,8 +205,13 @@ def test_settings_are_read_by_their_types_and_the_rest_are_defaults():
     ("given", "message", "hint"),
     [
         ({"speed": "3"}, "ifca has no setting 'speed'", "it has k, normalise, option, probe_every, "),
-        ({"k": "2.5"}, "setting k is a whole number, not '2.5'", "`shoal-fleet run --help` says what each takes"),
-        ({"k": "0"}, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults"),
+        (
+            {"k": "2.5"},
+            "setting k is a whole number or auto, not '2.5'",
+            "`shoal-fleet run --help` says what each takes",
+        ),
+        ({"k": "0"}, "k is at least 1, or auto", "with k=auto the strategy finds it"),
+        ({"restarts": "0"}, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(given, message, hint):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.strategies.drawing import budget, drawn, drawn_by_cluster
+from aggregator.strategies.drawing import POOL, budget, drawn, drawn_by_cluster, drawn_in_turn
 from tests.helpers.plans import run_plan
 
 DEVICES = tuple(f"d{i}" for i in range(10))
@@ -95,11 +95,62 @@ def test_a_fleet_of_one_cluster_is_drawn_as_it_is_without_clusters():
 )
 def test_any_draw_keeps_to_the_budget_and_to_the_clusters(sizes, participation, least, seed):
     clusters = clusters_of(*sizes)
+    most = budget(run_plan(participation=participation), sum(sizes))
     for chosen in turns(clusters, 4, participation, least, seed):
         for id_, members in chosen.items():
             assert list(members) == sorted(set(members))
             assert set(members) <= set(clusters[id_])
-            assert len(members) >= least or len(clusters) == 1
-        most = budget(run_plan(participation=participation), sum(sizes))
+            assert len(members) >= least or len(clusters) == 1 or most == sum(sizes)
         assert sum(map(len, chosen.values())) <= max(most, least)
         assert chosen or all(size < least for size in sizes)
+
+
+# ------------------------------------------------------------------------------------------------------------ in turn
+
+FOUR = {f"d{i:02}": i // 5 for i in range(20)}
+TWENTY = tuple(sorted(FOUR))
+
+
+def test_clusters_have_their_turn_where_a_mean_needs_several_devices():
+    run, asked, seen = run_plan(participation=0.2, min_contributors=3), {}, []
+    for round_ in range(1, 5):
+        chosen, asked = drawn_in_turn(run, round_, TWENTY, FOUR, asked)
+        assert len(chosen) == 4
+        seen.append({FOUR[d] for d in chosen})
+    assert seen == [{0}, {1}, {2}, {3}]
+    assert asked == {0: 1, 1: 2, 2: 3, 3: 4}
+
+
+@pytest.mark.parametrize("changes", [{"participation": 0.2}, {"min_contributors": 3}])
+def test_the_draw_is_the_plain_one_for_means_of_one_and_for_all_devices(changes):
+    run = run_plan(**changes)
+    assert drawn_in_turn(run, 3, TWENTY, FOUR, {}) == (drawn(run, 3, TWENTY), {})
+
+
+def test_devices_without_a_cluster_or_in_a_small_one_have_a_turn_of_their_own():
+    run = run_plan(participation=0.2, min_contributors=3)
+    known = {d: j for d, j in FOUR.items() if d not in ("d18", "d19")} | {"d17": 7, "d16": 7}
+    asked, seen = {}, set()
+    for round_ in range(1, 9):
+        chosen, asked = drawn_in_turn(run, round_, TWENTY, known, asked)
+        seen |= set(chosen)
+        pooled = {"d15", "d16", "d17", "d18", "d19"} & set(chosen)
+        assert not pooled or pooled == set(chosen)
+    assert seen == set(TWENTY)
+    assert asked.keys() == {0, 1, 2, POOL}
+
+
+def test_a_single_device_without_a_cluster_joins_the_first_clusters_turn():
+    run = run_plan(participation=0.25, min_contributors=3)
+    known = {d: j for d, j in FOUR.items() if d != "d19"}
+    draws, asked = [], {}
+    for round_ in range(1, 41):
+        chosen, asked = drawn_in_turn(run, round_, TWENTY, known, asked)
+        draws.append(set(chosen))
+    assert any("d19" in chosen for chosen in draws)
+    assert all({known[d] for d in chosen - {"d19"}} == {0} for chosen in draws if "d19" in chosen)
+
+
+def test_without_any_cluster_the_draw_is_the_plain_one():
+    run = run_plan(participation=0.2, min_contributors=3)
+    assert drawn_in_turn(run, 1, ("a", "b", "c"), {}, {})[0] == drawn(run, 1, ("a", "b", "c"))

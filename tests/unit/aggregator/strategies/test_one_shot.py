@@ -108,10 +108,14 @@ def test_too_few_models_are_asked_for_again():
     assert rounds.step(answer).clusters == TRUTH
 
 
-def test_a_cluster_of_too_few_stays_at_the_origin():
+def test_a_cluster_of_too_few_joins_the_nearest():
+    """Its model could not move. If all devices together are too few, the one cluster stays at the origin."""
     rounds = one_shot(min_contributors=3)
     rounds.step(answer, present=DEVICES[:5])
-    assert [s.version for s in rounds.state.slots] == [1, 0]
+    assert [s.version for s in rounds.state.slots] == [1]
+    rounds = one_shot(min_contributors=6)
+    rounds.step(answer, present=DEVICES[:5])
+    assert [s.version for s in rounds.state.slots] == [0]
 
 
 def test_in_the_end_a_device_without_a_cluster_takes_the_model_of_least_loss():
@@ -137,7 +141,12 @@ def test_dump_and_load_give_the_same_state():
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"k": 0}, "k is from 1"), ({"start": "zero"}, "neither mean nor"), ({"rounds": 1}, "round of its own")],
+    [
+        ({"k": 0}, "k is at least 1, or auto"),
+        ({"k": 10**6}, "k is from 1 to"),
+        ({"start": "zero"}, "neither mean nor"),
+        ({"rounds": 1}, "round of its own"),
+    ],
 )
 def test_plans_that_make_no_sense_are_refused(settings, reason):
     with pytest.raises(ConfigError, match=reason):

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from aggregator.strategies.registry import STRATEGIES, settings_of
+from aggregator.strategies.registry import STRATEGIES, make_strategy, settings_of
 from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import Capabilities
+from tests.helpers.plans import run_plan
 
 NONE = Capabilities()
 COLD = Capabilities(pretrain=True)
@@ -17,7 +18,8 @@ CASES = [
     ("fedavg", {"discrepancy": "on"}, NONE),
     ("fedprox", {}, NONE),
     ("local", {}, NONE),
-    ("ifca", {"restarts": "3"}, NONE),
+    ("ifca", {}, NONE),
+    ("ifca", {"k": "2", "restarts": "3"}, NONE),
     ("fesem", {}, Capabilities(compare=True)),
     ("one-shot", {}, COLD),
     ("fedgroup", {}, GROUPS),
@@ -59,6 +61,27 @@ def test_restarts_need_origins_and_rounds_of_their_own():
 def test_counts_below_one_are_refused(name):
     with pytest.raises(ConfigError, match="at least 1"):
         settings_of("ifca", {name: "0"})
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [("ifca", "k"), ("one-shot", "k"), ("fedgroup", "groups")])
+def test_the_number_of_clusters_may_be_left_to_the_strategy(algorithm, name):
+    found, given = settings_of(algorithm, {name: "auto"}), settings_of(algorithm, {name: "3"})
+    assert found == settings_of(algorithm, {})
+    assert (found.clusters, given.clusters, found.origins) == (1, 3, 1)
+    assert found.reads == "updates"
+    for wrong in ("0", "-1", "many", ""):
+        with pytest.raises(ConfigError, match=r"auto|at least 1"):
+            make_strategy(run_plan(algorithm, {name: wrong}))
+
+
+def test_fesem_has_no_way_to_find_the_number():
+    with pytest.raises(ConfigError, match="k is a whole number, not 'auto'"):
+        settings_of("fesem", {"k": "auto"})
+
+
+def test_random_starts_need_a_number_of_models():
+    with pytest.raises(ConfigError, match="3 random starts of a number of models that is not given"):
+        settings_of("ifca", {"restarts": "3"})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))

@@ -138,8 +138,33 @@ def test_scoring_orders_report_margins_on_their_share(shop, share):
     _, upload, vector = do(shop, assignment(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
     found = losses(shop, (5, 3), share)
     assert vector is None
-    assert upload.margins == (0.0, round(float(found[1] - found[0]), 2))
+    assert upload.margins == (0.0, round(float(found[1] - found[0]), 4))
     assert upload.length == 0
+
+
+def test_in_a_trial_a_device_trains_its_halfs_model_and_holds_the_control(shop):
+    _, alone, expected = do(shop, assignment(4))
+    _, upload, vector = do(shop, assignment(4, 3, phase=Phase.TRIAL))
+    assert (upload.model, upload.loss, upload.margins) == (4, alone.loss, ())
+    np.testing.assert_array_equal(vector, expected)
+
+
+def test_adapting_compares_the_candidates_after_training_each(shop):
+    """The update is the first candidate's alone, and the margins are those of the trained models on the share."""
+    _, _, expected = do(shop, assignment(5))
+    _, upload, vector = do(shop, assignment(5, 3, phase=Phase.ADAPT, share=Share.VALIDATION, margins=True))
+    np.testing.assert_array_equal(vector, expected)
+    trained = {}
+    for model in (5, 3):
+        batches = BatchOrder(shop.plan, "dev-1", 2)
+        recipe = local_training(shop.plan)
+        found = train(MODELS[model], shop.shares.train, recipe, shop.backend, batches, 1, lambda: False)
+        trained[model] = MODELS[model] + found.delta
+    own, control = (score([trained[m]], shop.shares.validation, shop.backend)[0] for m in (5, 3))
+    assert upload.model == 5
+    assert upload.margins == (0.0, round(float(control - own), 4))
+    _, untrained, _ = do(shop, assignment(5, 3, phase=Phase.SCORE, share=Share.VALIDATION, train=False, margins=True))
+    assert untrained.margins != upload.margins
 
 
 def test_margins_are_clipped_and_rounded(shop):

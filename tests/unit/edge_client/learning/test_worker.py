@@ -1,12 +1,13 @@
 """The worker's thread: it runs one job at a time, and holds no reference to a finished job."""
 
 import gc
+import os
 import threading
 import weakref
 
 import pytest
 
-from edge_client.learning.worker import InlineWorker, ThreadWorker
+from edge_client.learning.worker import LOWEST_PRIORITY, InlineWorker, ThreadWorker
 
 
 class Mask:
@@ -41,3 +42,20 @@ def test_a_job_that_is_done_is_let_go(kind):
     assert held() is None
     assert results == [True]
     worker.close()
+
+
+def test_a_nice_worker_lowers_its_own_thread_and_no_other():
+    """Linux has a nice value for each thread; the event loop's must stay."""
+    before, found = os.getpriority(os.PRIO_PROCESS, 0), []
+    finished = threading.Event()
+
+    def done(result):
+        found.append(result)
+        finished.set()
+
+    worker = ThreadWorker(nice=LOWEST_PRIORITY)
+    worker.submit(lambda _cancelled: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), done)
+    assert finished.wait(5)
+    worker.close()
+    assert found == [LOWEST_PRIORITY]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

@@ -259,6 +259,16 @@ def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_
     assert take(again, 5).content == newcomer.take().content
 
 
+def test_the_keys_of_a_step_that_stays_announced_outlast_a_newer_version(directory):
+    """Its round is long before those that are kept anyway."""
+    store = started(directory)
+    store.renew(chain(2, first_round=2), 9, [2, 4])
+    again = StateStore.open(directory)
+    assert sorted(again.pending) == [1, 2, 4, 7, 8]
+    assert again.peek(4).content == expected_keys(4).content
+    assert again.keys_under(4, 2).key_version == 2
+
+
 def test_a_chain_that_does_not_continue_the_run_is_refused(directory):
     store = started(directory)
     take(store, 4)

@@ -490,6 +490,21 @@ def test_a_mean_of_the_version_before_is_still_applied(scene, models):
     assert len({theta.tobytes() for theta in thetas}) == 1
 
 
+def test_a_mean_of_a_version_that_this_device_never_had_makes_it_ask_for_a_checkpoint(scene, models):
+    """It was away while that version was in use; were it to decline for another reason, it would be asked again and again."""
+    scene.serve(models["dev-1"], scene.announcement(1))
+    owner = scene.parties.owner
+    owner.rotate()
+    for name, member in scene.parties.members.items():
+        member.adopt(owner.roster_bytes)
+        member.take_grant(scene.parties.grant(name))
+    step = scene.step(1, {0: ONE}, key_id=b"k" * 16)
+    announced = scene.announcement(2, steps=(step,), key_version=owner.roster.keys_since)
+    ((label, transfer),) = models["dev-1"].locate(announced, TRAIN).items()
+    with pytest.raises(MissingStateError, match="never had the keys"):
+        models["dev-1"].take(label, transfer, memoryview(scene.transfers[label, transfer]))
+
+
 # -- pure parts --
 
 

@@ -48,6 +48,27 @@ def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_po
     assert {*ASKS, "compare"} == set(NAMES)
 
 
+@pytest.mark.parametrize(
+    ("changes", "finished", "words"),
+    [
+        ({}, False, None),
+        ({"train": False}, False, "to adapt models where there is nothing to report"),
+        ({"margins": False}, False, "to adapt models where there is nothing to report"),
+        ({"phase": Phase.TRAIN}, False, "to train and report margins at once"),
+        ({}, True, "to train where there is nothing to train for"),
+    ],
+)
+def test_models_are_adapted_and_compared_in_one_order_before_the_final_round(changes, finished, words):
+    plan = run_plan(capabilities=Capabilities(margins=True))
+    adapt = dataclasses.replace(SCORE, phase=Phase.ADAPT, train=True, margins=True)
+    order = dataclasses.replace(adapt, **changes)
+    if words is None:
+        check_assignment(order, announcement(plan), plan)
+        return
+    with pytest.raises(UntrustedError, match=words):
+        check_assignment(order, announcement(plan, finished=finished), plan)
+
+
 @pytest.mark.parametrize("name", ASKS)
 def test_an_order_is_followed_with_its_capability_alone(name):
     check(name, run_plan(capabilities=Capabilities(**{name: True})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 
 from shoal.demo import runner
 from shoal.demo.runner import LOOK_ROUND, OPTIONS, plan_seed
+from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
 from tests.helpers.demos import made
 from tests.helpers.plans import run_plan
@@ -91,11 +93,14 @@ def test_the_plans_seed_is_repeatable_and_gives_no_hint_of_the_origins():
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_the_three_runs_train_alike():
+def test_the_three_runs_train_alike_with_a_fleets_defaults():
     """Their accuracies are compared."""
     assert [options.algorithm for options in OPTIONS] == ["fedavg", "cfl", "ifca"]
     assert len({options.local for options in OPTIONS}) == 1
-    assert {options.min_contributors for options in OPTIONS} == {1}
+    own = {"algorithm", "settings", "rounds", "local"}
+    for options in OPTIONS:
+        for field in dataclasses.fields(RunOptions):
+            assert field.name in own or getattr(options, field.name) == field.default
 
 
 class Clock:

@@ -115,7 +115,7 @@ def test_invalid_values_are_refused(make):
 def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
     """The byte ``at`` holds the member's number."""
     data = bytearray(encode(message))
-    for number in (0, 9, 255):
+    for number in (0, 99, 255):
         data[at] = number
         with pytest.raises(WireError, match=f"{number} is not a"):
             decode(bytes(data), type(message))
@@ -131,13 +131,20 @@ def test_the_number_of_a_deleted_phase_stays_unused(number):
 
 
 def test_a_number_that_is_no_member_is_not_encoded():
-    with pytest.raises(WireError, match="9 is not a valid Phase"):
-        encode(dataclasses.replace(ORDER, phase=9))
+    with pytest.raises(WireError, match="99 is not a valid Phase"):
+        encode(dataclasses.replace(ORDER, phase=99))
 
 
 def test_a_member_comes_back_as_one():
     found = decode(encode(ORDER), Assignment)
     assert (type(found.phase), type(found.share)) == (Phase, Share)
+
+
+def test_a_device_chooses_among_the_first_candidate_alone_where_the_others_serve_another_end():
+    order = dataclasses.replace(ORDER, candidates=(2, 1))
+    chosen = {phase: dataclasses.replace(order, phase=phase).scored for phase in Phase}
+    alone = {Phase.TRIAL, Phase.ADAPT, Phase.KEEP}
+    assert chosen == {phase: (2,) if phase in alone else (2, 1) for phase in Phase}
 
 
 def test_an_assignment_needs_its_candidates_and_the_models_to_compare_with():

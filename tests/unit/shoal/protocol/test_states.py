@@ -4,12 +4,17 @@ import pytest
 
 from shoal import limits
 from shoal.errors import WireError
+from shoal.protocol import states
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
+    MAX_RETAINED_RECIPES,
     MAX_TERMS,
     HeldState,
+    MeanRef,
     Recipe,
+    RetainedStep,
+    RoundModels,
     StateCertificate,
     StateId,
     Statement,
@@ -97,3 +102,24 @@ def test_what_is_too_long_is_refused_before_it_is_decoded(monkeypatch):
 def test_the_longest_step_of_the_largest_run_fits():
     whole = step(9, *(recipe(m, 9, (m, 8), mean=1.0) for m in range(limits.MAX_MODELS)))
     assert read_step(encode(whole)) == whole
+
+
+def retained(*recipes):
+    found = step(recipes[0].round if recipes else 7, *recipes)
+    return RetainedStep(found, tuple(MeanRef(r.model, "x", bytes(16), 3) for r in recipes if r.mean is not None))
+
+
+def test_an_announcement_retains_steps_of_long_ago_but_not_too_many_recipes(monkeypatch):
+    """Two models stand still since rounds 1 and 2."""
+    old = [retained(recipe(m, m, (0, 0), mean=1.0)) for m in (1, 2)]
+    found = RoundModels(3, (), (*old, retained(recipe(0, 8, (0, 7), mean=1.0)), retained(recipe(0, 9, (0, 8)))))
+    assert decode(encode(found), RoundModels) == found
+    with pytest.raises(WireError, match="ascending"):
+        RoundModels(3, (), found.steps[::-1])
+    with pytest.raises(WireError, match="changes no model"):
+        RoundModels(3, (), (retained(), found.steps[-1]))
+    assert RoundModels(3, (), (*old, retained())).newest.recipes == ()
+    monkeypatch.setattr(states, "MAX_RETAINED_RECIPES", 3)
+    with pytest.raises(WireError, match="more than 3 recipes"):
+        RoundModels(3, (), found.steps)
+    assert MAX_RETAINED_RECIPES == 2 * (limits.MAX_MODELS + 1)

@@ -183,7 +183,7 @@ def test_a_merged_cluster_can_be_cut_again_after_its_rest():
 @pytest.mark.parametrize("present", [1, 2])
 def test_absent_devices_have_no_say(present):
     """One device of a leaf decides nothing, two do; the check comes again in its time."""
-    rounds = cfl(**CHECKED, patience=1, prefer=0.5)
+    rounds = cfl(**CHECKED, patience=1, min_side=2)
     answer = Regretful(rounds, regret=False)
     node = run_to_check(rounds, answer)
     answer.regret = True
@@ -235,8 +235,8 @@ def test_no_check_while_a_leaf_is_on_trial():
         for cluster in tried:
             phases = {plan.assignments[d].phase for d in rounds.state.clusters[cluster].members}
             halves = rounds.state.trials[cluster]
-            known = {halves.left.model, halves.right.model}
-            assert phases <= {Phase.TRIAL, Phase.SCORE}
+            known = {halves.left.model, halves.right.model, cluster}
+            assert phases <= {Phase.TRIAL, Phase.ADAPT}
             assert all(set(plan.assignments[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
     assert kinds(rounds, "split").count("split") == 3
 

@@ -177,7 +177,7 @@ def leaf(id_, *members):
 
 def trial(cluster):
     halves = (Half(50, ("x",), ClusterModel()), Half(51, ("y",), ClusterModel()))
-    return Trial(cluster, *halves, figures={})
+    return Trial(cluster, *halves, ClusterModel(), figures={})
 
 
 LEAVES = {2: leaf(2, "dev-2"), 3: leaf(3, "dev-3"), 4: leaf(4, "dev-4")}

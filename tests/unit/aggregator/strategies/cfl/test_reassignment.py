@@ -27,7 +27,7 @@ from tests.helpers.quadratics import (
     run_until_quiet,
 )
 
-LOOKING = {**ALG_5, "look_every": 7}
+LOOKING = {**ALG_5, "min_side": 2, "look_every": 7}
 
 
 class Misled(Quadratic):
@@ -156,7 +156,7 @@ def test_offers_of_hundreds_of_leaves_take_no_walk_for_every_pair():
 
 def test_leaves_on_trial_are_not_offered():
     state = chain(4)
-    trial = Trial(2, Half(8, ("dev-2a",), ClusterModel()), Half(9, ("dev-2b",), ClusterModel()), {})
+    trial = Trial(2, Half(8, ("dev-2a",), ClusterModel()), Half(9, ("dev-2b",), ClusterModel()), ClusterModel(), {})
     assert offers(dataclasses.replace(state, trials={2: trial}), 0)[4] == (4, 3, 1)
 
 

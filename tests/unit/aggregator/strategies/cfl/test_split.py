@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.numerics.gap import overlap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.cfl.split import Norms, describe, find_cut, noise, settled
+from aggregator.strategies.cfl.split import Norms, describe, find_cuts, noise, settled
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
@@ -49,7 +49,7 @@ def test_the_figures_of_a_cut():
     rng = np.random.default_rng(4)
     centre = rng.standard_normal(50)
     rows = rows_about([centre, -centre], spread=0.4)
-    cut = find_cut(CflSettings(), rows, 2, Norms(0.25, 9.0), None)
+    (cut, *_) = find_cuts(CflSettings(), rows, 2, Norms(0.25, 9.0), None)
     assert {len(side) for side in cut.sides} == {4}
     figures = cut.figures
     assert set(figures) == FIGURES
@@ -82,7 +82,7 @@ def test_where_a_cut_may_not_be_made(changes, least, found):
     centre = np.eye(20)[0]
     rows = rows_about([centre, -centre])
     settings = dataclasses.replace(CflSettings(), **changes)
-    assert (find_cut(settings, rows, least, Norms(0.0, 1.0), None) is not None) == found
+    assert bool(find_cuts(settings, rows, least, Norms(0.0, 1.0), None)) == found
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Validated splits: a candidate is put on trial, and its devices decide."""
 
+import dataclasses
+
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import combine_pvalues, ttest_1samp
 
-from aggregator.strategies.cfl.split_validation import judge, paired_t_p_value
+from aggregator.strategies.cfl.split_validation import combined_p_value, judge, paired_t_p_value
 from shoal.protocol.messages import Phase
-from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
     DEVICES,
     GROUP_OF,
@@ -30,39 +31,59 @@ def test_validated_splits_give_the_true_groups():
 
 
 def test_a_trial_trains_both_halves_then_asks_for_margins():
-    """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the other's second."""
+    """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the control second."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=5)
     opened = next(e for e in rounds.events if e.kind == "trial-opened")
     phases = {r: {o.phase for r_, _, o in answer.assignments if r_ == r} for r in range(1, 6)}
     assert opened.round == 2
-    assert phases == {1: {Phase.TRAIN}, 2: {Phase.TRAIN}, 3: {Phase.TRIAL}, 4: {Phase.TRIAL}, 5: {Phase.SCORE}}
+    assert phases == {1: {Phase.TRAIN}, 2: {Phase.TRAIN}, 3: {Phase.TRIAL}, 4: {Phase.TRIAL}, 5: {Phase.ADAPT}}
     scoring = {d: o for r, d, o in answer.assignments if r == 5}
-    assert {o.candidates for o in scoring.values()} == {(1, 2), (2, 1)}
+    assert {o.candidates for o in scoring.values()} == {(1, 0), (2, 0)}
     assert all(scoring[d].candidates[0] == 1 for d in GROUPS["a"]) or all(
         scoring[d].candidates[0] == 2 for d in GROUPS["a"]
     )
-    assert not any(o.train for o in scoring.values())
+    assert all(o.train and o.margins for o in scoring.values())
+    training = {o.candidates for r, _, o in answer.assignments if r in (3, 4)}
+    assert training == scoring_of(scoring), "devices hold the control, but train their half's model"
+
+
+def scoring_of(assignments):
+    return {o.candidates for o in assignments.values()}
+
+
+def test_the_control_goes_on_as_the_parent_would():
+    """Its step is the mean of all updates of the trial: in the first round they start from the same model."""
+    rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 100})
+    for fleet in (rounds, alone):
+        answer = Quadratic(fleet)
+        for _ in range(3):
+            fleet.step(answer)
+    assert rounds.state.trials
+    np.testing.assert_allclose(
+        rounds.theta(rounds.state.clusters[0].slot), alone.theta(alone.state.clusters[0].slot), atol=1e-5
+    )
 
 
 class Indifferent(Quadratic):
-    """Scores say that the other half's model is just as good."""
+    """Scores say that the control is just as good."""
 
     def loss(self, _device, _model):
         return 1.0
 
 
-def test_a_refused_trial_restores_the_parent_and_leaves_it_in_peace():
+def test_a_refused_trial_keeps_what_was_trained_and_leaves_the_cluster_in_peace():
     rounds = cfl(**TRIED)
     answer = Indifferent(rounds)
     for _ in range(2):
         rounds.step(answer)
-    parent = rounds.state.clusters[0].slot
+    before = rounds.state.clusters[0].slot
     for _ in range(3):
         rounds.step(answer)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
-    assert rounds.state.clusters[0].slot is parent
+    control = rounds.state.clusters[0].slot
+    assert (before.version, control.version) == (2, 5)
     assert not rounds.state.trials
     assert not rounds.state.tree
     run_until_quiet(rounds, answer, most=5)
@@ -78,7 +99,7 @@ class OneSided(Quadratic):
     def __call__(self, device, assignment, round_):
         given = super().__call__(device, assignment, round_)
         if assignment.margins and GROUP_OF[device] == "a":
-            return contribution(device, round=round_, model=given.model, phase=given.phase, margins=(0.0, -0.2))
+            return dataclasses.replace(given, margins=(0.0, -0.2))
         return given
 
 
@@ -120,14 +141,32 @@ def test_the_paired_t_test_is_scipys(seed):
     rng = np.random.default_rng(seed)
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 30))
     expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
-    assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
+    assert paired_t_p_value(values, np.full(len(values), 7.0)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([-1.0, -1.0], 1.0)]
 )
 def test_the_t_test_of_too_few_or_equal_values(values, expected):
-    assert paired_t_p_value(np.array(values)) == expected
+    assert paired_t_p_value(np.array(values), np.ones(len(values))) == expected
+
+
+def test_a_device_with_few_samples_says_little():
+    """One of 4 samples against five of 120: it can neither block a verdict nor bring one about."""
+    weights = [120.0] * 5 + [4.0]
+    clear = judge([0.2, 0.3, 0.25, 0.2, 0.3, -1.0], weights)
+    assert (clear.prefer > 0.99, clear.p_value < 0.02) == (True, True)
+    assert judge([0.2, 0.3, 0.25, 0.2, 0.3, -1.0]).p_value > 0.3
+    assert judge([0.01, -0.02, 0.01, -0.01, 0.02, 9.0], weights).p_value > 0.1
+
+
+@pytest.mark.parametrize("pair", [(0.02, 0.02), (1e-5, 0.09), (1.0, 1.0), (0.3, 1e-12)])
+def test_the_combined_p_value_is_scipys(pair):
+    assert combined_p_value(pair) == pytest.approx(combine_pvalues(pair, "fisher").pvalue, rel=1e-9)
+
+
+def test_a_p_value_of_zero_or_a_single_one_combines():
+    assert (combined_p_value((0.0, 0.05)), combined_p_value((0.3,))) == (0.0, 0.3)
 
 
 def test_the_verdict_of_one_side():

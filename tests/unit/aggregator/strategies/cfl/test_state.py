@@ -12,14 +12,14 @@ from tests.helpers.quadratics import cfl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"linkage": "average"}, "linkage 'average' is neither single nor complete"),
+        ({"linkage": "ward"}, "linkage 'ward' is none of single, complete, average"),
         ({"form": "other"}, "form 'other' is neither relative nor absolute"),
         ({"eps1": 0.0}, "eps1 is positive and eps2 not negative"),
         ({"eps2": -1.0}, "eps1 is positive and eps2 not negative"),
         ({"gamma_max": 1.0}, "gamma_max lies in [0, 1)"),
         ({"gamma_max": -0.1}, "gamma_max lies in [0, 1)"),
-        ({"trial_rounds": 0}, "trial_rounds and min_side are at least 1"),
-        ({"min_side": 0}, "trial_rounds and min_side are at least 1"),
+        ({"trial_rounds": 0}, "trial_rounds is at least 1"),
+        ({"min_side": 0}, "min_side is -1 for the default, or at least 1"),
         ({"prefer": 1.0}, "prefer and p_value are shares"),
         ({"p_value": 0.0}, "prefer and p_value are shares"),
         ({"p_value": 1.1}, "prefer and p_value are shares"),
@@ -96,14 +96,25 @@ def test_only_a_run_with_paths_asks_devices_to_keep_them():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "convinces"),
+    ("sides", "convinces"),
     [
-        (Verdict(8, 0.76, 0.1, 0.09), True),
-        (Verdict(8, 0.75, 0.1, 0.09), False),
-        (Verdict(8, 0.76, 0.099, 0.09), False),
-        (Verdict(8, 0.76, 0.1, 0.1), False),
+        ((Verdict(8, 0.6, 0.02, 0.01), Verdict(8, 0.9, 0.02, 0.005)), True),
+        ((Verdict(8, 0.6, 0.02, 0.09), Verdict(8, 0.9, 0.02, 1e-5)), True),
+        ((Verdict(3, 1.0, 0.06, 0.09), Verdict(3, 1.0, 0.05, 0.09)), True),
+        ((Verdict(8, 0.6, 0.1, 0.11), Verdict(8, 0.9, 0.3, 1e-9)), False),
+        ((Verdict(8, 0.5, 0.1, 0.01), Verdict(8, 0.9, 0.3, 0.005)), False),
+        ((Verdict(8, 0.6, 0.04, 0.02), Verdict(8, 0.9, 0.3, 0.01)), False),
     ],
-    ids=["all three limits", "as many as the limit", "too small a margin", "as likely as the limit"],
+    ids=[
+        "clear together",
+        "one clear, one likely",
+        "few, but a large gain",
+        "one by chance",
+        "as many as not",
+        "weak and small",
+    ],
 )
-def test_a_side_convinces_only_beyond_all_three_limits(verdict, convinces):
-    assert CflSettings(prefer=0.75, margin=0.1, p_value=0.1).convinces(verdict) is convinces
+def test_a_trial_convinces_by_clear_evidence_or_a_large_gain_on_both_sides(sides, convinces):
+    settings = CflSettings(prefer=0.5, margin=0.05, p_value=0.001)
+    assert settings.convinces(sides) is convinces
+    assert settings.convinces(sides[::-1]) is convinces

@@ -124,11 +124,14 @@ def test_no_side_is_smaller_than_it_may_be(settings, changes):
     assert set(rounds.state.clusters) == {0}
 
 
-def test_a_single_outlier_is_no_group():
+@pytest.mark.parametrize(
+    ("settings", "clusters"), [({}, {1, 2}), ({"min_side": 2}, {0})], ids=["as published", "two a side"]
+)
+def test_a_single_outlier_is_a_group_only_as_published(settings, clusters):
     goals = {d: np.zeros(D) for d in DEVICES} | {DEVICES[0]: 9.0 * np.eye(D)[3]}
-    rounds = cfl(**ALG_5)
+    rounds = cfl(**ALG_5, **settings)
     run_until_quiet(rounds, Quadratic(rounds, goals), most=8)
-    assert set(rounds.state.clusters) == {0}
+    assert set(rounds.state.clusters) == clusters
 
 
 # ---------------------------------------------------------------------------------------------------- tree, newcomers

@@ -1,6 +1,7 @@
 """FedGroup against Algs 2 and 3 on plain numpy, with updates whose groups are known."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedgroup.cold_start import nearest_directions, random_centres
+from aggregator.strategies.registry import settings_of
 from edge_client.learning.nearest import nearest_direction
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
@@ -198,11 +200,81 @@ def test_the_other_plan_of_a_placement_lets_the_cohort_train_and_newcomers_choos
 
 def test_without_all_directions_newcomers_choose_by_loss():
     """A mean of fewer devices than the plan wants would show what single devices sent."""
-    rounds, spy = fedgroup(alpha=4, min_contributors=6), Spy()
+    rounds, spy = fedgroup(alpha=1, min_contributors=3), Spy()
     rounds.step(spy)
     assert rounds.state.directions == ()
-    rounds.step(choosing(rounds, spy))
+    rounds.step(spy)
     assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
+
+
+def test_a_group_too_small_for_a_mean_joins_the_nearest_direction():
+    """It would keep its first model for good."""
+    alone = DEVICES[0]
+    apart = {**PRE, alone: (PRE[alone] + 40).astype(np.float32)}
+
+    def give(device, assignment, round_):
+        vector = apart[device] if assignment.phase == Phase.PRETRAIN else STEP[device]
+        return dataclasses.replace(answer(device, assignment, round_), vector=vector)
+
+    for least, sizes in ((1, [1, 5, 6]), (3, [5, 7])):
+        rounds = fedgroup(groups=3, alpha=4, min_contributors=least)
+        outcome = rounds.step(give)
+        assert sorted(Counter(outcome.clusters.values()).values()) == sizes
+        assert all(rounds.contributors(slot) >= least for slot in rounds.state.slots)
+
+
+def test_groups_take_turns_where_a_draw_over_all_gives_none_its_mean():
+    rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
+    rounds.step(spy)
+    for _ in range(4):
+        rounds.step(spy)
+    asked = [set(spy.asked[r]) for r in range(2, 6)]
+    assert [len(devices) for devices in asked] == [4] * 4
+    assert [{TRUTH[d] for d in devices} for devices in asked] == [
+        {TRUTH[min(asked[0])]},
+        {1 - TRUTH[min(asked[0])]},
+    ] * 2
+    assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
+
+
+def test_without_a_number_one_model_is_trained_until_groups_gain():
+    allowed = settings_of("fedgroup", {}).capabilities
+    rounds, spy = Rounds(run_plan("fedgroup", {}, min_contributors=3, capabilities=allowed), DEVICES), Spy()
+
+    def give(device, assignment, round_):
+        given = spy(device, assignment, round_)
+        if assignment.train:
+            return dataclasses.replace(given, vector=PRE[device])
+        # The second score is that of the one model's copies.
+        return dataclasses.replace(
+            given, vector=None, norm=0.0, loss=1.0 if round_ == 4 else 1.5 + 0.01 * SAMPLES[device] / 120
+        )
+
+    for round_ in range(1, 6):
+        outcome = rounds.step(give)
+        assert right(outcome.clusters) == (round_ == 5)
+        rounds.reload()
+    assert [e.kind for e in rounds.events] == ["groups-tried", "groups-found"]
+    assert rounds.events[-1].detail["k"] == 2
+    assert {spy.asked[r][DEVICES[0]][0] for r in (1, 2, 3)} == {Phase.PRETRAIN, Phase.TRAIN}
+    rounds.step(spy)
+    assert {c for _, c in spy.asked[6].values()} == {(0,), (1,)}
+    for j, slot in enumerate(rounds.state.slots):
+        expected = 2 * mean(PRE, members(rounds.state, j)) + mean(STEP, members(rounds.state, j))
+        np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-4)
+    assert len(rounds.state.directions) == 2, "newcomers compare with the groups of the first look"
+    with pytest.raises(ConfigError, match="rcc draws a given number"):
+        Rounds(run_plan("fedgroup", {"rcc": "on"}), DEVICES)
+
+
+def test_while_no_groups_are_found_all_end_with_the_one_model():
+    rounds = Rounds(run_plan("fedgroup", {}), DEVICES)
+    rounds.step(lambda d, o, r: dataclasses.replace(answer(d, o, r), vector=STEP[DEVICES[0]]))
+    plan = rounds.strategy.final(rounds.state, 2, DEVICES)
+    (model,) = plan.models
+    assert {o.candidates for o in plan.assignments.values()} == {(model,)}
+    np.testing.assert_allclose(rounds.theta(plan.models[model]), STEP[DEVICES[0]], rtol=1e-5)
+    assert rounds.events[0].kind == "one-group"
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
@@ -275,11 +347,11 @@ def test_an_empty_group_keeps_its_model():
 
 
 def test_a_group_of_too_few_starts_at_the_origin_and_is_not_moved():
-    rounds = fedgroup(alpha=6, min_contributors=7)
+    """Together they are too few as well, so no group could take them in."""
+    rounds = fedgroup(alpha=6, min_contributors=13)
     rounds.step(answer)
     rounds.step(answer)
-    assert rounds.state.slots == (ClusterModel(), ClusterModel())
-    assert right(rounds.state.clusters)
+    assert rounds.state.slots == (ClusterModel(),)
 
 
 def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
@@ -325,7 +397,8 @@ def test_the_discrepancy_is_told_in_every_round_of_training():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"settings": {"groups": 0}}, "groups is from 1"),
+        ({"settings": {"groups": 0}}, "groups is at least 1, or auto"),
+        ({"settings": {"groups": 10**6}}, "groups is from 1 to"),
         ({"settings": {"alpha": 0}}, "alpha is at least 1"),
         ({"settings": {"measure": "l2"}}, "neither edc nor madc"),
         ({"settings": {"start": "zero"}}, "neither mean nor origin"),

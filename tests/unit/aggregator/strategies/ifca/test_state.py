@@ -16,7 +16,8 @@ SHARED = (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))
 
 def checked(changes=None, **settings):
     """Return the checked settings of a plan that ships as many origins as they need."""
-    origins = settings.get("k", 2) * settings.get("restarts", 1)
+    settings = {"k": 2, **settings}
+    origins = 1 if isinstance(settings["k"], str) else settings["k"] * settings.get("restarts", 1)
     return checked_settings(run_plan("ifca", settings, **{"origins": origins, "rounds": 100, **(changes or {})}))
 
 
@@ -55,8 +56,12 @@ def local(**changes):
             {"segments": (SegmentSpec("cluster", 2), SegmentSpec("cluster", 4))},
             "ifca needs one cluster segment and at most one shared one",
         ),
-        ({"k": 0}, {"origins": 1}, "k, restarts and restart_rounds are at least 1"),
-        ({"k": "two"}, {"origins": 1}, "setting k is a whole number, not 'two'"),
+        ({"k": 0}, {"origins": 1}, "k is at least 1, or auto"),
+        ({"restarts": 0}, {"origins": 1}, "k, restarts and restart_rounds are at least 1"),
+        ({"k": "two"}, {}, "setting k is a whole number or auto, not 'two'"),
+        ({"k": "auto"}, {"origins": 2}, "1 starts of 1 models need 1 origins, the run ships 2"),
+        ({"k": "auto", "restarts": 2}, {}, "2 random starts of a number of models that is not given"),
+        ({"k": "auto"}, {"segments": SHARED}, "ifca can't find the number of models of a task with a shared segment"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, changes, message):

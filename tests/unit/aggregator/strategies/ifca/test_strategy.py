@@ -129,11 +129,11 @@ def test_sizes_of_a_start_are_reported():
 
 
 def test_the_last_round_of_a_start_reports_its_own_clusters():
-    """The outcome of that round has its choices, though the start ends with it."""
+    """The outcome of that round has its choices, by the ids of its own models, though the start ends with it."""
     rounds = ifca(restarts=2, restart_rounds=1)
-    for _ in range(2):
+    for first in (0, 2):
         outcome = rounds.step(losing((0.5, 0.4)))
-        assert outcome.clusters == CHOICE
+        assert outcome.clusters == {device: first + j for device, j in CHOICE.items()}
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])

@@ -45,7 +45,8 @@ def test_a_line_has_the_figures_and_a_link_to_its_result():
     save("logistic", "fedavg", 500)
     assert table.block().splitlines()[2] == (
         "| [logistic](../results/load-logistic-fedavg-500.json) | fedavg "
-        "| 500 | 1.23 | 0.50 | 0.00 | 98 | 523 | 2999 of 3000 | 0 | 12 |"
+        "| 500 | 1.23 | 0.50 | 0.00 | 98 | 523 | 2999 of 3000 | 0 | 12 "
+        "| min_contributors 1, quorum 1, deadline_s 3600 |"
     )
 
 

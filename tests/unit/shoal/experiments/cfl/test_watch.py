@@ -62,7 +62,9 @@ def test_a_device_that_waits_for_its_place_in_the_tree_is_in_no_cluster() -> Non
         watch(seen)
 
     settings = {"validate": "off", "eps1": "0.9", "cool_down": "1", "max_age": "1"}
-    options = SimOptions(8, LocalTraining(epochs=2, batch_size=5, lr=0.3), seed=5, participation=0.5)
+    options = SimOptions(
+        8, LocalTraining(epochs=2, batch_size=5, lr=0.3), seed=5, participation=0.5, min_contributors=1
+    )
     simulate("cfl", settings, population, Softmax(4, 2), options, watch=look)
     assert unplaced
     assert len(watch.rows) == 8

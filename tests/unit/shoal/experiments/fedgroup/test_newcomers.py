@@ -30,7 +30,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images whose label is the place of a bright blob, in MNIST's files."""
     folder = tmp_path_factory.mktemp("mnist")
     rng = np.random.default_rng(1)
-    for name, count in (("train", 2400), ("t10k", 10)):
+    for name, count in (("train", 3600), ("t10k", 10)):
         labels = rng.integers(0, 10, count).astype(np.uint8)
         images = rng.integers(0, 90, (count, 28, 28)).astype(np.uint8)
         for image, label in zip(images, labels, strict=True):
@@ -44,7 +44,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, **given: Any) -> dict[str, Any]:
     settings = {**TINY, **given.pop("settings", {})}
-    options = {"devices": 16, "samples": 100, "mask": "permutation", **given}
+    options = {"devices": 16, "samples": 150, "mask": "permutation", **given}
     data: dict[str, Any] = newcomers.run(Options(data_dir=folder, settings=settings, **options), Quiet()).data()
     return data
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.experiments.common.paper import paper_options
 from shoal.experiments.ifca import synthetic
 from shoal.experiments.ifca.linear import (
     Batch,
@@ -16,7 +17,7 @@ from shoal.experiments.ifca.linear import (
     run_starts,
 )
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Linear
 from shoal.task.manifest import LocalTraining
 
@@ -131,7 +132,8 @@ def test_the_batch_ends_at_the_models_of_a_simulated_run(point, mask):
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
     settings = {"k": str(point.k), "option": "gradient"}
     for r, rate in enumerate(rates.tolist()):
-        options = SimOptions(25, LocalTraining(epochs=0, steps=1, batch_size=0, lr=rate), mask=mask, evaluate_every=0)
+        local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=rate)
+        options = paper_options(rounds=25, local=local, mask=mask, evaluate_every=0)
         done = simulate("ifca", settings, population, Linear(point.d), options, start=starts[r].numpy())
         thetas = np.stack([done.thetas[j] for j in range(point.k)])
         np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.errors import UsageError
+from aggregator.rounds.standstill import STANDS_STILL
+from shoal.errors import ConfigError, UsageError
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.wild import runs, study
 
@@ -26,6 +27,10 @@ def small(scenario, bars, algorithm="fedavg", **changes):
     return run(scenario, algorithm, data_dir=bars, samples=5, settings=settings, **changes)
 
 
+def kinds(data):
+    return {event["kind"] for event in data["events"]}
+
+
 @pytest.mark.parametrize("algorithm", study.ALGORITHMS)
 def test_every_strategy_has_the_fixed_names(algorithm):
     data = run(algorithm=algorithm, seed=3)
@@ -39,15 +44,16 @@ def test_every_strategy_has_the_fixed_names(algorithm):
 
 def test_the_fleets_defaults_hold_and_only_the_number_of_groups_is_given():
     assert run(algorithm="cfl")["parameters"]["settings"] == {}
-    data = run(algorithm="fedgroup")
-    assert data["parameters"]["settings"] == {"groups": "2"}
+    data = run(algorithm="fesem")
+    assert data["parameters"]["settings"] == {"k": "2"}
     assert data["parameters"]["min_contributors"] == [3]
-    assert run(algorithm="ifca", settings={"given_groups": "off"})["parameters"]["settings"] == {}
+    assert run(algorithm="fesem", settings={"given_groups": "off"})["parameters"]["settings"] == {}
+    assert run(algorithm="fedgroup")["parameters"]["settings"] == {}, "it finds the number itself"
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
 
 
 def test_where_there_are_no_groups_two_are_given():
-    assert run("table-iris", "ifca")["parameters"]["settings"] == {"k": "2"}
+    assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
 
 
 def test_local_training_has_a_model_for_each_device_and_finishes_like_the_others():
@@ -74,11 +80,20 @@ def test_a_lone_device_forms_its_true_groups_mean_by_itself(bars):
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
-def test_a_cluster_with_too_few_devices_stands_still(bars):
-    """A fifth of 20 devices is four: enough for a mean of three, too few for one of five."""
+def test_no_group_is_made_that_is_too_small_for_a_mean(bars):
+    """Two groups of four devices, which one-shot clustering finds: enough for a mean of three, too few for one of five."""
+    found = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2"})
+    assert (found["clusters"], found["standing_still"]) == (2, 0)
+    one = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2", "min_contributors": "5"})
+    assert (one["clusters"], one["standing_still"]) == (1, 0)
+    assert STANDS_STILL not in kinds(found) | kinds(one)
+
+
+def test_a_fifth_of_the_devices_is_enough_for_a_mean_of_three_and_too_few_for_one_of_five(bars):
     moving = small("part-0.2-of-20", bars, rounds=11)
     assert (moving["standing_still"], moving["parameters"]["participation"]) == (0, 0.2)
-    assert small("part-0.2-of-20", bars, rounds=11, settings={"min_contributors": "5"})["standing_still"] == 20
+    with pytest.raises(ConfigError, match="4 devices take part in a round, and a mean takes 5"):
+        small("part-0.2-of-20", bars, rounds=11, settings={"min_contributors": "5"})
 
 
 def test_faulty_devices_count_apart(bars):

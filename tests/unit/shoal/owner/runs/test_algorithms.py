@@ -3,6 +3,7 @@
 import dataclasses
 
 from aggregator.strategies.registry import STRATEGIES
+from aggregator.strategies.settings import AUTO
 from shoal.owner.runs.algorithms import describe
 
 
@@ -14,6 +15,8 @@ def test_every_algorithm_is_described_with_every_setting_and_its_default():
             default = setting.default
             if isinstance(default, bool):
                 default = "on" if default else "off"
+            elif setting.name == strategy.settings_type.clusters_setting and default == AUTO:
+                default = "auto"
             assert f" {setting.name}={default}" in text
             assert f"{setting.name}" in text.partition("\n")[2].partition("\n")[2], f"{setting.name} is not explained"
 

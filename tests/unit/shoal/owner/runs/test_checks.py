@@ -25,7 +25,7 @@ def told(algorithm, count, settings=None, **changes):
         ("ifca", 6, {"k": 2}),
         ("one-shot", 6, {"k": 2}),
         ("fesem", 6, {}),
-        ("fedgroup", 9, {}),
+        ("fedgroup", 9, {"groups": 3}),
         ("cfl", 6, {}),
     ],
 )
@@ -53,10 +53,20 @@ def test_inter_group_aggregation_leaves_means_plain():
 
 
 def test_devices_drawn_for_a_round_are_what_counts():
-    assert told("ifca", 12, {"k": 2}, participation=0.5) == []
-    assert "5 devices a round for 2 clusters" in told("ifca", 10, {"k": 2}, participation=0.5)[0]
+    assert "CFL can't split 5 devices a round" in told("cfl", 10, participation=0.5)[0]
     with pytest.raises(ConfigError, match="draws 2 of 10 devices for a round"):
         told("fedavg", 10, participation=0.2)
+
+
+def test_given_clusters_take_turns_so_all_devices_count():
+    assert told("ifca", 10, {"k": 2}, participation=0.5) == []
+    assert "5 devices for 2 clusters" in told("ifca", 5, {"k": 2}, participation=0.7)[0]
+    assert "5 devices a round for 6 clusters" in told("ifca", 10, {"k": 6}, participation=0.5, min_contributors=1)[0]
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", "one-shot", "fedgroup"])
+def test_a_number_of_clusters_that_is_to_be_found_raises_no_doubt(algorithm):
+    assert told(algorithm, 4) == []
 
 
 @pytest.mark.parametrize(

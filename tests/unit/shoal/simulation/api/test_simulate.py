@@ -1,5 +1,7 @@
 """Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and the refusals of bad input."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -288,7 +290,7 @@ def test_devices_that_one_model_does_not_fit_finish_with_their_own():
     result = shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=10)
     assert result.accuracy.mean() < 0.7
     assert result.personal.shape == (10,)
-    assert result.personal.mean() > 0.9
+    assert result.personal.mean() > 0.85
 
 
 def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share():
@@ -318,7 +320,7 @@ def test_progress_is_a_line_a_round(capsys):
 def test_torchs_state_is_left_as_it_was():
     model = softmax()
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    shoal.simulate(model, plain(6), strategy="ifca", rounds=1)
+    shoal.simulate(model, plain(6), strategy="ifca", settings={"k": 2}, rounds=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
@@ -405,7 +407,7 @@ BAD = {
     "outputs": ({"model": nn.Linear(6, 1)}, TaskError, "a classification needs"),
     "targets": ({"model": nn.Linear(6, 4), "task": "regression"}, TaskError, "a target has shape"),
     "dropout": ({"model": nn.Sequential(nn.Linear(6, 3), nn.Dropout())}, TaskError, "at random"),
-    "starts": ({"model": NoReset(), "strategy": "ifca"}, UsageError, "has no reset_parameters"),
+    "starts": ({"model": NoReset(), "strategy": "ifca", "settings": {"k": 2}}, UsageError, "has no reset_parameters"),
     "proximal": ({"strategy": "fedprox"}, ConfigError, "prox_mu is 0"),
 }
 
@@ -432,3 +434,31 @@ def test_bad_input_is_refused(name):
     with pytest.raises(kind, match=text) as caught:
         shoal.simulate(arguments.pop("model"), arguments.pop("partitions"), **arguments)
     assert caught.value.hint or name in SELF_EXPLAINING
+
+
+def test_a_weight_adds_dittos_model_and_a_senseless_one_is_refused():
+    model = nn.Linear(30, 2)
+    unpulled = shoal.simulate(model, cancer(), strategy="fedavg", rounds=3)
+    pulled = shoal.simulate(model, cancer(), strategy="fedavg", rounds=3, personal=0.1)
+    np.testing.assert_array_equal(unpulled.accuracy, pulled.accuracy)
+    assert pulled.personal.mean() > pulled.accuracy.mean() + 0.1
+    for weight in (-1, float("nan"), "much", 2e6):
+        with pytest.raises(UsageError, match="personal is a weight from 0"):
+            shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=3, personal=weight)
+
+
+def test_models_above_the_own_are_candidates_with_path(monkeypatch):
+    """The simulator takes the leaf, as a device does, and hands the models above it to the finish."""
+    # `shoal.simulation.api.simulate` names the function.
+    seen, module = [], sys.modules["shoal.simulation.api.simulate"]
+    real = module.finish
+
+    def finish(*arguments, **options):
+        seen.append(options["above"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "finish", finish)
+    result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20, settings={"path": "on"})
+    assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
+    assert result.personal.mean() > 0.85
+    assert [list(above) for above in seen[0]] == [["node-0"]] * 10

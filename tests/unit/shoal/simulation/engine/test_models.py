@@ -22,7 +22,7 @@ CASES = {
     "alg-5": ("cfl", {"validate": "off", "eps1": "0.9", "cool_down": "1"}, {}),
     "fedgroup": ("fedgroup", {"groups": "2", "alpha": "5", "eta_g": "0.05"}, {}),
     "one-shot": ("one-shot", {"k": "2"}, {}),
-    "local": ("local", {}, {}),
+    "local": ("local", {}, {"min_contributors": 1}),
     "fesem": ("fesem", {"k": "2"}, {"local": FAR}),
 }
 

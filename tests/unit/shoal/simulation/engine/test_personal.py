@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.learning.personal import one_epoch
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.simulate import SimOptions, sim_plan
@@ -35,23 +36,6 @@ def start(count=10):
     return np.repeat(origins(NETWORK, 1, 0), count, axis=0)
 
 
-@pytest.mark.parametrize(
-    ("gains", "better"),
-    [
-        ([1, 1, 1], True),
-        ([-1, -1, -1], False),
-        ([0, 0, 0], False),
-        ([3, -2, 0], False),
-        ([3, 0, 1], True),
-        ([5], False),
-    ],
-)
-def test_a_gain_counts_from_one_standard_error(gains, better):
-    """Gains 3, 0, 1 have the mean 1.33 and a standard error of 0.88; 3, -2, 0 have 0.33 and 1.45."""
-    own = np.full(len(gains), 9.0)
-    assert personal.clearly_better(own, own - np.array(gains, float)) is better
-
-
 def test_an_untrained_cluster_model_is_left_for_ten_epochs_on_top():
     found = personal.finish(workforce(easy()), start(), 4)
     plain = personal.measure(workforce(easy()), start())
@@ -64,7 +48,7 @@ def test_a_model_trained_alone_is_taken_if_it_is_the_best():
     trained = start()
     work = workforce(easy())
     for round_ in range(40):
-        personal._train(work, torch.from_numpy(trained), 100 + round_)
+        personal._train(work, torch.from_numpy(trained), 100 + round_, one_epoch(MINI.settings()))
     found = personal.finish(work, start(), 4, trained)
     assert found.choices == ("alone",) * 10
 
@@ -83,10 +67,36 @@ def test_a_device_without_test_samples_has_no_figures():
     assert (found.tested[0], found.tested[1]) == (0, 15)
 
 
-def test_an_epoch_is_trained_at_a_time_and_the_batches_follow_from_the_round():
-    assert personal._epoch_of(MINI.settings()).epochs == 1
-    steps = LocalTraining(epochs=0, steps=5, batch_size=0)
-    assert personal._epoch_of(steps.settings()) == steps.settings()
+def test_the_batches_follow_from_the_round():
     first, again, other = (personal.finish(workforce(), start(), round_).losses for round_ in (4, 4, 9))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def test_candidates_come_in_the_order_of_a_device():
+    above = [{"node-0": start(1)[0]}] * 10
+    found = personal.candidates(workforce(), start(), 4, start(), above=above, weight=0.5)
+    assert [list(each) for each in found] == [["cluster", "1", "3", "10", "node-0", "ditto", "alone"]] * 10
+
+
+def test_a_strong_pull_keeps_dittos_model_near_the_clusters():
+    def distance(weight):
+        (found, *_) = personal.candidates(workforce(), start(), 4, weight=weight)
+        return float((found["ditto"] - found["cluster"]).norm())
+
+    assert distance(2.0) < 0.7 * distance(0.1)
+
+
+def test_a_model_above_is_taken_if_it_is_the_best():
+    work = workforce(easy())
+    trained = torch.from_numpy(start())
+    for round_ in range(40):
+        personal._train(work, trained, 100 + round_, one_epoch(MINI.settings()))
+    above = [{"node-2": theta.numpy()} for theta in trained]
+    assert personal.finish(work, start(), 4, above=above).choices == ("node-2",) * 10
+
+
+def test_the_drawn_start_is_one_model_of_the_networks_length():
+    drawn = personal.drawn_start(NETWORK, start(1)[0], 3)
+    assert drawn.shape == (1, NETWORK.length)
+    assert not np.array_equal(drawn, start(1))

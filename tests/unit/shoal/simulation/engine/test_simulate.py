@@ -1,11 +1,13 @@
 """Simulated runs of the real strategies: masks, deferred means, numbering, evaluation, and the loopback fleet as witness."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from aggregator.rounds.standstill import STANDS_STILL
 from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import make_strategy
 from edge_client.learning.data import split
@@ -105,7 +107,7 @@ def test_partial_participation_orders_the_drawn_devices_only():
 def test_devices_that_arrive_later_are_unknown_before(algorithm):
     """Two of ten arrive in round 3: they have no orders, clusters or tests before, and take part from then on."""
     late, seen = {"dev-0008": 3, "dev-0009": 3}, []
-    settings = {"groups": "2", "alpha": "4"} if algorithm == "fedgroup" else {}
+    settings = {"fedgroup": {"groups": "2", "alpha": "4"}, "cfl": {"warm_up": "9"}}.get(algorithm, {})
     options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
     result = simulate(algorithm, settings, population(), NETWORK, options, watch=seen.append)
     for observed in seen:
@@ -248,15 +250,49 @@ def torch_order(vector):
     return np.concatenate([weight.reshape(INPUTS, CLASSES).T.reshape(-1), bias])
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings", "local"),
-    [("fedavg", {}, FULL), ("fedavg", {}, MINI), ("ifca", {"k": "2"}, FULL), ("ifca", {"k": "2"}, MINI)],
-)
-def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, local):
-    """The same plan, data and origins: same clusters, same models to 1e-5, also with mini-batches and half the devices."""
-    data = grouped_data(6, 2)
-    fields = {"algorithm": algorithm, "settings": settings, "local": local, "rounds": 4, "participation": 0.7}
-    with make_fleet(tmp_path, data, **fields) as fleet:
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALONE = LocalTraining(epochs=0, steps=12, batch_size=0, lr=0.8)
+FORGETFUL = LocalTraining(epochs=0, steps=60, batch_size=0, lr=0.8)
+EAGER = {"eps1": "0.9", "cool_down": "1"}
+GROUPS = {"groups": "2", "alpha": "2", "eta_g": "0.05"}
+WITNESSED = {
+    "fedavg": ("fedavg", {}, 2, {"local": FULL, "participation": 0.7}, set()),
+    "fedavg-batches": ("fedavg", {}, 2, {"local": MINI, "participation": 0.7}, set()),
+    "ifca": ("ifca", {"k": "2"}, 2, {"local": FULL, "participation": 0.7}, set()),
+    "ifca-batches": ("ifca", {"k": "2"}, 2, {"local": MINI, "participation": 0.7}, set()),
+    "cfl-split": ("cfl", EAGER, 2, {"local": FULL, "rounds": 8}, {"trial-opened", "split"}),
+    "cfl-refused": ("cfl", EAGER, 1, {"local": FULL, "rounds": 8}, {"trial-opened", "split-refused"}),
+    "fedgroup": ("fedgroup", GROUPS, 2, {"local": QUICK, "pretrain": ALONE, "rounds": 5}, {"cold-start", "newcomers"}),
+    "fesem": ("fesem", {"k": "2"}, 2, {"local": FORGETFUL, "rounds": 5}, {"reassigned"}),
+    "one-shot": ("one-shot", {"k": "2"}, 2, {"local": QUICK, "pretrain": ALONE}, {"clustered"}),
+}
+
+
+def test_a_cluster_that_stands_still_is_among_the_events_of_history_and_run(monkeypatch):
+    """One-shot clustering leaves two of ten devices alone in their group: no mean of three is ever made of them."""
+    monkeypatch.setattr("aggregator.strategies.one_shot.join_small", lambda _similarity, labels, _least: labels)
+    data = population(groups=(0,) * 8 + (1,) * 2)
+    still = run("one-shot", {"k": "2"}, data=data, rounds=6, min_contributors=3)
+    told = [(number, event) for number, event in still.events if event.kind == STANDS_STILL]
+    ((number, event),) = told
+    assert (number, event.detail["devices"]) == (3, 2)
+    assert event.detail["reason"] == "it has 2 devices, and a mean takes 3"
+    assert event in still.history[2].events
+    moved = run("one-shot", {"k": "2"}, data=data, rounds=6, min_contributors=2)
+    assert STANDS_STILL not in {event.kind for _, event in moved.events}
+
+
+def test_a_round_of_fewer_devices_than_a_mean_takes_is_refused():
+    with pytest.raises(ConfigError, match="2 devices take part in a round, and a mean takes 3"):
+        run("fedavg", participation=0.2, min_contributors=3)
+
+
+@pytest.mark.parametrize("case", WITNESSED)
+def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
+    """The same plan, data and origins: same clusters and events in every round, and the same models to 1e-5."""
+    algorithm, settings, groups, fields, expected = WITNESSED[case]
+    data = grouped_data(6, groups)
+    with make_fleet(tmp_path, data, algorithm=algorithm, settings=settings, **{"rounds": 4, **fields}) as fleet:
         records = fleet.run(600)
         plan = fleet.plan
         theirs = {name: torch_order(fleet.model(name).theta) for name in data}
@@ -268,19 +304,42 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, l
     force = Workforce(Population(*parts, names=tuple(data)), Softmax(INPUTS, CLASSES), plan, fleet_origins)
     strategy = make_strategy(plan, None, force.average)
     state = strategy.init(tuple(data))
-    for round_ in range(1, 5):
+    for round_ in range(1, plan.rounds + 1):
         state, round_plan = strategy.plan(state, round_, tuple(data))
         for contribution in force.carry_out(round_plan):
             state = strategy.absorb(state, contribution)
         state, outcome = strategy.close(state, round_plan)
         state = force.relay(strategy, state, round_)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
-        assert len(round_plan.assignments) == 4
-    final = strategy.final(state, 5, tuple(data))
+        assert len(round_plan.assignments) == records[round_ - 1]["ordered"]
+        ours = [{"round": e.round, "kind": e.kind, **e.detail} for e in outcome.events]
+        assert len(ours) == len(records[round_ - 1]["events"])
+        for event, recorded in zip(ours, records[round_ - 1]["events"], strict=True):
+            assert_same_values(json.loads(json.dumps(event)), recorded)
+    events = [e for r in records for e in r["events"]]
+    assert expected <= {e["kind"] for e in events}
+    assert {"direction"} == {e["by"] for e in events if e["kind"] == "newcomers"} or algorithm != "fedgroup"
+    final = strategy.final(state, plan.rounds + 1, tuple(data))
+    assert records[-1]["clusters"].keys() == data.keys()
     for name, model in records[-1]["clusters"].items():
         ours = force.theta(final, model)
         assert np.abs(ours - fleet_origins).max(axis=1).min() > 1e-2
         np.testing.assert_allclose(ours, theirs[name], atol=1e-5)
+
+
+def assert_same_values(one, other):
+    """Assert that two JSON values are equal, but for the rounding of numbers."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        pairs = [(one[k], other[k]) for k in one]
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        pairs = list(zip(one, other, strict=True))
+    else:
+        assert one == (pytest.approx(other, abs=1e-4) if isinstance(one, float) else other)
+        return
+    for a, b in pairs:
+        assert_same_values(a, b)
 
 
 def draw(fleet, plan):

@@ -173,6 +173,27 @@ def test_the_nearest_of_the_compared_models_is_reported(deferred):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
+def test_adapting_compares_the_candidates_after_training_each(deferred):
+    """Devices of one block whose candidates differ: each has its own margins."""
+    starts = {4: ORIGINS[0], 8: ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)}
+    models = {4: ClusterModel(0), 8: ClusterModel(2)}
+    origins_ = np.stack([*ORIGINS, starts[8]])
+    made = force(deferred=deferred, origins=origins_)
+    adapt = {"phase": Phase.ADAPT, "share": Share.TEST, "margins": True}
+    found = made.carry_out(plan_of(models, a=order(4, 8, **adapt), b=order(8, 4, **adapt)))
+    assert [c.model for c in found] == [4, 8]
+    for update, at, names in zip(found, "ab", ((4, 8), (8, 4)), strict=True):
+        losses = []
+        for model in names:
+            (clear,) = force(deferred=False, origins=origins_).carry_out(plan_of(models, **{at: order(model)}))
+            theta = torch.from_numpy(starts[model] + clear.vector)[None]
+            place = np.array([made.place_of[update.device]])
+            losses.append(float(made.score(theta, Share.TEST, place).losses[0, 0]))
+        assert update.margins == pytest.approx((0.0, losses[1] - losses[0]), abs=1e-4)
+        assert update.margins[1] != 0.0
+
+
+@pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("mask", ["none", "rotation"])
 def test_a_device_to_be_placed_trains_and_reports_a_direction_alone(mask, deferred):
     (clear,) = force(deferred=False).carry_out(plan_of(a=order(4, phase=Phase.PRETRAIN)))

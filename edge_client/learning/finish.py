@@ -1,0 +1,171 @@
+"""The personal finish of a device: make the candidates one after another, and keep the one that the rule prefers.
+
+`edge_client.learning.personal` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
+more than the leader so far and the candidate under way are in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_client.learning import training
+from edge_client.learning.personal import (
+    ALONE,
+    CLUSTER,
+    DITTO,
+    EPOCHS,
+    FEWEST_PAIRS,
+    alone_recipe,
+    alone_rounds,
+    choose,
+    ditto_recipe,
+    one_epoch,
+)
+from edge_client.learning.training import Cancelled
+from edge_client.learning.update import BatchOrder
+from edge_client.models.fresh_start import TensorFigures, draw
+from shoal.errors import TaskError
+from shoal.task.manifest import LocalTraining
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_client.learning.data import Dataset, DataSplits
+    from edge_client.learning.model import Backend
+    from shoal.protocol.documents import LocalSettings, RunPlan
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that has ended, as one device needs it for its personal finish.
+
+    Attributes:
+        plan: the run's plan.
+        device: the device's name, of which the sample orders are a function.
+        round: number of the final round.
+        own: the model of the device's cluster, shape (d,), float32.
+        above: the models above it in cfl's tree, each (d,) float32, by candidate from the root.
+        lengths: of the task's tensors, which sum to d.
+        start: figures of the model that the run began with; None if the device has none, so that it can't train alone.
+        weight: of Ditto's proximal term; 0 leaves that candidate out.
+    """
+
+    plan: RunPlan
+    device: str
+    round: int
+    own: Float32Vector
+    above: Mapping[str, Float32Vector]
+    lengths: tuple[int, ...]
+    start: TensorFigures | None
+    weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The result of a personal finish.
+
+    Attributes:
+        choice: name of the chosen candidate; theta: its model, shape (d,), float32.
+        losses: mean validation loss of each candidate in order, which may not be finite.
+        samples: size of the validation share.
+    """
+
+    choice: str
+    theta: Float32Vector
+    losses: Mapping[str, float]
+    samples: int
+
+
+def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callable[[], bool]) -> Chosen:
+    """Train the candidates and choose one by the validation share.
+
+    A candidate whose training diverges is left out. With fewer than `FEWEST_PAIRS` validation samples no other can be chosen,
+    so none is trained.
+
+    Args:
+        ended: the run.
+        shares: the device's samples.
+        backend: computes the task's losses and gradients.
+        cancelled: called before every step of training and every sample that is scored.
+
+    Raises:
+        Cancelled: ``cancelled()`` returned true.
+        TaskError: the cluster's model can't be scored.
+    """
+    share = shares.validation
+    losses = {CLUSTER: sample_losses(ended.own, share, backend, cancelled)}
+    leader = CLUSTER, ended.own
+    for name, theta in _candidates(ended, shares.train, backend, cancelled) if len(share) >= FEWEST_PAIRS else ():
+        losses[name] = sample_losses(theta, share, backend, cancelled)
+        if choose(losses) == name:
+            leader = name, theta
+    return Chosen(*leader, {name: float(each.mean()) for name, each in losses.items()}, len(share))
+
+
+def sample_losses(
+    theta: Float32Vector, batch: Dataset, backend: Backend, cancelled: Callable[[], bool] = lambda: False
+) -> NDArray[np.float64]:
+    """Return the model's loss of each sample, shape (n,), float64; NaN where it is not finite.
+
+    Raises:
+        Cancelled: ``cancelled()`` returned true.
+    """
+    losses = np.empty(len(batch), np.float64)
+    for i in range(len(batch)):
+        if cancelled():
+            raise Cancelled("the personal finish was cancelled")
+        loss = backend.score(theta, batch.x[i : i + 1], batch.y[i : i + 1]).mean_loss
+        losses[i] = loss if math.isfinite(loss) else np.nan
+    return losses
+
+
+def _candidates(
+    ended: Ended, batch: Dataset, backend: Backend, cancelled: Callable[[], bool]
+) -> Iterator[tuple[str, Float32Vector]]:
+    """Yield all candidates but the cluster's model, in the order of `shoal.simulation.engine.personal.candidates`."""
+    plan = ended.plan
+
+    def trained(theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
+        order = BatchOrder(plan, ended.device, orders)
+        found = training.train(theta, batch, LocalTraining.of(recipe), backend, order, round_, cancelled)
+        return theta + found.delta
+
+    def further() -> Iterator[tuple[str, Float32Vector]]:
+        theta = ended.own
+        for epoch in range(1, max(EPOCHS) + 1):
+            theta = trained(theta, one_epoch(plan.local), ended.round + epoch - 1, plan.rounds)
+            if epoch in EPOCHS:
+                yield str(epoch), theta
+
+    def ditto() -> Iterator[tuple[str, Float32Vector]]:
+        yield DITTO, trained(ended.own, ditto_recipe(plan.local, ended.weight), ended.round, plan.rounds)
+
+    def alone() -> Iterator[tuple[str, Float32Vector]]:
+        assert ended.start is not None
+        theta = draw(ended.start, ended.lengths, plan.seed)
+        for round_ in range(1, alone_rounds(plan.local, plan.rounds) + 1):
+            theta = trained(theta, alone_recipe(plan.local), round_, round_ - 1)
+        yield ALONE, theta
+
+    yield from _unless_diverged(further(), "epochs on top")
+    yield from ended.above.items()
+    if ended.weight:
+        yield from _unless_diverged(ditto(), DITTO)
+    if ended.start is not None:
+        yield from _unless_diverged(alone(), ALONE)
+
+
+def _unless_diverged(made: Iterator[tuple[str, Float32Vector]], what: str) -> Iterator[tuple[str, Float32Vector]]:
+    try:
+        yield from made
+    except TaskError as error:
+        LOG.warning("personal finish: a candidate is left out", extra={"kv": {"candidate": what, "reason": error}})

@@ -1,0 +1,115 @@
+"""The personal finish: the models that a device compares after a run, and the rule that picks one.
+
+Candidates are the model of its cluster, that model after more local epochs, the models above it in cfl's tree, Ditto's
+personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test on
+its validation share prefers another: the best of several models on few samples is often best by chance.
+
+Devices (`edge_client.learning.finish`) and simulated devices (`shoal.simulation.engine.personal`) use these functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.protocol.documents import LocalSettings
+
+CLUSTER: Final = "cluster"
+"""Name of the candidate that is the model of the device's cluster."""
+EPOCHS: Final = (1, 3, 10)
+"""Local epochs on top of the cluster's model after which the result is a candidate, named after their number."""
+DITTO: Final = "ditto"
+"""Name of the candidate that is trained with a pull towards the cluster's model."""
+ALONE: Final = "alone"
+"""Name of the candidate that is trained on the device's own samples only, from a fresh start."""
+MOST_ALONE_EPOCHS: Final = 1000
+"""Most epochs of the model that is trained alone; more passes over the few samples of one device only fit them closer."""
+FEWEST_PAIRS: Final = 2
+"""Fewest validation samples of a paired test."""
+
+_NODE: Final = "node-"
+
+
+def node_name(node: int) -> str:
+    """Return the name of the candidate that is a model above the device's own in cfl's tree."""
+    return f"{_NODE}{node}"
+
+
+def node_of(name: str) -> int | None:
+    """Return the node of a candidate that `node_name` named; None for other candidates."""
+    number = name.removeprefix(_NODE)
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether the paired test prefers ``other`` to ``own``.
+
+    With gains g_i = own_i - other_i it does if mean(g) > 0 and mean(g) >= s / sqrt(n), where s is the standard deviation of
+    the gains (n - 1 degrees of freedom). Losses that are not finite are worse than all that are.
+
+    Args:
+        own: loss of each validation sample, shape (n,), float64.
+        other: losses of the same samples by another model, shape (n,), float64.
+    """
+    if len(own) < FEWEST_PAIRS or not np.isfinite(other).all():
+        return False
+    if not np.isfinite(own).all():
+        return True
+    gains = own - other
+    mean = float(gains.mean())
+    return mean > 0 and mean >= float(gains.std(ddof=1)) / math.sqrt(len(gains))
+
+
+def choose(losses: Mapping[str, NDArray[np.float64]]) -> str:
+    """Return the name of the model that the device keeps.
+
+    It is the one with the least mean loss among the cluster's model and those clearly better than it; on ties the first.
+
+    Args:
+        losses: loss of each validation sample, shape (n,), by candidate in order; `CLUSTER` is one of them.
+    """
+    own = losses[CLUSTER]
+    better = [name for name, other in losses.items() if name != CLUSTER and clearly_better(own, other)]
+    return min(better, key=lambda name: float(losses[name].mean()), default=CLUSTER)
+
+
+def one_epoch(local: LocalSettings) -> LocalSettings:
+    """Return a run's recipe for one epoch on top of the cluster's model; a recipe that counts steps keeps their number.
+
+    It has no proximal term: FedProx's pulls towards the model of a round, and no round is left.
+    """
+    own = dataclasses.replace(local, prox_mu=0.0)
+    return dataclasses.replace(own, epochs=1, steps=0) if _counts_epochs(local) else own
+
+
+def ditto_recipe(local: LocalSettings, weight: float) -> LocalSettings:
+    """Return the recipe of Ditto's personal model, which starts at the cluster's model w* and is trained as long as the others.
+
+    Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization" (2021), objective 2:
+    min_v F(v) + weight / 2 |v - w*|^2.
+    """
+    most = max(EPOCHS)
+    own = dataclasses.replace(local, prox_mu=weight)
+    if _counts_epochs(local):
+        return dataclasses.replace(own, epochs=most, steps=0)
+    return dataclasses.replace(own, steps=most * local.steps)
+
+
+def alone_recipe(local: LocalSettings) -> LocalSettings:
+    """Return a run's recipe for one round of the model that is trained alone: without a proximal term."""
+    return dataclasses.replace(local, prox_mu=0.0)
+
+
+def alone_rounds(local: LocalSettings, rounds: int) -> int:
+    """Return how many rounds the model is trained alone: those of the run, up to `MOST_ALONE_EPOCHS` epochs."""
+    each = local.epochs if _counts_epochs(local) else 1
+    return min(rounds, max(1, MOST_ALONE_EPOCHS // each))
+
+
+def _counts_epochs(local: LocalSettings) -> bool:
+    return bool(local.epochs and local.batch_size)

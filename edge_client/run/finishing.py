@@ -1,0 +1,208 @@
+"""The personal finish of runs that have ended: when a device does it, and where the result goes.
+
+A device does it once after a run, in a thread of the lowest priority, while no round needs the device and until the next run
+is announced. It reads the finished model's files and writes one file, and it sends nothing. A finish that was cut off begins
+again at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from edge_client.learning.finish import Chosen, Ended, finish
+from edge_client.learning.personal import CLUSTER, node_name, node_of
+from edge_client.run.beginning import start_figures
+from edge_client.run.package import owners_plan
+from edge_client.storage.finished_models import FinishedModel, FinishedModels
+from edge_client.storage.personal_choice import CHOICE_VERSION, CandidateFit, PersonalChoice
+from shoal.errors import IntegrityError, ShoalError, reason_of
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage
+
+if TYPE_CHECKING:
+    from edge_client.followed_run import Run
+    from edge_client.learning.data import DataSplits
+    from edge_client.learning.model import Backend
+    from edge_client.learning.worker import Worker
+    from edge_client.membership import DeviceMembership
+    from edge_client.run.jobs import JobFactory
+    from shoal.task.bundle import TaskBundle
+
+LOG = logging.getLogger("shoal.edge")
+
+
+def ended_run(
+    store: FinishedModels, model: FinishedModel, bundle: TaskBundle, membership: DeviceMembership, weight: float
+) -> Ended:
+    """Return what a personal finish of a run needs, from the files that the run left.
+
+    Args:
+        store: the device's finished models.
+        model: the run's.
+        bundle: its task.
+        membership: the device's.
+        weight: of Ditto's proximal term; 0 leaves that candidate out.
+
+    Raises:
+        ConfigError: the run left too little, since an earlier version of Shoal ended it.
+        IntegrityError: a file is damaged, or the plan is not the owner's.
+    """
+    stored = store.start_of(model)
+    try:
+        plan, start = owners_plan(stored, membership), start_figures(decode(stored, RunPackage))
+    except ShoalError as error:
+        raise IntegrityError(f"the plan of run {model.run} is damaged: {error}") from error
+    return Ended(
+        plan=plan,
+        device=membership.name,
+        round=model.round,
+        own=store.load(model, model.own).theta,
+        above={node_name(node.cluster): store.load(model, node).theta for node in model.above},
+        lengths=bundle.manifest.lengths,
+        start=start,
+        weight=weight,
+    )
+
+
+def save(store: FinishedModels, model: FinishedModel, done: Chosen, *, took_s: float, at_s: int) -> PersonalChoice:
+    """Store the result of a personal finish, log it, and return it.
+
+    Raises:
+        StorageError: the disk is full, or would be.
+    """
+    trained = done.choice != CLUSTER and node_of(done.choice) is None
+    choice = PersonalChoice(
+        version=CHOICE_VERSION,
+        run_id=model.run_id,
+        choice=done.choice,
+        by_hand=False,
+        fits=tuple(CandidateFit(name, loss if math.isfinite(loss) else None) for name, loss in done.losses.items()),
+        samples=done.samples,
+        took_s=took_s,
+        made_at_s=at_s,
+        length=len(done.theta) if trained else 0,
+    )
+    store.save_personal(choice, done.theta if trained else None)
+    losses = " ".join(f"{name}={loss:.4f}" for name, loss in done.losses.items())
+    facts = {"run": model.run, "choice": done.choice, "validation_losses": losses, "took_s": round(took_s, 2)}
+    LOG.info("personal finish done", extra={"kv": facts})
+    return choice
+
+
+class Finisher:
+    """Does the personal finish of one device's runs in a worker of its own.
+
+    Args:
+        membership: the device's.
+        worker: runs the finish and nothing else; None turns the finish off.
+        jobs: has the device's samples.
+        backend: makes the backend of a task, given the task and the number of threads.
+        hand_back: runs a callback from the worker on the driver's own thread.
+        clock_s: returns unix seconds.
+        weight: of Ditto's proximal term; 0 leaves that candidate out.
+    """
+
+    def __init__(
+        self,
+        membership: DeviceMembership,
+        worker: Worker[Chosen] | None,
+        jobs: JobFactory,
+        *,
+        backend: Callable[[TaskBundle, int], Backend],
+        hand_back: Callable[[Callable[[], None]], None],
+        clock_s: Callable[[], float],
+        weight: float = 0.0,
+    ) -> None:
+        self._membership = membership
+        self._worker = worker
+        self._jobs = jobs
+        self._make_backend = backend
+        self._hand_back = hand_back
+        self._clock_s = clock_s
+        self._weight = weight
+        self._store = FinishedModels(membership.directory)
+        self._due: tuple[Run, FinishedModel] | None = None
+        self._running = False
+
+    def is_pending(self, *, idle: bool) -> bool:
+        """Whether a finish is under way, or begins with the next `keep_up`; ``idle`` as for that."""
+        return self._running or (self._due is not None and idle)
+
+    def follow(self, run: Run) -> None:
+        """Look whether the run in force has ended on this device, and still needs its finish."""
+        self.cancel()
+        self._due = None
+        if self._worker is None:
+            return
+        try:
+            model = next((m for m in self._store.models() if m.run_id == run.plan.run_id), None)
+        except IntegrityError:
+            return  # the end of the next run replaces the damaged list
+        if model is None:
+            return
+        try:
+            if self._store.personal(model) is None:
+                self._due = run, model
+        except IntegrityError as error:
+            LOG.warning("a personal choice is lost", extra={"kv": {"run": model.run, "reason": error}})
+            self._due = run, model
+
+    def give_way(self, *, idle: bool) -> None:
+        """Stop the finish under way if the device is not idle any more; call it after every change of its session."""
+        if self._running and not idle:
+            self.cancel()
+            LOG.info("personal finish stopped: the fleet needs this device")
+
+    def keep_up(self, *, idle: bool) -> None:
+        """Begin the finish that is due if the device is idle: see `edge_client.protocol.session.DeviceSession.idle`."""
+        if self._due is None or self._running or self._worker is None or not idle:
+            return
+        run, model = self._due
+        shares = self._jobs.shares_of(run.plan.task_digest)
+        if shares is None:
+            return
+        self._running = True
+        LOG.info("personal finish begins", extra={"kv": {"run": model.run}})
+        begun_s = time.monotonic()
+
+        def done(result: Chosen | ShoalError) -> None:
+            self._hand_back(lambda: self._ended(model, result, time.monotonic() - begun_s))
+
+        self._worker.submit(self._job(run, model, shares), done)
+
+    def _job(self, run: Run, model: FinishedModel, shares: DataSplits) -> Callable[[Callable[[], bool]], Chosen]:
+        def job(cancelled: Callable[[], bool]) -> Chosen:
+            # A backend of its own, made in this thread: threads that it starts have this thread's priority.
+            backend = self._make_backend(run.bundle, 1)
+            return finish(
+                ended_run(self._store, model, run.bundle, self._membership, self._weight), shares, backend, cancelled
+            )
+
+        return job
+
+    def _ended(self, model: FinishedModel, result: Chosen | ShoalError, took_s: float) -> None:
+        if not self._running or self._due is None or self._due[1] != model:
+            return  # cancelled while the result was on its way
+        self._running, self._due = False, None
+        try:
+            if isinstance(result, ShoalError):
+                raise result
+            save(self._store, model, result, took_s=took_s, at_s=int(self._clock_s()))
+        except ShoalError as error:
+            facts: Mapping[str, Any] = {"run": model.run, "reason": reason_of(error), "hint": error.hint}
+            LOG.warning("personal finish failed: the cluster's model stays in use", extra={"kv": facts})
+
+    def cancel(self) -> None:
+        """Stop the finish under way; it stays due."""
+        if self._running and self._worker is not None:
+            self._worker.cancel()
+        self._running = False
+
+    def close(self) -> None:
+        """Stop the worker."""
+        if self._worker is not None:
+            self._worker.close()

@@ -1,0 +1,127 @@
+"""IFCA, FedGroup and one-shot clustering that find the number of groups, on the loopback fleet."""
+
+import pytest
+
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import (
+    LOST,
+    Wiretap,
+    grouped_data,
+    make_exact_fleet,
+    make_fleet,
+    same_partition,
+    thetas,
+    truth_of,
+)
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+FINDS = {"rounds": 9, "local": QUICK, "min_contributors": 3}
+ALGORITHMS = ("ifca", "fedgroup", "one-shot")
+
+
+def events(records, *kinds):
+    return [e for r in records for e in r["events"] if e["kind"] in kinds]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_hidden_groups_are_found_without_their_number(tmp_path, algorithm):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), algorithm=algorithm, **FINDS) as fleet:
+        records = fleet.run(30)
+        tried, found = events(records, "groups-tried", "groups-found")
+        assert (tried["round"], found["round"]) == (1, 5)
+        assert (found["k"], found["sizes"]) == (2, [4, 4])
+        assert found["silhouette"] > 0.25
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(8, 2))
+        assert {len(set(r["clusters"].values())) for r in records[:4]} == {1}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_fleet_of_one_kind_keeps_one_model(tmp_path, algorithm):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 1), algorithm=algorithm, **FINDS) as fleet:
+        records = fleet.run(30)
+        assert not events(records, "groups-found")
+        assert len(set(thetas(fleet).values())) == 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_masks_change_no_group(tmp_path, algorithm):
+    seen = []
+    for mode in ("rotation", "permutation", "none"):
+        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, algorithm=algorithm, **FINDS) as fleet:
+            records = fleet.run(30)
+            found = events(records, "groups-found")
+            seen.append((records[-1]["clusters"], [(e["k"], e["sizes"]) for e in found]))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][1] == [(2, [3, 3])]
+
+
+def test_groups_take_turns_and_all_of_them_learn(tmp_path):
+    """Two of eight devices a round, and a mean of two: a draw over the whole fleet would seldom hit one group twice."""
+    options = {**FINDS, "rounds": 13, "participation": 0.25, "min_contributors": 2}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), algorithm="fedgroup", **options) as fleet:
+        records = fleet.run(60)
+        clusters = records[-1]["clusters"]
+        assert same_partition(clusters, truth_of(8, 2))
+        later = [r for r in records[5:-1] if r["ordered"] == 2]
+        trained = [{clusters[d] for d in r["norms"]} for r in later]
+        assert all(len(groups) == 1 for groups in trained)
+        assert {g for groups in trained for g in groups} == {0, 1}
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", "fedgroup"])
+def test_a_device_that_comes_later_joins_its_group(tmp_path, algorithm):
+    data = grouped_data(9, 2)
+    late = data.pop("dev-08")
+    with make_fleet(tmp_path / "fleet", data, algorithm=algorithm, **{**FINDS, "rounds": 13}) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 6, 30)
+        fleet.add_device("dev-08", late)
+        records = fleet.run(200)
+        assert same_partition(records[-1]["clusters"], truth_of(9, 2))
+
+
+@pytest.fixture(scope="module", params=["ifca", "fedgroup"])
+def calm(request, tmp_path_factory):
+    """(options, clusters and models that an undisturbed run ends with)."""
+    options = {**FINDS, "rounds": 7, "quorum": 1.0, "algorithm": request.param}
+    with make_exact_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
+        return options, fleet.run(30)[-1]["clusters"], thetas(fleet)
+
+
+@pytest.mark.parametrize("round_", [1, 2, 3, 4, 5])
+def test_a_crash_in_any_round_of_a_trial_changes_no_bit(tmp_path, calm, round_):
+    options, clusters, models = calm
+    tap = Wiretap()
+    with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 30)
+        tap.rules.append(
+            lambda p: (
+                LOST if p.hop is Hop.UP and p.topic.endswith("/up") and p.client != fleet.client_id("dev-00") else None
+            )
+        )
+        fleet.settle()
+        assert (fleet.service.state.round, len(fleet.service.state.received)) == (round_, 1)
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        tap.rules.clear()
+        records = fleet.run(100)
+        assert records[-1]["clusters"] == clusters
+        assert thetas(fleet) == models
+    assert len(set(clusters.values())) == 2
+
+
+def test_a_device_that_misses_a_round_of_the_trial_comes_back(tmp_path):
+    """It lacks states of two rounds, and takes its group's model from a checkpoint."""
+    options = {**FINDS, "quorum": 0.5, "deadline_s": 1.0, "rounds": 12}
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), faults=tap, algorithm="fedgroup", **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        tap.rules.append(lambda p: LOST if p.client == fleet.client_id("dev-07") else None)
+        fleet.run_until(lambda: len(fleet.records()) == 3, 60)
+        tap.rules.clear()
+        records = fleet.run(200)
+        assert events(records, "groups-found")
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(8, 2))

@@ -1,0 +1,166 @@
+"""The personal finish in a fleet: nothing of it travels, a new run never waits for it, and the simulator agrees with it."""
+
+import numpy as np
+import pytest
+
+from edge_client import inference
+from edge_client.learning.data import split
+from edge_client.run.jobs import split_seed
+from edge_client.storage.finished_models import FinishedModels
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, grouped_data, make_fleet
+from tests.helpers.round_fleets import held_states
+
+NAME = "dev-00"
+MINI = LocalTraining(epochs=2, batch_size=8, lr=0.2)
+
+
+def choice(fleet, name=NAME):
+    store = FinishedModels(fleet.stage.device_dir(name))
+    found = store.personal(store.models()[-1])
+    return None if found is None else found[0]
+
+
+def test_nothing_of_the_finish_is_published(tmp_path):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), faults=tap) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        sent = {name: device.transport.bytes_sent for name, device in fleet.devices.items()}
+        heard = len(tap.heard)
+        for name in fleet.stage.devices:
+            assert fleet.personalise(name)
+            fleet.settle()
+            assert choice(fleet, name) is not None
+        assert {name: device.transport.bytes_sent for name, device in fleet.devices.items()} == sent
+        assert len(tap.heard) == heard
+
+
+def test_no_device_stores_the_origin(tmp_path):
+    """With the first state it would show the clear mean of the first round to a thief."""
+    with make_fleet(tmp_path / "fleet", rounds=4) as fleet:
+        origin = draw_origins(fleet.bundle.manifest, 1, fleet.plan.seed)[0]
+
+        def holding(theta):
+            files = (p for p in fleet.stage.device_dir(NAME).rglob("*") if p.is_file())
+            return [p.name for p in files if theta[:8].astype("<f4").tobytes() in p.read_bytes()]
+
+        fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+        (state,) = held_states(fleet, NAME).values()
+        assert holding(state)  # the search can find a model
+        assert holding(origin) == []
+        fleet.run(100)
+        fleet.settle()
+        assert fleet.personalise(NAME)
+        assert holding(origin) == []
+
+
+def begin_run(fleet, rounds=2):
+    options = RunOptions("fedavg", rounds=rounds, min_contributors=1, seed=5, local=MINI)
+    plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 5), options)
+    fleet.kill_aggregator()
+    fleet.plan = plan
+    fleet.revive_aggregator()
+
+
+def test_a_new_run_cancels_the_finish_and_ends_as_without_it(tmp_path):
+    """The finish is under way when the next run is announced: it ends before its first step, and the run takes every device."""
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2)) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        for device in fleet.devices.values():
+            device.runtime.tick(fleet.now_s)
+            assert device.runtime.finishing
+        begin_run(fleet)
+        fleet.run_until(lambda: bool(fleet.records()), 100)
+        for device in fleet.devices.values():
+            assert not device.runtime.finishing
+            assert not device.finish_worker.work()
+        records = fleet.run(100)
+        fleet.settle()
+        assert [len(record["clusters"]) for record in records] == [4] * len(records)
+        assert [m.run for m in FinishedModels(fleet.stage.device_dir(NAME)).models()] == [1, 2]
+        assert fleet.personalise(NAME)
+        assert choice(fleet).run_id == fleet.plan.run_id
+
+
+def test_the_choice_answers_and_is_better_on_data_that_one_model_does_not_fit(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), local=MINI, rounds=5) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        data = grouped_data(4, 2)[NAME]
+        folder = fleet.stage.device_dir(NAME)
+        np.savez(tmp_path / "x.npz", x=data.x)
+        before = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
+        fleet.personalise(NAME)
+        after = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
+        assert after > before + 0.1
+
+
+def test_models_of_the_devices_path_are_candidates(tmp_path):
+    cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **cfl) as fleet:
+        fleet.run(10)
+        fleet.settle()
+        fleet.personalise(NAME)
+        assert [fit.name for fit in choice(fleet).fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, weight):
+    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
+    import dataclasses
+
+    from aggregator.strategies.local import Local
+    from edge_client.learning.personal import alone_recipe, alone_rounds, choose
+    from shoal.owner.task_compiler.builtin import build
+    from shoal.owner.task_compiler.compile import compile_task
+    from shoal.simulation.data import Population, Shard
+    from shoal.simulation.engine import personal, simulate
+    from shoal.simulation.engine.records import SimOptions
+    from shoal.simulation.trainers.networks import Softmax
+
+    data = grouped_data(4, 2, n=80)
+    bundle = compile_task(*build("logistic", inputs=INPUTS, classes=CLASSES)[:3], name="small", kind="classification")
+    with make_fleet(tmp_path / "fleet", data, bundle=bundle, local=MINI, rounds=4, min_contributors=3) as fleet:
+        fleet._personal = weight
+        for name in fleet.stage.devices:
+            fleet.kill_device(name)
+            fleet.revive_device(name)
+        fleet.run(100)
+        fleet.settle()
+        cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in fleet.stage.devices]
+        models = np.stack([fleet.model(name).theta for name in fleet.stage.devices])
+        for name in fleet.stage.devices:
+            fleet.personalise(name)
+        by_device = [choice(fleet, name) for name in fleet.stage.devices]
+        origin = draw_origins(fleet.bundle.manifest, 1, fleet.plan.seed)[0]
+        lengths = fleet.bundle.manifest.lengths
+
+    def shards(share):
+        return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
+
+    names = tuple(sorted(data))
+    population = Population(shards("train"), shards("validation"), shards("test"), names=names)
+    network = Softmax(INPUTS, CLASSES)
+    options = SimOptions(rounds=4, local=MINI, seed=fleet.plan.seed, mask="none", min_contributors=1)
+    done = simulate.simulate("fedavg", {}, population, network, options, start=origin[None])
+    local = done.workforce.run.local
+    alone_options = dataclasses.replace(options, rounds=alone_rounds(local, 4), local=alone_recipe(local))
+    start = personal.drawn_start(network, origin, fleet.plan.seed)
+    assert [int(np.prod(shape)) for shape in network.shapes] == list(lengths)
+    alone = simulate.simulate(Local.name, {}, population, network, alone_options, start=start)
+    np.testing.assert_allclose(done.thetas[0], models[0], atol=1e-5)
+    own = np.stack([alone.thetas[int(model)] for model in alone.taken()])
+    found = personal.candidates(done.workforce, models, done.all_rounds + 1, own, weight=weight)
+    for i, told in enumerate(by_device):
+        losses = personal.sample_losses(done.workforce, i, found[i])
+        assert [fit.name for fit in told.fits] == list(losses)
+        np.testing.assert_allclose(
+            [fit.loss for fit in told.fits], [each.mean() for each in losses.values()], rtol=1e-4
+        )
+        assert told.choice == choose(losses)
+    assert {told.choice for told in by_device} != {"cluster"}

@@ -1,0 +1,98 @@
+"""A cluster that is too small to be averaged is in the record, in the log and in the status, with the reason and a way out."""
+
+import json
+import logging
+
+import pytest
+from typer.testing import CliRunner
+
+from aggregator.cli import app
+from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import grouped_data, make_fleet
+
+QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
+ALONE = LocalTraining(epochs=0, steps=12, batch_size=0, lr=0.8)
+ONE_SHOT = {"algorithm": "one-shot", "settings": {"k": "2"}, "local": QUICK, "pretrain": ALONE}
+REASON = "it has 2 devices, and a mean takes 3"
+HINT = (
+    "begin the next run with more devices like these, or with a --min-contributors of 2 "
+    "(devices can then read means of so few)"
+)
+
+
+def status(fleet, *options):
+    told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir), *options])
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def events(records):
+    return [(e["round"], e["kind"]) for r in records for e in r["events"] if e["kind"] in (STANDS_STILL, MOVES_AGAIN)]
+
+
+def warnings(caplog):
+    return [r for r in caplog.records if r.getMessage() == STANDS_STILL]
+
+
+def revoke_in_the_first_round(fleet, name):
+    """Revoke a device once clusters are found: none is made that is too small for a mean."""
+    fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+    fleet.stage.fleet.revoke(name)
+    fleet.publish()
+
+
+@pytest.fixture(autouse=True)
+def everything(caplog):
+    caplog.set_level(logging.INFO, "shoal.aggregator")
+
+
+@pytest.mark.parametrize("killed_in", [None, 5])
+def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed_in):
+    """Of two groups of three devices one loses a device, and means are of at least three; a restart changes nothing."""
+    data = grouped_data(6, 2)
+    with make_fleet(tmp_path, data, rounds=7, min_contributors=3, **ONE_SHOT) as fleet:
+        revoke_in_the_first_round(fleet, "dev-05")
+        if killed_in is not None:
+            fleet.run_until(lambda: len(fleet.records()) == killed_in, 100)
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+        records = fleet.run(600)
+        text, (figures,) = status(fleet), json.loads(status(fleet, "--json"))["data"]["runs"]
+    small = records[-1]["clusters"]["dev-01"]
+    assert [r["round"] for r in records if r["still"]] == [4, 5, 6, 7, 8]
+    assert events(records) == [(4, STANDS_STILL)]
+    (warning,) = warnings(caplog)
+    assert warning.levelno == logging.WARNING
+    assert (warning.kv["cluster"], warning.kv["reason"], warning.kv["hint"]) == (small, REASON, HINT)
+    (still,) = figures["still"]
+    assert (still["cluster"], still["devices"], still["rounds"]) == (small, 2, 6)
+    assert f"run 1 stands still: cluster {small} for 6 rounds: {REASON}\n  hint: {HINT}\n" in text
+
+
+def test_a_device_that_comes_back_ends_the_report(tmp_path, caplog):
+    with make_fleet(tmp_path, grouped_data(6, 2), rounds=12, min_contributors=3, **ONE_SHOT, quorum=0.5) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+        fleet.kill_device("dev-05")
+        fleet.run_until(lambda: fleet.records()[-1]["still"], 600)
+        assert fleet.records()[-1]["still"][0]["reason"] == "2 of its 3 devices are online, and a mean takes 3"
+        fleet.revive_device("dev-05")
+        records = fleet.run(2000)
+        text = status(fleet)
+    assert [kind for _, kind in events(records)] == [STANDS_STILL, MOVES_AGAIN]
+    assert len(warnings(caplog)) == 1
+    assert not records[-1]["still"]
+    assert "stands still" not in text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"), [("fedavg", {}), ("cfl", {}), ("ifca", {"k": "2"}), ("one-shot", {"k": "2"})]
+)
+def test_a_run_in_which_every_cluster_moves_says_nothing(tmp_path, caplog, algorithm, settings):
+    with make_fleet(tmp_path, grouped_data(6, 2), rounds=8, algorithm=algorithm, settings=settings) as fleet:
+        records = fleet.run(600)
+        text = status(fleet)
+    assert not events(records)
+    assert not any(r["still"] for r in records)
+    assert "stands still" not in text
+    assert not warnings(caplog)

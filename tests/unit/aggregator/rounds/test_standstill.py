@@ -1,0 +1,211 @@
+"""Clusters whose model stands still: when they are reported, with which reason, and when the report ends."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.rounds.standstill import (
+    LEFT_EMPTY,
+    MOVES_AGAIN,
+    NAMES_SHOWN,
+    ROUNDS_STILL,
+    STANDS_STILL,
+    RoundFacts,
+    Standstill,
+    named,
+    observe,
+)
+from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from shoal.protocol.messages import Phase
+from shoal.util.state_codec import decode_state, encode_state
+
+FIVE = tuple(f"dev-{i}" for i in range(5))
+TRAIN = train_assignment((0,), evaluate=False)
+
+
+def facts(round_, members=FIVE, *, version=0, cluster=0, asked=None, **changes):
+    """Return a round of one cluster in which all its devices train, unless ``changes`` say otherwise."""
+    asked = members if asked is None else asked
+    assignments = asked if isinstance(asked, dict) else dict.fromkeys(asked, TRAIN)
+    models = {cluster: ClusterModel(version=version)}
+    chosen = {"there": members, "used": tuple(assignments), **changes}
+    return RoundFacts(
+        plan=RoundPlan(round_, models, assignments), clusters=dict.fromkeys(members, cluster), models=models, **chosen
+    )
+
+
+def run(rounds, least=3, participation=1.0, before=None):
+    """Return the last standstill, and all events."""
+    state, told = before or Standstill(), []
+    for seen in rounds:
+        state, events = observe(state, seen, least=least, participation=participation)
+        told += events
+    return state, told
+
+
+def test_a_cluster_that_moves_in_every_round_is_never_reported():
+    state, events = run(facts(round_, version=round_) for round_ in range(1, 30))
+    assert (state.now, events) == ((), [])
+
+
+def test_it_is_reported_once_after_three_rounds_and_shown_while_it_lasts():
+    state, events = run(facts(round_, FIVE[:2]) for round_ in range(1, ROUNDS_STILL))
+    assert (state.now, events) == ((), [])
+    state, events = run((facts(round_, FIVE[:2]) for round_ in range(ROUNDS_STILL, 9)), before=state)
+    (event,) = events
+    assert (event.kind, event.round, event.detail["cluster"]) == (STANDS_STILL, ROUNDS_STILL, 0)
+    assert event.detail["rounds"] == ROUNDS_STILL
+    (still,) = state.now
+    assert (still.cluster, still.devices, still.rounds) == (0, 2, 8)
+
+
+def test_the_end_is_reported_once_and_a_second_standstill_again():
+    rounds = [facts(r, FIVE[:2]) for r in range(1, 6)]
+    rounds += [facts(r, FIVE, version=r) for r in range(6, 9)]
+    rounds += [facts(r, FIVE[:2], version=8) for r in range(9, 13)]
+    state, events = run(rounds)
+    assert [(e.round, e.kind) for e in events] == [(3, STANDS_STILL), (6, MOVES_AGAIN), (11, STANDS_STILL)]
+    assert events[1].detail == {"cluster": 0, "rounds": 5}
+    assert state.told == (0,)
+
+
+def test_a_cluster_that_nobody_is_in_any_more_is_reported_as_that():
+    rounds = [facts(r, FIVE[:2]) for r in range(1, 5)]
+    rounds += [facts(r, FIVE, cluster=7, version=r) for r in range(5, 8)]
+    state, events = run(rounds)
+    assert [(e.round, e.kind, e.detail["cluster"]) for e in events] == [(3, STANDS_STILL, 0), (5, LEFT_EMPTY, 0)]
+    assert (state.now, state.told) == ((), ())
+
+
+def reason_of(**changes):
+    """Return reason and hint after three equal rounds."""
+    more = {name: changes.pop(name) for name in ("least", "participation") if name in changes}
+    state, _ = run((facts(round_, **changes) for round_ in range(1, 4)), **more)
+    (still,) = state.now
+    return still.reason, still.hint
+
+
+def test_too_few_members():
+    reason, hint = reason_of(members=FIVE[:2])
+    assert reason == "it has 2 devices, and a mean takes 3"
+    assert "--min-contributors of 2" in hint
+    assert "more devices like these" in hint
+
+
+def test_too_few_members_online():
+    reason, hint = reason_of(there=FIVE[:2], asked=FIVE[:2])
+    assert reason == "2 of its 5 devices are online, and a mean takes 3"
+    assert "start dev-2, dev-3, dev-4 again" in hint
+    assert "--min-contributors to 2" in hint
+
+
+def test_all_members_offline():
+    _, hint = reason_of(there=(), asked={"other": TRAIN})
+    assert hint == f"start {', '.join(FIVE)} again"
+
+
+def test_its_turn_has_not_come():
+    reason, hint = reason_of(asked={"other": TRAIN}, participation=0.2)
+    assert reason == "none of its 5 devices online was drawn, and a mean takes 3"
+    assert "--participation to 0.6" in hint
+    assert "wait for its turn" in hint
+
+
+def test_too_few_drawn():
+    reason, hint = reason_of(asked=FIVE[:1], participation=0.2)
+    assert reason.startswith("1 of its 5 devices online was drawn")
+    assert "--participation to 0.6" in hint
+    assert "--min-contributors to 1" in hint
+
+
+def test_a_participation_that_would_draw_enough_is_not_told_to_rise():
+    _, hint = reason_of(asked={"other": TRAIN}, participation=0.8)
+    assert hint == "wait for its turn"
+
+
+def test_too_few_with_an_assignment_though_all_are_drawn():
+    reason, hint = reason_of(asked=FIVE[:2])
+    assert reason.startswith("2 of its 5 devices online had an assignment")
+    assert "until dev-2, dev-3, dev-4 have a checkpoint" in hint
+    assert "--min-contributors to 2" in hint
+
+
+def test_too_few_uploads_name_those_that_declined_and_those_that_are_silent():
+    reason, hint = reason_of(used=FIVE[:1], declined=FIVE[1:3])
+    assert reason == "1 of 5 devices asked uploaded, and a mean takes 3 (dev-1, dev-2 declined)"
+    assert "wait for dev-3, dev-4" in hint
+    assert "log of dev-1, dev-2" in hint
+
+
+def test_uploads_left_out():
+    reason, _ = reason_of(used=FIVE[:2], left_out=FIVE[2:])
+    assert reason == "updates of dev-2, dev-3, dev-4 were left out, and a mean takes 3"
+
+
+def test_enough_uploads_that_the_algorithm_did_not_use():
+    reason, _ = reason_of()
+    assert reason == "5 devices uploaded, and the algorithm left the model as it is"
+
+
+@pytest.mark.parametrize("phase", [Phase.TRIAL, Phase.SCORE])
+def test_rounds_in_which_its_devices_try_or_score_models_do_not_count(phase):
+    busy = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=phase))
+    state, events = run(facts(r, asked={**busy, "other": TRAIN}) for r in range(1, 20))
+    assert (state.rounds, events) == ({0: 0}, [])
+
+
+def test_rounds_in_which_nobody_trains_do_not_count():
+    pretrain = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=Phase.PRETRAIN))
+    state, _ = run([facts(1, FIVE[:2]), *(facts(r, FIVE[:2], asked=pretrain) for r in range(2, 9))])
+    assert state.rounds == {0: 1}
+
+
+def test_clusters_that_take_turns_are_reported_once_each():
+    """Four clusters, one a round: each stands still for three rounds of four."""
+    clusters = {f"dev-{i:02d}": i % 4 for i in range(20)}
+    state, told, versions = Standstill(), [], dict.fromkeys(range(4), 0)
+    for round_ in range(1, 60):
+        versions[round_ % 4] = round_
+        models = {c: ClusterModel(version=v) for c, v in versions.items()}
+        asked = [d for d, c in clusters.items() if c == round_ % 4]
+        plan = RoundPlan(round_, models, dict.fromkeys(asked, TRAIN))
+        seen = RoundFacts(plan=plan, clusters=clusters, models=models, there=clusters, used=asked)
+        state, events = observe(state, seen, least=3, participation=0.25)
+        told += events
+    assert sorted(e.detail["cluster"] for e in told if e.kind == STANDS_STILL) == [0, 1, 2, 3]
+    assert sorted(e.detail["cluster"] for e in told if e.kind == MOVES_AGAIN) == [0, 1, 2, 3]
+    assert len(state.now) == 1
+
+
+def test_a_cluster_without_a_known_model_is_not_judged():
+    seen = [dataclasses.replace(facts(r), models={9: ClusterModel()}) for r in range(1, 9)]
+    state, events = run(seen)
+    assert (state.now, events) == ((), [])
+
+
+def test_names_are_cut_after_some():
+    assert named(FIVE) == ", ".join(FIVE)
+    assert named([*FIVE, "a", "b"]).endswith(f" and {7 - NAMES_SHOWN} more")
+
+
+rounds_seen = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
+
+
+@given(rounds_seen)
+def test_begin_and_end_alternate_and_the_state_goes_through_the_codec(seen):
+    state, kinds = Standstill(), []
+    version = 0
+    for round_, (moved, here, asked) in enumerate(seen, 1):
+        version = round_ if moved else version
+        seen_now = facts(round_, there=FIVE[:here], asked={"other": TRAIN, **dict.fromkeys(FIVE[:asked], TRAIN)})
+        seen_now = dataclasses.replace(
+            seen_now, models={0: ClusterModel(version=version)}, clusters=dict.fromkeys(FIVE, 0)
+        )
+        state, events = observe(state, seen_now, least=3, participation=1.0)
+        kinds += [e.kind for e in events]
+        assert bool(state.now) == (round_ - version >= ROUNDS_STILL)
+        assert bool(state.now) == bool(state.told)
+        assert decode_state(Standstill, encode_state(state).document) == state
+    assert kinds == [STANDS_STILL, MOVES_AGAIN] * (len(kinds) // 2) + [STANDS_STILL] * (len(kinds) % 2)

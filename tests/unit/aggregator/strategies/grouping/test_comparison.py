@@ -1,0 +1,50 @@
+"""Groups against one model by losses made by hand."""
+
+import pytest
+
+from aggregator.strategies.grouping.comparison import GAIN, gain_of_groups
+
+TWO = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
+ONE = {"a": 1.0, "b": 1.1, "c": 0.9, "d": 2.0, "e": 2.1, "f": 1.9}
+
+
+def test_a_gain_that_all_devices_have_counts_much():
+    own = {d: 0.9 * loss for d, loss in ONE.items()}
+    assert gain_of_groups(ONE, own, TWO) > 100 * GAIN
+
+
+def test_gains_that_differ_within_a_group_count_little():
+    """As under label skew: the mean gain is the same."""
+    shares = {"a": 0.5, "b": 1.1, "c": 1.1, "d": 0.5, "e": 1.1, "f": 1.1}
+    own = {d: shares[d] * loss for d, loss in ONE.items()}
+    assert 0 < gain_of_groups(ONE, own, TWO) < GAIN
+
+
+def test_the_group_that_gains_least_decides():
+    own = {d: (0.5 if TWO[d] else 1.0) * loss + 0.001 * len(d) * (d in "ad") for d, loss in ONE.items()}
+    assert gain_of_groups(ONE, own, TWO) < GAIN
+
+
+def test_the_gain_by_hand():
+    """Gains .1 and .3, and twice .4: means .2 and .4, two degrees of freedom."""
+    own = {
+        "a": (2 - 0.1) / (2 + 0.1),
+        "b": (2 - 0.3) / (2 + 0.3),
+        "c": (2 - 0.4) / (2 + 0.4),
+        "d": (2 - 0.4) / (2 + 0.4),
+    }
+    one = dict.fromkeys(own, 1.0)
+    assert gain_of_groups(one, own, {"a": 0, "b": 0, "c": 1, "d": 1}) == pytest.approx(0.2 / (0.02 / 2) ** 0.5)
+
+
+def test_losses_that_are_equal_as_rounded_show_no_gain():
+    assert gain_of_groups(ONE, ONE, TWO) == 0.0
+    assert gain_of_groups(dict.fromkeys(ONE, 0.0), dict.fromkeys(ONE, 0.0), TWO) == 0.0
+    slight = {d: loss - 1e-4 for d, loss in dict.fromkeys(ONE, 1.0).items()}
+    assert gain_of_groups(dict.fromkeys(ONE, 1.0), slight, TWO) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("absent", [("d", "e", "f"), ("b", "c", "e", "f")])
+def test_too_few_answers_decide_nothing(absent):
+    own = {d: loss / 2 for d, loss in ONE.items() if d not in absent}
+    assert gain_of_groups(ONE, own, TWO) is None

@@ -1,0 +1,158 @@
+"""A device's personal finish: its candidates, their order and recipes, and how it is cancelled."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Dataset, split
+from edge_client.learning.finish import Ended, finish, sample_losses
+from edge_client.learning.model import OrtModel
+from edge_client.learning.training import Cancelled, train
+from edge_client.learning.update import BatchOrder
+from edge_client.models.fresh_start import draw, figures_of
+from shoal.errors import TaskError
+from shoal.task.manifest import LocalTraining
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import CLASSES, INPUTS, logistic_bundle, samples
+
+D = INPUTS * CLASSES + CLASSES
+LENGTHS = (INPUTS * CLASSES, CLASSES)
+MINI = LocalTraining(epochs=2, batch_size=5, lr=0.3, lr_decay=0.9)
+ORIGIN = np.random.default_rng(3).standard_normal(D).astype(np.float32) * np.float32(0.1)
+
+
+def never():
+    return False
+
+
+@pytest.fixture(scope="module")
+def backend(logistic):
+    return OrtModel(logistic(INPUTS, CLASSES))
+
+
+@pytest.fixture(scope="module")
+def shares():
+    x, _ = samples(60)
+    concept = np.random.default_rng(5).standard_normal((INPUTS, CLASSES))
+    return split(Dataset(x, (x @ concept).argmax(1)), b"seed")
+
+
+def ended(**changes):
+    fields = {
+        "plan": run_plan(local=MINI.settings(), rounds=6),
+        "device": "dev-1",
+        "round": 7,
+        "own": ORIGIN,
+        "above": {},
+        "lengths": LENGTHS,
+        "start": figures_of(ORIGIN, LENGTHS),
+    }
+    return Ended(**{**fields, **changes})
+
+
+def test_all_candidates_are_compared_in_order(shares, backend):
+    done = finish(ended(above={"node-0": ORIGIN}, weight=0.5), shares, backend, never)
+    assert list(done.losses) == ["cluster", "1", "3", "10", "node-0", "ditto", "alone"]
+    assert done.samples == len(shares.validation) == 12
+    assert done.losses["node-0"] == done.losses["cluster"]
+    assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
+
+
+def test_the_chosen_model_has_the_loss_that_is_reported(shares, backend):
+    done = finish(ended(), shares, backend, never)
+    assert done.choice != "cluster"
+    assert sample_losses(done.theta, shares.validation, backend).mean() == done.losses[done.choice]
+    assert done.losses[done.choice] < done.losses["cluster"]
+
+
+def test_epochs_on_top_follow_the_runs_recipe_after_its_last_round(shares, backend):
+    """One epoch at a time; the step size is that of the round after the last, the orders are those of later rounds."""
+    told = ended()
+    theta, recipe = ORIGIN, dataclasses.replace(MINI, epochs=1)
+    for orders in (7, 8, 9):
+        theta = (
+            theta + train(theta, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", orders), 6, never).delta
+        )
+    done = finish(told, shares, backend, never)
+    assert done.losses["3"] == sample_losses(theta, shares.validation, backend).mean()
+
+
+def test_the_model_trained_alone_takes_the_rounds_of_the_run(shares, backend):
+    told = ended()
+    theta = draw(told.start, LENGTHS, told.plan.seed)
+    for round_ in range(1, 7):
+        order = BatchOrder(told.plan, "dev-1", round_)
+        theta = theta + train(theta, shares.train, MINI, backend, order, round_ - 1, never).delta
+    done = finish(told, shares, backend, never)
+    assert done.losses["alone"] == sample_losses(theta, shares.validation, backend).mean()
+
+
+def test_dittos_model_is_pulled_towards_the_clusters(shares, backend):
+    """Objective 2 of the paper: one training from w*, with the gradient of weight / 2 |v - w*|^2 added."""
+    recipe = dataclasses.replace(MINI, epochs=10, prox_mu=2.0)
+    told = ended(weight=2.0)
+    theta = ORIGIN + train(ORIGIN, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", 7), 6, never).delta
+    done = finish(told, shares, backend, never)
+    assert done.losses["ditto"] == sample_losses(theta, shares.validation, backend).mean()
+
+
+def test_without_figures_of_the_start_nothing_is_trained_alone(shares, backend):
+    assert "alone" not in finish(ended(start=None), shares, backend, never).losses
+
+
+def test_with_a_single_validation_sample_the_clusters_model_stays_and_nothing_is_trained(shares, backend):
+    few = dataclasses.replace(shares, validation=Dataset(shares.validation.x[:1], shares.validation.y[:1]))
+    done = finish(ended(), few, backend, never)
+    assert (done.choice, list(done.losses), done.samples) == ("cluster", ["cluster"], 1)
+    assert done.theta is ORIGIN
+
+
+def test_a_candidate_that_diverges_is_left_out(shares, caplog):
+    class Diverging:
+        """A backend whose third gradient is not finite: the epochs on top end there."""
+
+        grads = 0
+
+        def score(self, theta, x, y):
+            return real.score(theta, x, y)
+
+        def grad(self, theta, x, y):
+            self.grads += 1
+            if self.grads == 3:
+                return float("nan"), np.zeros_like(theta)
+            return real.grad(theta, x, y)
+
+    real = backend_of()
+    with caplog.at_level(logging.WARNING, "shoal.edge"):
+        done = finish(ended(), shares, Diverging(), never)
+    assert list(done.losses) == ["cluster", "alone"]
+    assert caplog.records[0].kv["candidate"] == "epochs on top"
+    assert isinstance(caplog.records[0].kv["reason"], TaskError)
+
+
+def backend_of():
+    return OrtModel(logistic_bundle(INPUTS, CLASSES))
+
+
+def test_a_loss_that_is_not_finite_counts_as_unusable(shares):
+    class Overflowing:
+        def score(self, theta, x, y):
+            return dataclasses.replace(backend_of().score(theta, x, y), mean_loss=float("inf"))
+
+    assert np.isnan(sample_losses(ORIGIN, shares.validation, Overflowing())).all()
+
+
+@pytest.mark.parametrize("after", [0, 5, 40, 150])
+def test_it_stops_before_the_next_step_once_it_is_cancelled(shares, backend, after):
+    """12 samples are scored, then there are 8 steps in an epoch."""
+    calls = []
+
+    def cancelled():
+        calls.append(None)
+        return len(calls) > after
+
+    with pytest.raises(Cancelled):
+        finish(ended(), shares, backend, cancelled)
+    assert len(calls) == after + 1

@@ -1,0 +1,103 @@
+"""The rule of the personal finish: a model is left for another only if a paired test prefers that, and recipes for candidates."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from edge_client.learning import personal
+from edge_client.learning.personal import ALONE, CLUSTER, choose, clearly_better
+from shoal.task.manifest import LocalTraining
+
+EPOCHS = LocalTraining(epochs=2, batch_size=5, prox_mu=0.5).settings()
+STEPS = LocalTraining(epochs=0, steps=4, batch_size=0, prox_mu=0.5).settings()
+LOSSES = st.integers(2, 12).flatmap(
+    lambda n: st.lists(arrays(np.float64, n, elements=st.floats(0, 100, width=32)), min_size=1, max_size=5)
+)
+
+
+def of(*values):
+    return np.array(values, float)
+
+
+@pytest.mark.parametrize(
+    ("gains", "better"),
+    [
+        ([1, 1, 1], True),
+        ([-1, -1, -1], False),
+        ([0, 0, 0], False),
+        ([3, -2, 0], False),
+        ([3, 0, 1], True),
+        ([5], False),
+    ],
+)
+def test_a_gain_counts_from_one_standard_error(gains, better):
+    """Gains 3, 0, 1 have the mean 1.33 and a standard error of 0.88; 3, -2, 0 have 0.33 and 1.45."""
+    own = np.full(len(gains), 9.0)
+    assert clearly_better(own, own - np.array(gains, float)) is better
+
+
+def test_losses_that_are_not_finite_are_worse_than_all_others():
+    assert clearly_better(of(1, np.nan), of(1, 50))
+    assert clearly_better(of(np.inf, np.inf), of(1, 50))
+    assert not clearly_better(of(1, 50), of(0, np.nan))
+    assert not clearly_better(of(np.inf, 1), of(np.inf, 0))
+
+
+def test_the_least_mean_loss_among_the_clearly_better_wins_and_on_ties_the_first():
+    """The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean."""
+    losses = {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)}
+    assert choose(losses) == "1"
+    assert choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}) == CLUSTER
+    assert choose({CLUSTER: of(2.0)}) == CLUSTER
+
+
+@given(LOSSES)
+def test_the_choice_is_the_clusters_model_or_has_a_smaller_mean_loss(losses):
+    named = {CLUSTER: losses[0], **{str(i): other for i, other in enumerate(losses[1:])}}
+    choice = choose(named)
+    # Equal means: the mean of the gains may differ from their difference by a rounding error.
+    assert choice == CLUSTER or named[choice].mean() <= named[CLUSTER].mean()
+    for name, other in named.items():
+        if name != CLUSTER and clearly_better(named[CLUSTER], other):
+            assert named[choice].mean() <= other.mean()
+
+
+@given(LOSSES)
+def test_candidates_can_be_compared_one_after_another(losses):
+    """A device stores only the leader so far: the last leader is the choice."""
+    named, leader = {CLUSTER: losses[0]}, CLUSTER
+    for i, other in enumerate(losses[1:]):
+        named[str(i)] = other
+        now = choose(named)
+        assert now in (leader, str(i))
+        leader = now
+
+
+@pytest.mark.parametrize(("name", "node"), [("node-7", 7), ("7", None), ("alone", None), ("node-x", None)])
+def test_a_node_has_a_name(name, node):
+    assert personal.node_of(name) == node
+    assert personal.node_name(7) == "node-7"
+
+
+def test_recipes_of_candidates():
+    """One epoch at a time without a proximal term; Ditto's is as long as the longest; steps keep their number."""
+    assert personal.one_epoch(EPOCHS) == LocalTraining(epochs=1, batch_size=5).settings()
+    assert personal.one_epoch(STEPS) == LocalTraining(epochs=0, steps=4, batch_size=0).settings()
+    ditto = personal.ditto_recipe(EPOCHS, 0.3)
+    assert (ditto.epochs, ditto.steps, ditto.prox_mu) == (10, 0, 0.3)
+    assert personal.ditto_recipe(STEPS, 0.3).steps == 40
+    assert personal.alone_recipe(EPOCHS).prox_mu == 0
+    assert personal.alone_recipe(EPOCHS).epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("local", "rounds", "expected"), [(EPOCHS, 100, 100), (EPOCHS, 10_000, 500), (STEPS, 10_000, 1000), (STEPS, 1, 1)]
+)
+def test_training_alone_lasts_as_long_as_the_run_within_a_limit(local, rounds, expected):
+    assert personal.alone_rounds(local, rounds) == expected
+
+
+def test_an_epoch_limit_below_one_round_still_gives_a_round():
+    assert personal.alone_rounds(LocalTraining(epochs=5000, batch_size=5).settings(), 3) == 1

@@ -1,0 +1,198 @@
+"""When a device does its personal finish: once after a run, while it is idle, and never in the way of the next run."""
+
+import dataclasses
+import json
+import logging
+
+import pytest
+
+from edge_client.learning.finish import finish
+from edge_client.learning.worker import InlineWorker
+from edge_client.protocol.round_state import Stage
+from edge_client.run import finishing
+from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels
+from edge_client.storage.state import LOW_DISK_BYTES, DeviceState
+from shoal.errors import ConfigError, IntegrityError
+from tests.helpers.announced import announcement
+from tests.helpers.fleets import grouped_data, make_fleet
+
+NAME = "dev-00"
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A fleet of two groups that one model does not fit, whose run has ended."""
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2)) as made:
+        made.run(100)
+        made.settle()
+        yield made
+
+
+def store(fleet):
+    return FinishedModels(fleet.stage.device_dir(NAME))
+
+
+def choice(fleet):
+    found = store(fleet).personal(store(fleet).models()[-1])
+    return None if found is None else found[0]
+
+
+def finisher(fleet):
+    return fleet.devices[NAME].runtime._finisher
+
+
+def session(fleet, **changes):
+    return dataclasses.replace(fleet.devices[NAME].runtime.session, **changes)
+
+
+def logged(caplog, text):
+    return [r.kv for r in caplog.records if r.getMessage() == text and hasattr(r, "kv")]
+
+
+def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
+    assert fleet.devices[NAME].runtime.finishing
+    with caplog.at_level(logging.INFO, "shoal.edge"):
+        assert fleet.personalise(NAME)
+    found = choice(fleet)
+    assert [fit.name for fit in found.fits] == ["cluster", "1", "3", "10", "alone"]
+    assert found.choice != "cluster"
+    (facts,) = logged(caplog, "personal finish done")
+    assert facts["choice"] == found.choice
+    assert all(f"{fit.name}={fit.loss:.4f}" in facts["validation_losses"] for fit in found.fits)
+    assert facts["took_s"] >= 0
+    assert not fleet.personalise(NAME)
+    assert not fleet.devices[NAME].runtime.finishing
+
+
+def test_a_choice_that_was_made_is_not_made_again_after_a_restart(fleet):
+    fleet.personalise(NAME)
+    before = choice(fleet)
+    restart(fleet)
+    assert not fleet.personalise(NAME)
+    assert choice(fleet) == before
+
+
+def restart(fleet):
+    fleet.kill_device(NAME)
+    fleet.revive_device(NAME)
+    fleet.run_until(lambda: finisher(fleet).is_pending(idle=session(fleet).idle) or choice(fleet) is not None, 100)
+    fleet.settle()
+
+
+def test_a_finish_that_was_killed_is_done_again_at_the_next_start(fleet, monkeypatch):
+    class Killed(BaseException):
+        """The end of a process in the middle of the finish."""
+
+    def killed(ended, shares, backend, cancelled):
+        calls = []
+
+        def count():
+            calls.append(None)
+            if len(calls) > 30:
+                raise Killed
+            return False
+
+        return finish(ended, shares, backend, count)
+
+    before = sorted(p.name for p in fleet.stage.device_dir(NAME).rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(finishing, "finish", killed)
+        with pytest.raises(Killed):
+            fleet.personalise(NAME)
+    assert sorted(p.name for p in fleet.stage.device_dir(NAME).rglob("*")) == before
+    restart(fleet)
+    assert fleet.personalise(NAME)
+    assert choice(fleet).choice != "cluster"
+
+
+def test_a_damaged_choice_is_made_again(fleet):
+    fleet.personalise(NAME)
+    (path,) = (fleet.stage.device_dir(NAME) / "finished").glob(PERSONAL_FILES)
+    path.write_bytes(b"x" * 60)
+    finisher(fleet).follow(fleet.devices[NAME].runtime._run)
+    assert fleet.personalise(NAME)
+    assert choice(fleet).choice != "cluster"
+
+
+def test_the_finish_waits_while_a_round_needs_the_device(fleet):
+    for stage in (Stage.FETCHING, Stage.WORKING, Stage.SENDING):
+        busy = session(fleet, round=dataclasses.replace(session(fleet).round, stage=stage))
+        finisher(fleet).keep_up(idle=busy.idle)
+        assert not finisher(fleet).is_pending(idle=busy.idle)
+        assert not fleet.devices[NAME].finish_worker.work()
+    assert fleet.personalise(NAME)
+
+
+def test_another_runs_announcement_cancels_the_finish_at_once(fleet, caplog):
+    device = fleet.devices[NAME]
+    device.runtime.tick(fleet.now_s)
+    with caplog.at_level(logging.INFO, "shoal.edge"):
+        finisher(fleet).give_way(idle=session(fleet, waiting=announcement(run=2)).idle)
+    assert "personal finish stopped: the fleet needs this device" in caplog.messages
+    assert not device.finish_worker.work()
+    assert choice(fleet) is None
+    assert fleet.personalise(NAME)
+
+
+@pytest.mark.parametrize("change", [{"stop_at_s": 5.0}, {"latest": announcement(run=9)}, {"late": object()}])
+def test_a_device_that_stops_or_hears_of_another_run_is_not_idle(fleet, change):
+    assert finisher(fleet).is_pending(idle=session(fleet).idle)
+    assert not finisher(fleet).is_pending(idle=session(fleet, **change).idle)
+
+
+def test_a_result_that_comes_after_the_cancellation_is_dropped(fleet):
+    device = fleet.devices[NAME]
+    handed = []
+    device.runtime._finisher._hand_back = handed.append
+    device.runtime.tick(fleet.now_s)
+    device.finish_worker.work()
+    finisher(fleet).cancel()
+    (callback,) = handed
+    callback()
+    assert choice(fleet) is None
+    assert finisher(fleet).is_pending(idle=session(fleet).idle)
+
+
+def test_a_full_disk_leaves_the_clusters_model_and_a_warning(fleet, caplog, monkeypatch):
+    monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES)
+    assert fleet.personalise(NAME)
+    assert choice(fleet) is None
+    (facts,) = logged(caplog, "personal finish failed: the cluster's model stays in use")
+    assert "too few for a personal model" in facts["reason"]
+    assert not fleet.personalise(NAME)
+
+
+def test_without_a_worker_there_is_no_finish(fleet):
+    runtime = fleet.devices[NAME].runtime
+    runtime._finisher._worker = None
+    runtime._finisher.follow(runtime._run)
+    assert not runtime.finishing
+    assert not fleet.personalise(NAME)
+
+
+def test_a_run_that_left_no_start_or_a_forged_plan_is_refused(fleet):
+    runtime, model = fleet.devices[NAME].runtime, store(fleet).models()[-1]
+    (path,) = (fleet.stage.device_dir(NAME) / "finished").glob(START_FILES)
+    path.unlink()
+    with pytest.raises(ConfigError, match="nothing to train from after run 1"):
+        finishing.ended_run(store(fleet), model, fleet.bundle, runtime._membership, 0.0)
+    forged = store(fleet)
+    forged.start_of = lambda _: b"no plan"
+    with pytest.raises(IntegrityError, match="the plan of run 1 is damaged"):
+        finishing.ended_run(forged, model, fleet.bundle, runtime._membership, 0.0)
+
+
+def test_a_run_under_way_has_no_finish(tmp_path):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+        assert not fleet.devices[NAME].runtime.finishing
+        assert not fleet.personalise(NAME)
+        assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)
+
+
+def test_status_files_stay_as_they_were(fleet):
+    """The choice is in a file of its own: what a running device writes does not lose it."""
+    before = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
+    fleet.personalise(NAME)
+    after = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
+    assert before["ended"] == after["ended"]

@@ -1,0 +1,135 @@
+"""`shoal-edge personalise`: choose again in this process, or go back to the cluster's model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from edge_client import cli, inference, personalise
+from edge_client.learning.data import Dataset
+from edge_client.membership import DeviceMembership
+from edge_client.storage.finished_models import FinishedModels
+from shoal.errors import ConfigError
+from shoal.util.console import run_program
+from tests.helpers.fleets import grouped_data, make_fleet
+
+NAME = "dev-00"
+
+
+@pytest.fixture
+def niceness(monkeypatch):
+    """Record changes of the priority of this process instead of making them."""
+    found = []
+    monkeypatch.setattr(personalise.os, "setpriority", lambda *arguments: found.append(arguments))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    with make_fleet(tmp_path_factory.mktemp("run") / "fleet", grouped_data(4, 2)) as made:
+        made.run(100)
+        made.settle()
+        yield made
+
+
+@pytest.fixture
+def folder(ended):
+    directory = ended.stage.device_dir(NAME)
+    yield directory
+    for path in (directory / "finished").glob("personal-*"):
+        path.unlink()
+
+
+@pytest.fixture
+def source(tmp_path):
+    data = grouped_data(4, 2)[NAME]
+    np.savez(tmp_path / "d.npz", x=data.x, y=data.y)
+    return tmp_path / "d.npz"
+
+
+def test_the_command_chooses_as_the_running_device_does(ended, folder, source, niceness):
+    ended.personalise(NAME)
+    store = FinishedModels(folder)
+    by_device = store.personal(store.models()[-1])[0]
+    model, choice = personalise.personalise(folder, source)
+    assert (model.run, choice.choice, choice.fits) == (1, by_device.choice, by_device.fits)
+    assert niceness == [(personalise.os.PRIO_PROCESS, 0, 19)]
+
+
+def test_a_weight_adds_dittos_model(folder, source, niceness):
+    _, choice = personalise.personalise(folder, source, weight=0.5)
+    assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "ditto", "alone"]
+
+
+def test_other_samples_lead_to_another_choice(folder, tmp_path, niceness):
+    """Samples on which the cluster's model is always right: nothing is clearly better."""
+    x = grouped_data(4, 2)[NAME].x
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "own.npz", x=x, y=inference.predict(folder, tmp_path / "x.npz"))
+    own = personalise.personalise(folder, tmp_path / "own.npz")[1]
+    flipped = Dataset(x, (grouped_data(4, 2)[NAME].y + 2) % 4)
+    np.savez(tmp_path / "other.npz", x=flipped.x, y=flipped.y)
+    other = personalise.personalise(folder, tmp_path / "other.npz")[1]
+    assert own.fits[0].loss < other.fits[0].loss
+    assert other.choice != "cluster"
+
+
+def test_a_device_without_a_finished_model_says_so(tmp_path):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        directory = fleet.stage.device_dir(NAME)
+        with pytest.raises(ConfigError, match="no finished model yet"):
+            personalise.personalise(directory, tmp_path / "none.npz")
+        with pytest.raises(ConfigError, match="no finished model yet"):
+            personalise.back_to_cluster(FinishedModels(directory))
+
+
+def test_there_is_nothing_to_go_back_from_before_a_choice(folder):
+    with pytest.raises(ConfigError, match="has not made a choice after run 1"):
+        personalise.back_to_cluster(FinishedModels(folder))
+
+
+def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["shoal-edge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            run_program(cli.app, prog="shoal-edge")
+        return done.value.code, capsys.readouterr()
+
+    def data(*arguments):
+        code, said = call(*arguments, "--json")
+        assert not code
+        return json.loads(said.out)["data"]
+
+    assert "personal" not in data("status", folder)
+    made = data("personalise", folder, "--data", source)
+    assert made["choice"] in made["validation_losses"]
+    assert made["choice"] != "cluster"
+    assert data("status", folder)["personal"] == made
+    answers = data("predict", folder, "--data", source)
+    assert answers["choice"] == made["choice"]
+    written = data("export", folder, folder.parent / "m.onnx")
+    assert written["choice"] == made["choice"]
+    code, said = call("status", folder)
+    assert f"of run 1; validation losses on {made['validation_samples']} samples: the cluster's model" in said.out
+    code, said = call("personalise", folder, "--cluster")
+    assert (code, said.out.startswith("the cluster's model of run 1, as asked; validation losses on")) == (0, True)
+    assert data("predict", folder, "--data", source)["choice"] == "cluster"
+    assert data("status", folder)["personal"]["by_hand"]
+    code, said = call("personalise", folder)
+    assert code
+    assert "give --data, or --cluster" in said.err
+    code, said = call("personalise", folder, "--data", source, "--personal", "-1")
+    assert code
+    assert "a weight above 0" in said.err
+
+
+def test_a_damaged_choice_is_reported_by_status(folder, source, niceness, capsys):
+    personalise.personalise(folder, source)
+    (path,) = (folder / "finished").glob("personal-*")
+    path.write_bytes(b"x" * 50)
+    cli.status(folder)
+    assert "is damaged (choose again with: shoal-edge personalise" in capsys.readouterr().out
+
+
+def test_the_device_needs_its_own_directory(folder, source):
+    assert DeviceMembership(folder).name == NAME
