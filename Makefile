@@ -53,9 +53,12 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first and on its own: the CPU build, where pip finds one.
+# torch comes first and on its own: the CPU build, where pip finds one. byzfl is an oracle of one test, which skips without it;
+# it requires torchvision, whose wheels do not load beside the CPU build, so it comes without what it requires.
+BYZFL := byzfl==0.0.11
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps $(BYZFL) || true
 	touch $@

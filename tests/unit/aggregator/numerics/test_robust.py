@@ -225,7 +225,7 @@ def byzfl(monkeypatch):
     found = importlib.util.find_spec("byzfl")
     if found is None:
         pytest.skip(
-            "byzfl is not installed: `pip install --no-deps byzfl` adds it as an oracle; no extra can say --no-deps"
+            "byzfl is not installed: `make` adds it with `pip install --no-deps byzfl`; no extra can say --no-deps"
         )
     package = types.ModuleType("byzfl")
     package.__path__ = list(found.submodule_search_locations)
