@@ -220,6 +220,10 @@ def bench_load(
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Seal all uploads first, then replay them from one process.")
     ] = False,
+    churn: Annotated[
+        float,
+        typer.Option(help="Share of the devices that leave after each round, back after the next.", min=0, max=0.5),
+    ] = 0.0,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -232,8 +236,16 @@ def bench_load(
 
     forbid_inspection()
     _stop_cleanly()
+    if churn and prepared:
+        raise UsageError("--prepared has no devices that could leave", hint="leave out --prepared or --churn")
     found = measure(
-        devices, model=_model(model), algorithm=algorithm, rounds=rounds, open_files=open_files, prepared=prepared
+        devices,
+        model=_model(model),
+        algorithm=algorithm,
+        rounds=rounds,
+        open_files=open_files,
+        prepared=prepared,
+        churn=churn,
     )
     data = found.data()
     _deliver(data, json, lambda: _show_load(data), save)
@@ -275,6 +287,11 @@ def _show_soak(data: dict[str, Any]) -> None:
         f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
     )
+    if data.get("churn"):
+        say(
+            f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
+            f"round, {data['out_of_step']} out of step"
+        )
     say(f"{'':28} {'first third':>14} {'last third':>14}")
     for name, flat in data["flat"].items():
         first, last = data["first_third"][name], data["last_third"][name]

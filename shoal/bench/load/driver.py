@@ -21,10 +21,11 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -87,6 +88,7 @@ class DriverSpec:
         first: place of the first of them in the fleet, which decides on hidden groups.
         report: file for the `DriverReport`.
         spread_s: seconds over which the devices' trainings end at random; 0 trains at once.
+        churn: share of the devices that leave at each SIGUSR1; those that left at the one before start again from their files.
     """
 
     devices: str
@@ -95,6 +97,7 @@ class DriverSpec:
     first: int
     report: str
     spread_s: float
+    churn: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +260,42 @@ def member_like(joined: DeviceMembership, directory: Path) -> DeviceMembership:
     return member
 
 
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A device that runs: when it was started, in ns since 1970, and its parts."""
+
+    birth: int
+    transport: LoadTransport
+    runtime: LoadRuntime
+
+
+_Arrived = tuple[int, int, "TransportEvent"]
+"""An event, with the place and the birth of its device."""
+
+
 class Driver:
     """All devices of one process."""
 
     def __init__(self, spec: DriverSpec) -> None:
         self._spec = spec
-        self._inbox: queue.SimpleQueue[tuple[int, TransportEvent] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Arrived | Literal["churn"] | None] = queue.SimpleQueue()
         self._trainings = Trainings(self._delay_s)
         self._random = np.random.default_rng(spec.first)
+        self._leaving = np.random.default_rng([spec.first, 1])
         self._targets: dict[tuple[int, int], Float32Vector] = {}
-        self._runtimes: list[LoadRuntime] = []
-        self._transports: list[LoadTransport] = []
-        self._connected: set[int] = set()
+        self._present: dict[int, _Present] = {}
+        self._to_start: deque[int] = deque()
+        self._connecting: set[int] = set()
+        self._away: list[int] = []
+        self._nacks = self._reminders = 0
 
     def stop(self) -> None:
         """End `run` soon; may be called by a signal handler."""
         self._inbox.put(None)
+
+    def churn(self) -> None:
+        """Let devices leave and others return soon, see `DriverSpec`; may be called by a signal handler."""
+        self._inbox.put("churn")
 
     def run(self) -> None:
         """Drive the devices until `stop` is called.
@@ -280,49 +303,72 @@ class Driver:
         Raises:
             UntrustedError: another client uses the id of one of them.
         """
-        folder = Path(self._spec.devices)
-        joined = DeviceMembership(folder / self._spec.joined)
-        for place, name in enumerate(self._spec.names):
-            self._add(place, member_like(joined, folder / name))
+        joined = DeviceMembership(Path(self._spec.devices) / self._spec.joined)
+        for place in range(len(self._spec.names)):
+            self._open(place, joined)
         settle()
-        started, ticked_s = 0, 0.0
+        ticked_s = 0.0
         while True:
-            while started < len(self._transports) and started - len(self._connected) < CONNECTING_MOST:
-                self._transports[started].start()
-                started += 1
-            if not self._take():
+            while self._to_start and len(self._connecting) < CONNECTING_MOST:
+                place = self._to_start.popleft()
+                self._connecting.add(place)
+                self._present[place].transport.start()
+            if not self._take(joined):
                 return
             now_s = time.monotonic()
             if now_s - ticked_s >= TICK_S:
                 ticked_s = now_s
-                for runtime in self._runtimes:
-                    runtime.tick(now_s)
+                for present in self._present.values():
+                    present.runtime.tick(now_s)
             self._trainings.run_due()
 
-    def _take(self) -> bool:
+    def _take(self, joined: DeviceMembership) -> bool:
         """Hand over the events that have arrived, waiting for the first as long as no job is due; False to stop."""
         with contextlib.suppress(queue.Empty):
             item = self._inbox.get(timeout=self._trainings.wait_s())
             while True:
                 if item is None:
                     return False
-                place, event = item
-                if isinstance(event, TakenOver):
-                    raise UntrustedError(
-                        f"another client uses the id of {self._spec.names[place]}",
-                        hint="end the other load bench first",
-                    )
-                if isinstance(event, Connected):
-                    self._connected.add(place)
-                self._runtimes[place].on_event(event, time.monotonic())
+                if item == "churn":
+                    self._churn(joined)
+                else:
+                    self._handle(*item)
                 item = self._inbox.get_nowait()
         return True
 
-    def _add(self, place: int, member: DeviceMembership) -> None:
+    def _handle(self, place: int, birth: int, event: TransportEvent) -> None:
+        present = self._present.get(place)
+        if present is None or present.birth != birth:
+            return  # of a device that has left meanwhile
+        if isinstance(event, TakenOver):
+            raise UntrustedError(
+                f"another client uses the id of {self._spec.names[place]}", hint="end the other load bench first"
+            )
+        if isinstance(event, Connected):
+            self._connecting.discard(place)
+        present.runtime.on_event(event, time.monotonic())
+
+    def _churn(self, joined: DeviceMembership) -> None:
+        """Let a share of the devices leave, and those that left the last time return."""
+        candidates = sorted(self._present.keys() - self._connecting - set(self._to_start))
+        count = min(len(candidates), round(self._spec.churn * len(self._spec.names)))
+        leaving = [candidates[i] for i in self._leaving.choice(len(candidates), count, replace=False)]
+        for place in self._away:
+            self._open(place, joined)
+        self._away = leaving
+        for place in leaving:
+            left = self._present.pop(place)
+            left.runtime.close()
+            self._nacks += left.runtime.nacks
+            self._reminders += left.transport.reminders
+
+    def _open(self, place: int, joined: DeviceMembership) -> None:
+        """Start a device from its files; it connects when its turn comes."""
+        member = member_like(joined, Path(self._spec.devices) / self._spec.names[place])
         birth = time.time_ns()
 
         def sink(event: TransportEvent) -> None:
-            self._inbox.put((place, event))
+            self._inbox.put((place, birth, event))
 
         transport = LoadTransport(
             member.broker,
@@ -341,8 +387,8 @@ class Driver:
             backend=lambda bundle, _threads: self._pull(self._spec.first + place, bundle),
         )
         runtime.start()
-        self._transports.append(transport)
-        self._runtimes.append(runtime)
+        self._present[place] = _Present(birth, transport, runtime)
+        self._to_start.append(place)
 
     def _pull(self, place: int, bundle: TaskBundle) -> Pull:
         key = (place % GROUPS, bundle.length)
@@ -357,8 +403,8 @@ class Driver:
         """Return the counts so far."""
         return DriverReport(
             self._trainings.carried_out,
-            sum(runtime.nacks for runtime in self._runtimes),
-            sum(transport.reminders for transport in self._transports),
+            self._nacks + sum(present.runtime.nacks for present in self._present.values()),
+            self._reminders + sum(present.transport.reminders for present in self._present.values()),
             time.process_time(),
         )
 
@@ -379,6 +425,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     spec = DriverSpec(**json.loads(Path(sys.argv[1]).read_text()))
     driver = Driver(spec)
+    signal.signal(signal.SIGUSR1, lambda *_: driver.churn())
     with ended_by_signal(driver.stop):
         driver.run()
         write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(driver.report())).encode())

@@ -65,6 +65,8 @@ STOP_S: Final = 20.0
 UNLIKE_A_FLEET: Final[Mapping[str, Any]] = {"min_contributors": 1, "quorum": 1.0, "deadline_s": 3600.0}
 """Options that are not a fleet's defaults. Every cluster moves in every round, however few devices it has, and a round with a
 lost upload ends only when the upload arrives."""
+WITH_CHURN: Final[Mapping[str, Any]] = {"deadline_s": 10.0}
+"""The one option that is not a fleet's default where devices leave: every round waits that long for those that are gone."""
 SPARE_FILES: Final = 64
 """Open files of a broker or a driver besides one, or FILES_PER_DEVICE, for each device."""
 FILES_PER_DEVICE: Final = 5
@@ -99,7 +101,7 @@ class LoadFleet:
         algorithm: of the run.
         rounds: training rounds of the run.
         open_files: soft and hard limit on the aggregator's open files.
-        spread_s: see `DriverSpec`.
+        spread_s, churn: see `DriverSpec`.
     """
 
     def __init__(
@@ -111,12 +113,14 @@ class LoadFleet:
         rounds: int = 5,
         open_files: int = 1024,
         spread_s: float = 0.0,
+        churn: float = 0.0,
     ) -> None:
         if model not in MODELS:
             raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
         self.devices, self.rounds, self.algorithm = devices, rounds, algorithm
         self._open_files = open_files
         self._spread_s = spread_s
+        self.churn = churn
         self._stack = contextlib.ExitStack()
         self._programs: list[Program] = []
         self._drivers: list[tuple[Program, Path]] = []
@@ -138,7 +142,7 @@ class LoadFleet:
             rounds=self.rounds,
             local=LOCAL,
             seed=0,
-            **UNLIKE_A_FLEET,
+            **(WITH_CHURN if self.churn else UNLIKE_A_FLEET),
         )
         self.model_bytes = 4 * self.bundle.length
         state_bytes = self.devices * COPIES_PER_DEVICE * (self.model_bytes * origins_needed(options) + (64 << 10))
@@ -197,11 +201,17 @@ class LoadFleet:
                 first=first,
                 report=str(report),
                 spread_s=self._spread_s,
+                churn=self.churn,
             )
             file = self.root / f"driver-{number}.json"
             file.write_text(json.dumps(dataclasses.asdict(spec)))
             start = "from shoal.bench.load.driver import main; main()"
             self._drivers.append((self._start(f"driver-{number}", start, [str(file)]), report))
+
+    def let_devices_leave(self) -> None:
+        """Let the share ``churn`` of the devices leave, and those that left the last time return."""
+        for program, _ in self._drivers:
+            program.process.send_signal(signal.SIGUSR1)
 
     def start_driver(self, name: str, code: str, spec: dict[str, Any]) -> None:
         """Start one more driver process from Python ``code`` that takes a JSON file with ``spec`` and its report's place."""

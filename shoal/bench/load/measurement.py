@@ -34,6 +34,9 @@ class LoadFigures:
         broker_cpu_s: CPU seconds of the broker in those rounds.
         uploads_measured: uploads in those rounds.
         drivers_cpu_s: CPU seconds of all driver processes from start to end.
+        churn: share of the devices that left after each round, and were back after the next.
+        uploads_fewest: uploads counted in the round that counted the fewest.
+        out_of_step: uploads left out since they were trained from another state than most.
     """
 
     devices: int
@@ -51,9 +54,13 @@ class LoadFigures:
     nacks: int
     reminders: int
     drivers_cpu_s: float
+    churn: float = 0.0
+    uploads_fewest: int = 0
+    out_of_step: int = 0
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
+        churn = {"churn": self.churn, "uploads_fewest": self.uploads_fewest, "out_of_step": self.out_of_step}
         return {
             "devices": self.devices,
             "model_bytes": self.model_bytes,
@@ -68,6 +75,7 @@ class LoadFigures:
             "uploads_counted": self.uploads_counted,
             "nacks": self.nacks,
             "reminders": self.reminders,
+            **(churn if self.churn else {}),
         }
 
 
@@ -81,6 +89,7 @@ def measure(
     prepared: bool = False,
     fault: Fault | None = None,
     spread_s: float = 0.0,
+    churn: float = 0.0,
 ) -> LoadFigures:
     """Run the bench once.
 
@@ -93,13 +102,20 @@ def measure(
         prepared: seal all uploads first and replay them from one process (`shoal.bench.load.replay`).
         fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
         spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
+        churn: share of the devices that leave after each round; they are back after the next one.
 
     Raises:
         StageError: a process ended by itself, or the run stalled.
         ConfigError: this process may not open enough files for so many devices.
     """
     with LoadFleet(
-        devices=devices, model=model, algorithm=algorithm, rounds=rounds, open_files=open_files, spread_s=spread_s
+        devices=devices,
+        model=model,
+        algorithm=algorithm,
+        rounds=rounds,
+        open_files=open_files,
+        spread_s=spread_s,
+        churn=churn,
     ) as fleet:
         if prepared:
             replay = prepare(fleet)
@@ -132,6 +148,8 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
             return
         # Stored uploads count as progress, since a round of a large fleet may take longer than STALLED_S.
         now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
+        if fleet.churn and sample.closed > max(0, before[0]):
+            fleet.let_devices_leave()
         if now != before:
             changed_s, before = sample.at_s, now
         elif sample.at_s - changed_s > STALLED_S:
@@ -182,4 +200,7 @@ def figures(
         nacks=sum(r.nacks for r in reports),
         reminders=sum(r.reminders for r in reports),
         drivers_cpu_s=sum(r.cpu_s for r in reports),
+        churn=fleet.churn,
+        uploads_fewest=min(r["contributed"] for r in records),
+        out_of_step=sum(len(r["out_of_step"]) for r in records),
     )
