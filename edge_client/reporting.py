@@ -79,7 +79,10 @@ class Results:
         models: Mapping[int, Float32Vector],
         now_s: float,
     ) -> None:
-        """Record the result of a round, and at the end of a run save its models; ``models`` are (d,) float32 by id."""
+        """Record the result of a round, and at the end of a run save its models.
+
+        ``models`` are (d + p,) float32 by id, with the device's private coordinates.
+        """
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:

@@ -205,7 +205,9 @@ class DeviceRuntime:
     def on_result(
         self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
-        """Handle the result of a job on ``models``; ignore it if the job was given up in the meantime, for a newer round say.
+        """Handle the result of a job; ignore it if the job was given up in the meantime, for a newer round say.
+
+        ``models`` are the job's, (d,) float32 by id.
 
         Raises:
             StorageError: as `on_event`.
@@ -219,6 +221,7 @@ class DeviceRuntime:
                 self._skip(announcement, result)
                 return
             # Before the upload: once a final round's upload is answered, the models are not sent again.
+            models = self._jobs.keep_private(announcement, result, models)
             self._results.note(announcement, assignment, result, models, self._now_s)
             transfer, sealed = result.parcel.transfer_id, result.parcel.payload
             self._uplink.keep(self.session.round.mark, transfer, sealed)

@@ -170,6 +170,19 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 
 
+def test_a_task_with_private_parameters_says_so_and_so_does_its_run(call, fleet):
+    compiled = call(
+        "shoal-fleet", "task", "compile", "owner", "mlp", "--option", "inputs=4", "--option", "hidden=3",
+        "--option", "classes=2", "--private", "readout", "--out", "task",
+    )  # fmt: skip
+    assert compiled.out.startswith("task: 23 coordinates, ")
+    words = "private: readout.weight, readout.bias: 8 of 23 coordinates never leave a device\n"
+    assert compiled.out.endswith(words)
+    made = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedavg", "--min-contributors", "1")
+    assert made.out == "owner/runs/000001.run\n"
+    assert words in made.err
+
+
 def test_config_says_where_each_value_comes_from(call, fleet):
     """Flag over environment over file over default."""
     (call.home / "a.toml").write_text('[aggregator]\ndevice = "cpu"\nlog = "debug"\n')

@@ -93,6 +93,7 @@ NAMES_OF = [
     "device's finished/list.bin",
     "device's finished/rollback.bin",
     "device's personal choice",
+    "device's private values",
     "device's start of a run",
     "device's finished model",
     "device's finished task",

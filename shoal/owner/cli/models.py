@@ -122,6 +122,11 @@ def get(
     fleet.forget_versions_before(found.key_version)
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
+    if private := written["private_coordinates"]:
+        names = ", ".join(p["name"] for p in written["parameters"] if p["segment"] == "private")
+        note(
+            f"{counted(private, 'private coordinate')} ({names}) have the task's initial values: each device has its own"
+        )
     if json:
         say_json({"folder": str(out), **written})
         return
