@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from edge_client import inference
+from edge_client.learning.data import split
 from edge_client.models.private_values import PRIVATE_FILE
 from edge_client.models.store import FOLDER
 from edge_client.protocol.round_state import Stage
+from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
@@ -127,9 +131,6 @@ def test_a_new_run_begins_with_the_tasks_values(tmp_path):
 
 
 def begin_run(fleet, bundle):
-    from shoal.owner.runs.plan import RunOptions
-    from shoal.simulation.loopback_fleet import draw_origins
-
     options = RunOptions("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
     plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, 5), options)
     fleet.kill_aggregator()
@@ -239,3 +240,71 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
             assert len(set(last["clusters"].values())) == 1
     assert accuracy[()] < 0.5
     assert accuracy["readout",] > 0.8
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("private", "algorithm"), [("readout", "fedavg"), ("hidden", "fedavg"), ("readout", "ifca")])
+def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm):
+    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
+    from shoal.owner.task_compiler.builtin import build
+    from shoal.owner.task_compiler.compile import compile_task
+    from shoal.simulation.data import Population, Shard
+    from shoal.simulation.engine import personal, simulate
+    from shoal.simulation.engine.private import PrivateStart
+    from shoal.simulation.engine.records import SimOptions
+    from shoal.simulation.trainers.networks import OneHidden
+
+    hidden = 5
+    settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
+    data = grouped_data(4, 2, n=80)
+    source = build("mlp", inputs=INPUTS, hidden=hidden, classes=CLASSES)
+    bundle = compile_task(*source[:3], name="small", kind="classification", private=[private])
+    manifest = bundle.manifest
+    options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
+    with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        devices = fleet.stage.devices
+        cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in devices]
+        owns = [fleet.model(name) for name in devices]
+        seed = fleet.plan.seed
+        assert fleet.personalise(NAME)
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        choice, _ = store.personal(store.models()[-1])
+
+    def shards(share):
+        return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
+
+    network = OneHidden(INPUTS, hidden, CLASSES)
+    edge = INPUTS * hidden + hidden
+    places = np.arange(edge, network.length) if private == "readout" else np.arange(edge)
+    assert len(places) == manifest.private_length
+    start = PrivateStart(places, np.frombuffer(bundle.private, "<f4"))
+    population = Population(shards("train"), shards("validation"), shards("test"), names=tuple(devices))
+    done = simulate.simulate(
+        algorithm,
+        settings,
+        population,
+        network,
+        SimOptions(rounds=4, local=MINI, seed=seed, mask="none", min_contributors=1),
+        start=draw_origins(manifest, count, seed),
+        private=start,
+    )
+    taken = done.taken()
+    assert [own.cluster for own in owns] == list(taken)
+    models = np.stack([done.thetas[int(model)] for model in taken])
+    whole = done.workforce.whole(models, np.arange(len(devices)))
+    order = np.concatenate((start.federated(network.length), places))
+    for own, found in zip(owns, whole, strict=True):
+        np.testing.assert_allclose(own.theta, found[order], atol=1e-4)
+    # The same candidates at the end, also the one that begins afresh.
+    place = devices.index(NAME)
+    fresh = personal.drawn_start(network, draw_origins(manifest, count, seed)[0], seed, start)
+    alone = simulate.simulate(
+        "local", {}, population, network, SimOptions(rounds=4, local=MINI, seed=seed, min_contributors=1), start=fresh
+    )
+    trained = np.stack([alone.thetas[int(model)] for model in alone.taken()])
+    found = personal.candidates(done.workforce, whole, done.all_rounds + 1, trained)[place]
+    losses = personal.sample_losses(done.workforce, place, found)
+    assert [fit.name for fit in choice.fits] == list(losses)
+    np.testing.assert_allclose([f.loss for f in choice.fits], [each.mean() for each in losses.values()], rtol=1e-3)
