@@ -541,6 +541,8 @@ class DeviceRuntime:
         self._results.begin(run)
         self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
+        if private := run.bundle.manifest.private_length:
+            facts["private_coordinates"] = private
         LOG.info("following run", extra={"kv": facts})
         state = self.session.round
         lost = state.sent is not None and self._results.lacks_final_model(state.mark, run.plan)

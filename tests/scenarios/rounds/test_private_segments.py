@@ -80,11 +80,12 @@ def test_no_private_byte_leaves_a_device(tmp_path):
     """Neither sealed nor opened, in uploads, states, checkpoints or on the aggregator's disk, under no mask."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4, mode="none", faults=tap) as fleet:
-        values = set()
+        values, changes = set(), []
         for rounds in range(1, 5):
             fleet.run_until(lambda rounds=rounds: len(fleet.records()) >= rounds, 30)
             for before, after in (stored(fleet, name) for name in fleet.stage.devices):
-                values |= {before.tobytes(), after.tobytes(), (after - before).tobytes()}
+                values |= {before.tobytes(), after.tobytes()}
+                changes.append(after - before)
         fleet.run(30)
         for name in fleet.stage.devices:
             assert fleet.personalise(name)
@@ -96,6 +97,8 @@ def test_no_private_byte_leaves_a_device(tmp_path):
         clear = [open_upload(fleet, name, sealed) for name, each in uploads.items() for sealed in each]
         vectors = np.concatenate([np.frombuffer(body[: 4 * upload.length], "<f4") for upload, body in clear])
         assert not {vector.tobytes() for vector in vectors} & pieces
+        windows = np.lib.stride_tricks.sliding_window_view(vectors, CLASSES)
+        assert min(np.abs(windows - change).max(1).min() for change in changes) > 1e-4
         assert not [body for _, body in clear if any(value in body for value in values)]
         assert not [p.topic for p in tap.heard if any(value in p.payload for value in values)]
         server = [path for path in fleet.stage.aggregator_dir.rglob("*") if path.is_file()]
@@ -222,6 +225,21 @@ def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
         assert len(inference.choose(folder).at(None).theta) == BUNDLE.length
 
 
+def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
+    cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), bundle=BUNDLE, settings={"path": "on"}, **cfl) as fleet:
+        fleet.run(30)
+        fleet.settle()
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        model = store.models()[-1]
+        assert model.above, "the clusters have split"
+        for node in (*model.above, model.own):
+            np.testing.assert_array_equal(store.load(model, node).theta[FEDERATED:], stored(fleet, NAME)[1])
+        assert fleet.personalise(NAME)
+        choice, _ = store.personal(model)
+        assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
+
+
 @pytest.mark.torch
 def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
     """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
@@ -243,8 +261,16 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("private", "algorithm"), [("readout", "fedavg"), ("hidden", "fedavg"), ("readout", "ifca")])
-def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm):
+@pytest.mark.parametrize(
+    ("private", "algorithm", "shared"),
+    [
+        ("readout", "fedavg", ()),
+        ("hidden", "fedavg", ()),
+        ("readout", "ifca", ()),
+        ("readout.bias", "ifca", ("hidden",)),
+    ],
+)
+def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm, shared):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     from shoal.owner.task_compiler.builtin import build
     from shoal.owner.task_compiler.compile import compile_task
@@ -258,7 +284,7 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
     settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
     data = grouped_data(4, 2, n=80)
     source = build("mlp", inputs=INPUTS, hidden=hidden, classes=CLASSES)
-    bundle = compile_task(*source[:3], name="small", kind="classification", private=[private])
+    bundle = compile_task(*source[:3], name="small", kind="classification", shared=shared, private=[private])
     manifest = bundle.manifest
     options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:
@@ -276,17 +302,19 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
         return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
 
     network = OneHidden(INPUTS, hidden, CLASSES)
-    edge = INPUTS * hidden + hidden
-    places = np.arange(edge, network.length) if private == "readout" else np.arange(edge)
+    body, bias = INPUTS * hidden + hidden, network.length - CLASSES
+    spans = {"hidden": (0, body), "readout": (body, network.length), "readout.bias": (bias, network.length)}
+    places = np.arange(*spans[private])
     assert len(places) == manifest.private_length
     start = PrivateStart(places, np.frombuffer(bundle.private, "<f4"))
     population = Population(shards("train"), shards("validation"), shards("test"), names=tuple(devices))
+    segments = tuple((s.name, s.length) for s in bundle.segments)
     done = simulate.simulate(
         algorithm,
         settings,
         population,
         network,
-        SimOptions(rounds=4, local=MINI, seed=seed, mask="none", min_contributors=1),
+        SimOptions(rounds=4, local=MINI, seed=seed, mask="none", min_contributors=1, segments=segments),
         start=draw_origins(manifest, count, seed),
         private=start,
     )
