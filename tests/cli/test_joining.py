@@ -89,8 +89,11 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
     assert (first["norm_noise"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
     text = call("shoal-fleet", "show", "owner").out
-    assert f"run 1: fedavg, mask {ROTATION}, 7 rounds, weighting samples, weight cap 3, norm noise of 0.01\n" in text
-    assert "run 2: fedavg, mask none, 1 round, weighting uniform\n" in text
+    assert (
+        f"run 1: fedavg, mask {ROTATION}, 7 rounds, weighting samples, weight cap 3, robust filter, norm noise of 0.01\n"
+        in text
+    )
+    assert "run 2: fedavg, mask none, 1 round, weighting uniform, robust filter\n" in text
 
 
 def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
