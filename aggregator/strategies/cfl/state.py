@@ -38,7 +38,8 @@ class CflSettings(StrategySettings):
         prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
             above ``prefer`` and the p-value of the paired t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
             (Fisher's method) must be below ``p_value``, divided by the number of candidate splits of the cluster tried so far, or
-            both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the gain.
+            both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the
+            gain.
         refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
