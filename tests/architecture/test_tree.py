@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 
+from shoal.version import VERSION
 from tests.helpers.trees import PACKAGES, ROOT, sources
 
 LONG_MODULE_LINES = 800
@@ -164,3 +165,8 @@ def test_unit_tests_follow_the_folders_of_the_source():
     folders = {p.parent.relative_to(ROOT / "tests/unit") for p in (ROOT / "tests/unit").rglob("test_*.py")}
     assert len(folders) > len(PACKAGES)
     assert {str(folder) for folder in folders if not list((ROOT / folder).glob("*.py"))} == set()
+
+
+def test_the_version_that_devices_announce_is_the_packages():
+    """`shoal.version` is a constant, since a device does not read the installed package's metadata."""
+    assert VERSION == PROJECT["project"]["version"]
