@@ -169,4 +169,4 @@ def test_unit_tests_follow_the_folders_of_the_source():
 
 def test_the_version_that_devices_announce_is_the_packages():
     """`shoal.version` is a constant, since a device does not read the installed package's metadata."""
-    assert VERSION == PROJECT["project"]["version"]
+    assert PROJECT["project"]["version"] == VERSION

@@ -75,7 +75,7 @@ def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
     """Whether it serves, files that are no runs, and runs that come too late."""
     (call.home / "server/runs/000009.run").write_bytes(b"junk")
     lines = call("shoal-aggregator", "status", "server").out.splitlines()
-    assert lines[0].endswith("not serving")
+    assert lines[0].endswith("not running")
     assert lines[1].startswith("000009.run is no run of this fleet: ")
     data = call("shoal-aggregator", "status", "server", "--json").data
     assert data["serving"] is False
