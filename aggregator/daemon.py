@@ -255,6 +255,7 @@ class Daemon:
         if self._service is not None:
             self._service.close()
         self._service = self._syncer = None
+        self._live.hurry()
 
     def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
         """Close the service of the previous run and start one for ``run``."""
@@ -272,6 +273,7 @@ class Daemon:
             watch=self._watch,
         )
         self._service.start(time.monotonic())
+        self._live.hurry()
         return self._service
 
     def _serve_run(self, run: RunFile) -> None:
@@ -340,7 +342,10 @@ class Daemon:
             if service is not None:
                 service.at(time.monotonic())
             event()
-        elif service is not None:
+            return
+        if not isinstance(event, Message):
+            self._live.hurry()
+        if service is not None:
             service.on_event(event, time.monotonic())
         elif isinstance(event, Message):
             self._read_mail(event)

@@ -1,7 +1,7 @@
 """``live.json`` in the aggregator's directory: the daemon's facts for other processes.
 
-The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds whatever happens in the fleet, and
-sets its time of modification every ALIVE_EVERY_S seconds. After a crash that time says how long the daemon was alive. The
+The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds whatever devices do (at once when its
+connection or its run changes), and sets its time of modification every ALIVE_EVERY_S seconds. After a crash that time says how long the daemon was alive. The
 file is not synced to the disk: after a power cut it may be missing, which is no error.
 """
 
@@ -82,6 +82,10 @@ class LiveFile:
         elif now_s - self._alive_s >= ALIVE_EVERY_S:
             self._alive_s = now_s
             self._touch()
+
+    def hurry(self) -> None:
+        """Let the next `keep_up` look at once: the connection has changed, or another run is served."""
+        self._looked_s = -math.inf
 
     def end(self, error: BaseException | None) -> None:
         """Write that the daemon ends: because it was asked to, or because of ``error``."""

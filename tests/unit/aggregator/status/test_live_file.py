@@ -54,6 +54,15 @@ def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file)
     assert len(set(written)) == len(looked) == 10 / WRITE_EVERY_S
 
 
+def test_a_change_of_connection_or_run_does_not_wait(tmp_path, file):
+    file.keep_up(lambda: None, 0.0)
+    file.keep_up(lambda: RUN, 0.1)
+    assert read_live(tmp_path).facts.run is None
+    file.hurry()
+    file.keep_up(lambda: RUN, 0.2)
+    assert read_live(tmp_path).facts.run == RUN
+
+
 def test_an_unchanged_file_is_only_touched(tmp_path, file):
     file.keep_up(lambda: None, 0.0)
     path = tmp_path / LIVE_FILE
