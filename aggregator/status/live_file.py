@@ -1,8 +1,9 @@
 """``live.json`` in the aggregator's directory: the daemon's facts for other processes.
 
-The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds whatever devices do (at once when its
-connection or its run changes), and sets its time of modification every ALIVE_EVERY_S seconds. After a crash that time says how long the daemon was alive. The
-file is not synced to the disk: after a power cut it may be missing, which is no error.
+The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds whatever devices do; in a large
+fleet up to MOST_PAUSE_S, and at once when its connection or its run changes. It sets the file's time of modification every
+ALIVE_EVERY_S seconds: after a crash that time says how long the daemon was alive. The file is not synced to the disk: after a
+power cut it may be missing, which is no error.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.aggregator")
 LIVE_FILE: Final = "live.json"
 WRITE_EVERY_S: Final = 2.0
+MOST_PAUSE_S: Final = 8.0
+PAUSE_PER_COST: Final = 100.0
+"""Pauses are at least this many times as long as the last write took, up to MOST_PAUSE_S: for 500 devices a write takes 6 ms."""
 
 
 def read_live(directory: Path) -> Live | None:
@@ -64,6 +69,7 @@ class LiveFile:
         self._written: LiveFacts | None = None
         self._looked_s = self._alive_s = -math.inf
         self._failed = False
+        self._pause_s = WRITE_EVERY_S
 
     def keep_up(self, run: Callable[[], RunFacts | None], now_s: float) -> None:
         """Write the facts if they have changed and that is due.
@@ -72,12 +78,15 @@ class LiveFile:
             run: returns the facts of the run that is served; called only when a look is due.
             now_s: monotonic seconds.
         """
-        if now_s - self._looked_s < WRITE_EVERY_S:
+        if now_s - self._looked_s < self._pause_s:
             return
         self._looked_s = now_s
+        began_s = time.monotonic()
         facts = self._facts(run())
         if facts != self._written:
             self._write(facts)
+            cost_s = time.monotonic() - began_s
+            self._pause_s = min(MOST_PAUSE_S, max(WRITE_EVERY_S, PAUSE_PER_COST * cost_s))
             self._alive_s = now_s
         elif now_s - self._alive_s >= ALIVE_EVERY_S:
             self._alive_s = now_s

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from aggregator.status import live_file
 from aggregator.status.facts import RunFacts
-from aggregator.status.live_file import LIVE_FILE, WRITE_EVERY_S, LiveFile, known_devices, read_live
+from aggregator.status.live_file import LIVE_FILE, MOST_PAUSE_S, WRITE_EVERY_S, LiveFile, known_devices, read_live
 from aggregator.status.record import ALIVE_EVERY_S
 from aggregator.status.watch import FleetWatch
 from shoal.errors import StorageError
@@ -41,8 +42,9 @@ def test_what_is_written_is_read_back(tmp_path, watch, file):
     assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file):
+def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file, monkeypatch):
     written, looked = [], []
+    monkeypatch.setattr(live_file, "PAUSE_PER_COST", 0.0)
 
     def run():
         looked.append(1)
@@ -52,6 +54,14 @@ def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file)
         file.keep_up(run, step * 0.01)
         written.append((tmp_path / LIVE_FILE).stat().st_size)
     assert len(set(written)) == len(looked) == 10 / WRITE_EVERY_S
+
+
+@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.001, WRITE_EVERY_S), (0.05, 5.0), (9.0, MOST_PAUSE_S)])
+def test_where_a_write_takes_long_pauses_are_longer(tmp_path, watch, file, monkeypatch, cost_s, pause_s):
+    times = iter([0.0, cost_s])
+    monkeypatch.setattr(live_file, "time", type("Time", (), {"monotonic": staticmethod(lambda: next(times))}))
+    file.keep_up(lambda: None, 0.0)
+    assert file._pause_s == pytest.approx(pause_s)
 
 
 def test_a_change_of_connection_or_run_does_not_wait(tmp_path, file):
