@@ -1,6 +1,6 @@
-"""The state of the fleet, told truly: one frozen record that `status` prints, as text and as JSON.
+"""The state of the fleet: one frozen record, which `status` prints as text and as JSON.
 
-    facts.py       what only the daemon knows: connection, presences, the open round; `LiveFacts`
+    facts.py       facts known to the daemon alone: connection, presences, the open round; `LiveFacts`
     watch.py       the recorders of these facts inside the daemon
     live_file.py   the small file ``live.json`` through which the daemon hands them to other processes
     record.py      the record, `FleetStatus`, and the pure function that builds it from facts; `build`
@@ -10,9 +10,9 @@
 Rules:
 
 1. Whether the daemon runs is decided by its lock, never by a file: a killed daemon leaves its files.
-2. No device is blamed for the aggregator. Without a running daemon that is connected to the broker, nobody knows which devices
+2. No device is blamed for the aggregator. Without a running daemon that is connected to the broker, it is unknown which devices
    are online; after a lost connection has come back, devices have `record.RETURN_S` seconds to connect again.
-3. Each reason has an advice: what the operator can do.
+3. Each reason has advice to the operator.
 4. Times are unix seconds inside, and ISO 8601 in UTC outside.
 
 Example: the broker stops while a round waits for ``dev-2``. The daemon notes the lost connection in ``live.json``; the record

@@ -1,4 +1,4 @@
-"""What only the running daemon knows: its connection to the broker, the devices' presences, and the open round."""
+"""Facts known only to the running daemon: its connection to the broker, the devices' presences, and the open round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConnectionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What the daemon has heard of one device. Times are unix seconds; None if it has not heard of it.
+    """Facts from the messages of one device. Times are unix seconds; None if it has not heard of it.
 
     Attributes:
         online: by its newest presence; None before the first.
@@ -65,7 +65,7 @@ class RunFacts:
         received: durable uploads to the open round; while gathering, devices that are online.
         waiting: devices that the round, or the gathering, still waits for, in name order.
         obstacle: why no device can help the run to go on; empty if one can.
-        shortage, advice: why the run can't go on after its deadline, and what to do; empty if it can.
+        shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
     """
 
     run: int
@@ -90,7 +90,7 @@ class LiveFacts:
         version: of the daemon's software.
         started_at_s: start of the daemon.
         ended_at_s: end of the daemon; None while it runs, and if it was killed.
-        error, hint: the error that ended it, and what to do; empty if it was asked to end.
+        error, hint: the error that ended it, and its hint; empty if it was asked to end.
         connection: to the broker.
         devices: by name.
         run: the run that is served; None if none is.

@@ -1,6 +1,6 @@
 """``live.json`` in the aggregator's directory: the daemon's facts for other processes.
 
-The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds whatever devices do; in a large
+The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds however busy the fleet is; in a large
 fleet up to MOST_PAUSE_S, and at once when its connection or its run changes. It sets the file's time of modification every
 ALIVE_EVERY_S seconds: after a crash that time says how long the daemon was alive. The file is not synced to the disk: after a
 power cut it may be missing, which is no error.
@@ -38,7 +38,7 @@ PAUSE_PER_COST: Final = 100.0
 
 
 def read_live(directory: Path) -> Live | None:
-    """Return what the last daemon has written; None if there is nothing, or nothing that can be read."""
+    """Return the facts that the last daemon wrote; None if there are none, or the file can't be read."""
     path = directory / LIVE_FILE
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ class LiveFile:
 
     Args:
         directory: the aggregator's.
-        watch: what was heard of the broker and the devices; also the clock.
+        watch: the facts about the broker and the devices; also the clock.
     """
 
     def __init__(self, directory: Path, watch: FleetWatch) -> None:

@@ -2,9 +2,9 @@
 
 `build` decides by these rules, in this order:
 
-    the daemon does not run           nobody knows who is online; the reason is how the daemon ended
-    it is not connected               nobody knows who is online; the reason is the broker, and no device is missing
-    its loop shows no sign of life    nobody knows who is online; the reason is the daemon
+    the daemon does not run           which devices are online is unknown; the reason is how the daemon ended
+    it is not connected               which devices are online is unknown; the reason is the broker, and no device is missing
+    its loop shows no sign of life    which devices are online is unknown; the reason is the daemon
     the connection has just come back devices that were online before are given RETURN_S seconds
     otherwise                         each device by its presence, its last decline, its clock and the open round
 
@@ -101,7 +101,7 @@ class Facts:
     Attributes:
         fleet: its name.
         running: whether a daemon holds the lock of the directory.
-        live: what the last daemon has written; None without any.
+        live: the facts that the last daemon wrote; None without any.
         broker: the address in the grant, in case that no daemon has written another.
         active: the devices of the roster.
         revoked: the devices that the owner has revoked.
@@ -123,7 +123,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps the fleet from its work, and what to do."""
+    """An obstacle to the fleet's work, and advice to the operator."""
 
     reason: str
     advice: str
@@ -190,7 +190,7 @@ class DeviceStatus:
         cluster: in the run; None before it has one.
         version: of its software; empty before it has connected.
         clock_ahead_s: its clock less the aggregator's, when it last connected.
-        reason, advice: why it can't take part, and what to do; empty if it can, or if that is unknown.
+        reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 
     name: str
@@ -255,7 +255,7 @@ def build(facts: Facts) -> FleetStatus:
 
 
 class _Builder:
-    """The facts, and what follows from them for the whole fleet."""
+    """The facts, and the conclusions from them for the whole fleet."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -351,7 +351,7 @@ class _Builder:
         return False if waited else None
 
     def reason(self, name: str, heard: DeviceFacts, online: bool | None) -> tuple[str, str]:
-        """Return why a device can't take part, and what to do."""
+        """Return why a device can't take part, and advice; empty if it can, or if that is unknown."""
         if name in self.facts.revoked:
             return "revoked by the owner", "switch it off; it learns so when it connects, and ends with status 6"
         if online is None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from shoal.transport.base import TransportEvent
 
 SETTLED_S: Final = 10.0
-"""Time after a connection during which presences may be late: the broker first sends what it has queued."""
+"""Time after a connection during which presences may be late: the broker first sends its queue."""
 
 
 class DeviceWatch:
-    """Records what is heard of the devices.
+    """Records facts from the devices' messages.
 
     Args:
         clock: returns unix seconds.
@@ -123,7 +123,7 @@ class ConnectionWatch:
 
 
 class FleetWatch:
-    """Records what the daemon hears of its broker and its devices.
+    """Records facts about the broker and the devices.
 
     Args:
         broker: the broker's address, without user and password.

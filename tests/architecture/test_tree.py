@@ -108,7 +108,18 @@ def test_every_package_is_type_checked_and_linted():
 
 SHARED = tuple(
     f"shoal/{name}"
-    for name in ("__init__", "errors", "limits", "hints", "types", "address", "util", "protocol", "membership")
+    for name in (
+        "__init__",
+        "errors",
+        "limits",
+        "hints",
+        "types",
+        "address",
+        "version",
+        "util",
+        "protocol",
+        "membership",
+    )
 )
 INSTALLED_BY = {
     (*SHARED, "crypto"): [],
