@@ -243,6 +243,26 @@ def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
     return dict(sorted(Counter(device for r in records for device in r.get(name, {})).items()))
 
 
+@app.command()
+def doctor(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    broker: Annotated[str | None, typer.Option(help="As for serve.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check directory, disk, clock, broker, TLS, service, devices, runs and versions; exit status 10 on a failure."""
+    from aggregator.doctor import diagnose
+    from shoal.util.checks import report
+
+    flags: dict[str, Any] = {"dir": directory, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
+    found = diagnose(values.dir, broker=values.broker, ca=values.ca, cert=values.cert, key=values.key)
+    report(found, as_json=json)
+
+
 @app.command("config")
 def show_config(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,

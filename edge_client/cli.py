@@ -147,6 +147,41 @@ def run(
     become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
 
 
+@app.command()
+def doctor(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="As for run; also compared with the task of the run followed.")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="As for run.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check directory, disk, clock, broker, TLS, service, state, data and versions; exit status 10 on a failure."""
+    from edge_client.config import EdgeConfig
+    from edge_client.doctor import diagnose
+    from shoal.errors import UsageError
+    from shoal.util.checks import report
+    from shoal.util.config import gather
+
+    flags = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
+    if "dir" not in values:
+        raise UsageError("no directory is given", hint="shoal-edge doctor DIRECTORY")
+    found = diagnose(
+        values["dir"],
+        data=values.get("data"),
+        broker=values["broker"],
+        ca=values["ca"],
+        cert=values["cert"],
+        key=values["key"],
+    )
+    report(found, as_json=json)
+
+
 @app.command("config")
 def show_config(
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,

@@ -1,7 +1,7 @@
 """``live.json`` in the aggregator's directory: the daemon's facts for other processes.
 
-The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds however busy the fleet is; in a large
-fleet up to MOST_PAUSE_S, and at once when its connection or its run changes. It sets the file's time of modification every
+The daemon replaces the file when its facts have changed, at most every WRITE_EVERY_S seconds however busy the fleet is, in a
+large fleet every MOST_PAUSE_S, and at once when its connection or its run changes. It sets the file's time of modification every
 ALIVE_EVERY_S seconds: after a crash that time says how long the daemon was alive. The file is not synced to the disk: after a
 power cut it may be missing, which is no error.
 """
