@@ -13,6 +13,7 @@ from shoal.errors import ShoalError
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.checks import Check, checked, ok
 from shoal.util.locks import in_use
+from shoal.util.telemetry import import_onnxruntime
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
@@ -111,11 +112,9 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> 
 
 
 def _versions() -> Check:
-    from importlib.metadata import PackageNotFoundError, version
-
     python = ".".join(map(str, sys.version_info[:3]))
     try:
-        runtime = version("onnxruntime")
-    except PackageNotFoundError:
-        return Check("versions", "failure", "ONNX Runtime is not installed", "pip install 'shoal[edge]'")
+        runtime = import_onnxruntime().__version__
+    except ImportError as error:
+        return Check("versions", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
     return ok("versions", f"shoal {VERSION}, Python {python}, ONNX Runtime {runtime}")

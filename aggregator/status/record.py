@@ -59,7 +59,7 @@ CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )
 DECLINE_HINTS: Final = {
-    DeclineReason.DATA: "the device's log has the reason; give it data that fit the task, and start it again",
+    DeclineReason.DATA: "its log and `shoal-edge doctor DIR --data FILE` there have the reason; start it with data that fit",
     DeclineReason.TASK: "the device's log has the reason",
     DeclineReason.REFUSED: "the device's log says which rule of its own was broken",
     DeclineReason.OTHER: "the device's log has the reason",

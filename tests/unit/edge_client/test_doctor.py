@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from edge_client import doctor
 from edge_client.doctor import diagnose
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import RUN_FILE, DeviceState
@@ -75,3 +76,12 @@ def test_data_are_found_or_not(tmp_path, directory):
     np.savez(tmp_path / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
     assert checks(directory, tmp_path / "gone.npz")["data"].result == "failure"
+
+
+def test_a_device_without_its_runtime(directory, monkeypatch):
+    def missing():
+        raise ImportError("No module named 'onnxruntime'")
+
+    monkeypatch.setattr(doctor, "import_onnxruntime", missing)
+    found = checks(directory)["versions"]
+    assert (found.result, found.advice) == ("failure", "pip install 'shoal[edge]'")
