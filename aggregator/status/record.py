@@ -299,7 +299,10 @@ class _Builder:
     def problems(self) -> list[Problem]:
         facts, found = self.facts, []
         if not facts.running and facts.live is not None:
-            found.append(_ended(facts.live))
+            ended = facts.live.facts
+            idle = facts.run is None or facts.run.finished
+            if not (idle and ended.ended_at_s is not None and not ended.error):  # it may end once its work is done
+                found.append(_ended(facts.live))
         elif facts.running and not self.connected:
             broker = facts.broker if self.connection is None else self.connection.broker
             if self.connection is not None and self.connection.reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 SETTLED_S: Final = 10.0
 """Time after a connection during which presences may be late: the broker first sends its queue."""
+
+
+VERSION_FORM: Final = re.compile(r"[0-9A-Za-z.+-]{1,32}", re.ASCII)
+"""A version of another form is not recorded: a device could send escape sequences for the operator's terminal."""
 
 
 class DeviceWatch:
@@ -61,7 +66,7 @@ class DeviceWatch:
         measured = not retained and presence.sent_at_s > 0 and (settled or ahead_s > 0)
         self._devices[presence.device] = dataclasses.replace(
             facts,
-            version=presence.version,
+            version=presence.version if VERSION_FORM.fullmatch(presence.version) else "",
             last_seen_s=facts.last_seen_s if retained else now_s,
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
         )

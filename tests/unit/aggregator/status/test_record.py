@@ -219,6 +219,13 @@ def test_a_daemon_that_ended_says_how(ended, words):
     assert words[1] in problem.advice
 
 
+@pytest.mark.parametrize("run", [None, dataclasses.replace(RUN, finished=True)], ids=["no run", "a finished run"])
+def test_a_daemon_that_was_stopped_after_its_work_is_no_problem(run):
+    """As `serve --once` ends."""
+    assert status(live(ended_at_s=NOW - 9), running=False, run=run).problems == ()
+    assert status(live(), running=False, run=run).problems != (), "but one that was killed is"
+
+
 def test_a_daemon_that_never_ran_is_no_problem():
     built = status(running=False, live=None)
     assert (built.running, built.since_s, built.problems) == (False, None, ())

@@ -59,6 +59,11 @@ def test_a_clock_is_compared_where_the_message_is_fresh(devices, sent_at_s, sett
     assert come(devices, says(True, sent_at_s), settled=settled).clock_ahead_s == ahead_s
 
 
+@pytest.mark.parametrize("version", ["\x1b[2J", "1" * 33, "1.0\n", ""])
+def test_a_version_that_is_none_is_not_recorded(devices, version):
+    assert come(devices, says(True, version=version)).version == ""
+
+
 def test_a_presence_under_replaced_keys_is_an_absence(devices, clock):
     come(devices, says(True))
     clock.now_s = 5050
