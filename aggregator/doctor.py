@@ -68,7 +68,7 @@ def _devices(status: FleetStatus) -> Check:
     for device in impaired:
         reasons.setdefault(device.reason, []).append(device.name)
     detail = "; ".join(f"{reason}: {named(names)}" for reason, names in reasons.items())
-    return Check("devices", "warning", detail, "`shoal-aggregator status` has an advice for each")
+    return Check("devices", "warning", detail, "`shoal-aggregator status` gives advice for each")
 
 
 def _runs(member: AggregatorMembership) -> Check:

@@ -307,8 +307,9 @@ def test_any_other_error_of_the_system_stays_itself(place, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- for `status`
 
 
-def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place):
+def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place, monkeypatch):
     """Nobody answers on port 1."""
+    monkeypatch.setattr("aggregator.daemon.signal.signal", lambda *_handler: None)
     with pytest.raises(BrokerUnreachableError):
         daemon_of(place).serve()
     facts = read_live(place.server).facts
