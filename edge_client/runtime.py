@@ -95,6 +95,7 @@ class DeviceRuntime:
         clock_s: Callable[[], float] = time.time,
         finish_worker: Worker[Chosen] | None = None,
         personal: float = 0.0,
+        broker: str = "",
     ) -> None:
         """Load the device's state.
 
@@ -111,7 +112,9 @@ class DeviceRuntime:
             clock_s: returns unix seconds, for the time at which a run finished.
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
             personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
+            broker: address of the broker, without user and password, for the status file.
         """
+        self._broker = broker
         self._membership = membership
         self._transport = transport
         self._worker = worker
@@ -196,10 +199,12 @@ class DeviceRuntime:
                 case Message(topic, payload):
                     self._on_chunk(topic, payload)
                 case Connected():
+                    self._results.connected(self._broker)
                     self._go_on(self.session.checked(self._facts()))
                     if not self.session.roster.lapsed:
                         self._tell(io.Connected())
                 case Disconnected(reason):
+                    self._results.disconnected(self._broker, reason)
                     LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
 
     def on_result(

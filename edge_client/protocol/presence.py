@@ -6,6 +6,7 @@ With its presence a device publishes its receiving keys, which the owner needs f
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Will
+from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from crypto.seal.envelope import GroupKey
@@ -32,15 +34,17 @@ may lose a retained message while another client subscribes to it."""
 Step = tuple["Attendance", tuple[PublishPresence | OfferReceivingKeys, ...]]
 
 
-def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
+def presence(membership: DeviceMembership, birth: int, *, online: bool, at_s: float | None = None) -> Will:
     """Return topic and payload of the device's presence.
 
     Args:
         membership: the device's keys and fleet.
         birth: incarnation, which grows with every start of the device; it lets receivers ignore the will of an earlier one.
         online: whether the device is online or offline.
+        at_s: unix seconds; None for now. The aggregator compares them with its own clock.
     """
-    message = encode(Presence(membership.fleet, membership.name, birth, online))
+    sent_at_s = int(time.time() if at_s is None else at_s)
+    message = encode(Presence(membership.fleet, membership.name, birth, online, version=VERSION, sent_at_s=sent_at_s))
     head = PRESENCE.head(membership.fleet, membership.name)
     sealed = seal_to_group(membership.identity, membership.group, head, message)
     (chunk,) = split(sealed, kind=PRESENCE.kind, round=0)

@@ -235,15 +235,22 @@ class Control:
     reason: str
 
 
-@message(16)
+@message(56)
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``)."""
+    """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``).
+
+    Attributes:
+        version: of the device's software, such as ``0.1.0``.
+        sent_at_s: unix seconds by the device's clock when the message was made; of a will, when the device started.
+    """
 
     fleet: str
     device: str
     birth: U64
     online: bool
+    version: str = ""
+    sent_at_s: U64 = 0
 
 
 @message(17)

@@ -119,7 +119,9 @@ def test_a_message_is_encoded_as_the_page_says():
     """The page's worked example, byte by byte."""
     example = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL).group(1)
     pieces = [line.split("|")[0] for line in example.splitlines()]
-    assert bytes.fromhex("".join(pieces)) == codec.encode(messages.Presence("reef", "dev-1", 7, True))
+    assert bytes.fromhex("".join(pieces)) == codec.encode(
+        messages.Presence("reef", "dev-1", 7, True, "0.1.0", 1_790_000_000)
+    )
 
 
 DEVICE, SERVER = Identity.generate("dev-1"), Identity.generate("aggregator")

@@ -153,7 +153,20 @@ def test_a_devices_status_before_its_first_round(call, fleet):
 def test_the_aggregators_status_before_its_first_run(call, fleet):
     """It knows the fleet, and that there is nothing to do."""
     data = call("shoal-aggregator", "status", "server", "--json").data
-    assert data == {"fleet": "reef", "devices": 1, "serving": False, "runs": [], "refused": {}}
+    (device,) = data.pop("devices")
+    assert (device["name"], device["online"], device["reason"]) == ("dev-1", None, "")
+    assert data == {
+        "fleet": "reef",
+        "running": False,
+        "connected": False,
+        "broker": BROKER,
+        "since": None,
+        "problems": [],
+        "run": None,
+        "serving": False,
+        "runs": [],
+        "refused": {},
+    }
 
 
 def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):

@@ -12,6 +12,7 @@ from shoal.membership.grants import open_notice
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
+from shoal.version import VERSION
 from tests.helpers.parties import TOPICS, Line, Parties
 from tests.helpers.sessions import FACTS, GROUP, new_runtime
 
@@ -67,11 +68,11 @@ def offered(member, line):
 
 @pytest.mark.parametrize("online", [True, False])
 def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online):
-    topic, chunk = presence(member, BIRTH, online=online)
+    topic, chunk = presence(member, BIRTH, online=online, at_s=1790000000.9)
     assert topic == TOPICS.state("dev-1")
     assert opened(member, chunk) == (
         Sealed("reef", "presence", "dev-1", "*"),
-        Presence("reef", "dev-1", BIRTH, online),
+        Presence("reef", "dev-1", BIRTH, online, VERSION, 1790000000),
     )
 
 

@@ -46,7 +46,7 @@ def sealed_bytes(message, purpose):
                 turn=1,
             ),
         ),
-        ("presence", Presence(LONGEST, LONGEST, 1, True)),
+        ("presence", Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1)),
     ],
 )
 def test_the_longest_note_fits(purpose, message):
