@@ -224,6 +224,8 @@ class DeviceRuntime:
             self._uplink.keep(self.session.round.mark, transfer, sealed)
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
+            if self._models is not None:
+                self._models.trained(result.norm)
             self._derive_ahead(announcement)
             if announcement.finished and self._run is not None:
                 self._finisher.follow(self._run)
@@ -596,6 +598,7 @@ class DeviceRuntime:
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}
         LOG.error("round skipped", extra={"kv": facts})
+        self._results.skip(announcement, error)
         skipped = io.RoundSkipped(announcement, decline_reason(error))
         self._go_on(self.session.job_finished(skipped, self._facts()))
 

@@ -69,6 +69,7 @@ class Finished:
     Attributes:
         parcel: the sealed upload.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
+        norm: of the update as sent; 0 without one.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
     """
@@ -78,6 +79,7 @@ class Finished:
     loss: float
     correct: int
     tested: int
+    norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
 
 
@@ -117,7 +119,7 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, model_norm, nearest = b"", 0.0, 0
+    body, norm, model_norm, nearest = b"", 0.0, 0.0, 0
     if assignment.trains:
         result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
@@ -137,7 +139,7 @@ def carry_out(
             find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
             nearest = find(chosen, delta, assignment.compare, models)
         if assignment.train:
-            body = masked_bytes(delta, shop.round.derive_mask())
+            body, norm = masked_bytes(delta, shop.round.derive_mask()), float(np.linalg.norm(delta))
     parcel = sealed_upload(
         shop,
         announcement,
@@ -151,7 +153,7 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    return Finished(parcel, chosen, loss, correct, tested)
+    return Finished(parcel, chosen, loss, correct, tested, norm=norm)
 
 
 def _train(

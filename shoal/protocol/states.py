@@ -101,11 +101,13 @@ class Step:
         recipes: in ascending order of their models; a model without a recipe did not change.
         open: ascending: every state that a later recipe or assignment may name, those of the recipes among them. A device
             forgets all others.
+        limit: largest norm that a mean of the step may have; 0 if it has no mean.
     """
 
     round: U32
     recipes: tuple[Recipe, ...]
     open: tuple[StateId, ...]
+    limit: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.recipes) > MAX_TERMS:

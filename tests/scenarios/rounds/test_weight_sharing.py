@@ -220,7 +220,7 @@ BAD_PARTS = {
     "that says it is a cluster's": (SMALL[:OWN], {"segment": "cluster"}, "segment 'cluster'"),
     "that says it is all of it": (np.full(SHARED + OWN, 0.01), {"segment": ""}, "segment ''"),
     "with NaN": (np.full(SHARED, np.nan), {}, "norm nan"),
-    "longer than any update may be": (np.full(SHARED, 900.0), {}, "the plan's limit is 1e+03"),
+    "longer than any update may be": (np.full(SHARED, 900.0), {}, "where at most 10 is allowed for one step"),
 }
 
 
