@@ -32,7 +32,7 @@ from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
-from shoal.protocol.states import NO_TRANSCRIPT, RETAINED_STEPS, HeldState
+from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import private_directory, read_private, remove_unfinished, sync_directory, write_atomic
 
@@ -98,10 +98,6 @@ class StateIndex:
     transcript_round: U32 = 0
     transcript: Fixed32 = NO_TRANSCRIPT
     longest: float = 0.0
-
-
-FORKED_ROUND: Final = (1 << 32) - 1
-"""In place of a transcript's round: the aggregator has shown this device another history than others, or than before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from shoal.protocol.states import (
     Statement,
     Step,
     TranscriptEntry,
+    TranscriptHead,
     mean_number,
 )
 from shoal.types import MaskedVector
@@ -92,6 +93,12 @@ class HeldModels:
     def states(self) -> ModelStates:
         """The states held after the last round that the device took part in."""
         return self._states
+
+    @property
+    def head(self) -> TranscriptHead | None:
+        """The head of the run's transcript after the last round that the device took part in; None before the first."""
+        known = self._store.transcript
+        return TranscriptHead(self._store.run_id, known.round, known.head) if known.round else None
 
     def locate(self, announcement: Announcement, assignment: Assignment) -> dict[str, bytes]:
         """Return the transfers that the assignment needs, as topic label -> transfer id.
@@ -297,9 +304,9 @@ class HeldModels:
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
+            model_norm = max((float(np.linalg.norm(s.theta)) for s in self._states.held.values()), default=0.0)
         plan = self._run.plan
         announced = next(kept.step.limit for kept in self._held.steps if kept.step.round == round_)
-        model_norm = max((float(np.linalg.norm(s.theta)) for s in self._states.held.values()), default=0.0)
         limit = mean_limit(announced, self._store.longest, model_norm, plan)
         check_mean(header, plan, segment_of(self._held, model), len(body), norm, limit)
         keys = self._keys_named(round_, header.key_id)

@@ -26,6 +26,8 @@ MAX_TERMS: Final = limits.MAX_MODELS
 """Most states in one recipe, and most recipes in one step."""
 NO_TRANSCRIPT: Final = bytes(32)
 """The transcript of a run before its first announcement."""
+FORKED_ROUND: Final = (1 << 32) - 1
+"""In place of a transcript's round: the aggregator has shown the device another history than others, or than before."""
 RETAINED_STEPS: Final = 2
 """Recipes of each model that the aggregator retains, with their means; a device that missed more takes a checkpoint."""
 MAX_RETAINED_RECIPES: Final = RETAINED_STEPS * (limits.MAX_MODELS + 1)
@@ -327,6 +329,19 @@ class TranscriptEntry:
     def digest(self) -> bytes:
         """The transcript with this announcement: SHA-256 of the encoded entry."""
         return hashlib.sha256(encode(self)).digest()
+
+
+@message(56)
+@dataclass(frozen=True, slots=True)
+class TranscriptHead:
+    """The transcript of a run after the announcement of ``round``, as one device knows it.
+
+    In place of the round, FORKED_ROUND says that the device has left the run, since it was shown another history.
+    """
+
+    run_id: Fixed16
+    round: U32
+    transcript: Fixed32
 
 
 @message(53)
