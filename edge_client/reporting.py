@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session import DeviceSession
     from edge_client.storage.state import DeviceState
+    from shoal.errors import ShoalError
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement, Assignment
     from shoal.transport.base import Transport
@@ -88,6 +89,7 @@ class Results:
 
         ``models`` are (d + p,) float32 by id, with the device's private coordinates.
         """
+        self._figures.pop("skipped", None)
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
@@ -101,6 +103,10 @@ class Results:
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
+
+    def skip(self, announcement: Announcement, error: ShoalError) -> None:
+        """Record why the device takes no part in a round, until it takes part in one again."""
+        self._figures["skipped"] = f"round {announcement.round}: {error}"
 
     def _add_finished(
         self, announcement: Announcement, result: Finished, models: Mapping[int, Float32Vector], path: list[int]

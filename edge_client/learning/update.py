@@ -72,6 +72,7 @@ class Finished:
     Attributes:
         parcel: the sealed upload.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
+        norm: of the update as sent; 0 without one.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
         private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
@@ -83,6 +84,7 @@ class Finished:
     loss: float
     correct: int
     tested: int
+    norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
     private: Float32Vector | None = field(default=None, repr=False)
 
@@ -125,7 +127,7 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, model_norm, nearest = b"", 0.0, 0
+    body, norm, model_norm, nearest = b"", 0.0, 0.0, 0
     private: Float32Vector | None = None
     if assignment.trains:
         result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
@@ -150,7 +152,7 @@ def carry_out(
             find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
             nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
-            body = masked_bytes(delta, shop.round.derive_mask())
+            body, norm = masked_bytes(delta, shop.round.derive_mask()), float(np.linalg.norm(delta))
     parcel = sealed_upload(
         shop,
         announcement,
@@ -164,7 +166,7 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    return Finished(parcel, chosen, loss, correct, tested, private=private)
+    return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private)
 
 
 def _train(

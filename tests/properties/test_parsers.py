@@ -41,6 +41,7 @@ NAMES_OF = [
     "enrolment request",
     "owner's enrolment",
     "enrolment statement, proven",
+    "owner's presence",
     "announcement, by the aggregator",
     "control, by the aggregator",
     "broadcast",
