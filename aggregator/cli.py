@@ -19,6 +19,7 @@ from shoal.util.files import named
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
+    from aggregator.status.record import StoredRun
     from shoal.protocol.documents import RunPlan
 
 app = typer.Typer(
@@ -93,49 +94,60 @@ def serve(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print whether the aggregator is running, every run's last closed round, and the devices that the open one waits for."""
+    """Print whether the aggregator is running and connected, its devices, its runs, and what to do about each problem."""
     from aggregator.membership import AggregatorMembership
-    from aggregator.rounds.standstill import NAMES_SHOWN
-    from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
+    from aggregator.status import text
+    from aggregator.status.gathering import fleet_status
     from aggregator.storage.signed_runs import RunFiles
     from shoal.util.locks import in_use
 
     member = AggregatorMembership(directory)
     refused: dict[str, str] = {}
-    serving, devices = in_use(directory), len(member.roster.active())
-    runs = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
+    serving = in_use(directory)
+    read = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
+    runs = [figures for figures, _ in read]
+    fleet = fleet_status(member, [stored for _, stored in read if stored is not None])
     if json:
-        say_json({"fleet": member.fleet, "devices": devices, "serving": serving, "runs": runs, "refused": refused})
+        say_json({**fleet.document(), "serving": fleet.running, "runs": runs, "refused": refused})
         return
-    say(f"fleet {member.fleet}, devices: {devices}, runs: {len(runs)}, {'serving' if serving else 'not serving'}")
+    say(f"fleet {member.fleet}, devices: {len(member.roster.active())}, runs: {len(runs)}, {text.state_words(fleet)}")
+    for line in (*text.problem_lines(fleet), *text.device_lines(fleet)):
+        say(line)
+    # The record knows more of the open round; the line of the run itself remains for a daemon that wrote no record.
+    now = {r["run"]: f"run {r['run']} now: {r['waiting']}" for r in runs if r["waiting"]}
+    line = "" if fleet.run is None else text.round_line(fleet.run)
+    if fleet.run is not None and line:
+        now[fleet.run.run] = line
     for name, reason in refused.items():
         say(f"{name} is no run of this fleet: {reason}")
     for r in runs:
-        if r["damage"]:
-            say(f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}, {r['damage']}")
-            continue
-        state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
-        accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
-        say(
-            f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}"
-        )
-        limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
-        if limited:
-            say(f"run {r['run']} limits: {limited}")
-        if limited and r["refused_norm"]:
-            say(f"  hint: {REFUSED_NORM_HINT}")
-        if limited and r["capped"]:
-            say(f"  hint: {CAPPED_HINT}")
-        if limited and r["out_of_step"]:
-            say(f"  hint: {OUT_OF_STEP_HINT}")
-        for still in r["still"][:NAMES_SHOWN]:
-            rounds = f"for {still['rounds']} rounds"
-            say(f"run {r['run']} stands still: cluster {still['cluster']} {rounds}: {still['reason']}")
-            say(f"  hint: {still['hint']}")
-        if len(r["still"]) > NAMES_SHOWN:
-            say(f"run {r['run']} stands still: {len(r['still']) - NAMES_SHOWN} more clusters")
-        if r["waiting"]:
-            say(f"run {r['run']} now: {r['waiting']}")
+        for line in _run_lines(r, now.get(r["run"], "")):
+            say(line)
+
+
+def _run_lines(r: dict[str, Any], now: str) -> list[str]:
+    """Return a run's lines; ``now`` is the line about its open round, empty if it has none."""
+    from aggregator.rounds.standstill import NAMES_SHOWN
+    from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
+
+    head = f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}"
+    if r["damage"]:
+        return [f"{head}, {r['damage']}"]
+    state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
+    accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
+    lines = [f"{head}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}"]
+    limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
+    if limited:
+        hints = {REFUSED_NORM_HINT: r["refused_norm"], CAPPED_HINT: r["capped"], OUT_OF_STEP_HINT: r["out_of_step"]}
+        lines.append(f"run {r['run']} limits: {limited}")
+        lines += [f"  hint: {hint}" for hint, devices in hints.items() if devices]
+    for still in r["still"][:NAMES_SHOWN]:
+        rounds = f"for {still['rounds']} rounds"
+        lines.append(f"run {r['run']} stands still: cluster {still['cluster']} {rounds}: {still['reason']}")
+        lines.append(f"  hint: {still['hint']}")
+    if len(r["still"]) > NAMES_SHOWN:
+        lines.append(f"run {r['run']} stands still: {len(r['still']) - NAMES_SHOWN} more clusters")
+    return [*lines, now] if now else lines
 
 
 def _clusters(r: dict[str, Any]) -> str:
@@ -153,8 +165,13 @@ def _obstacle(r: dict[str, Any]) -> str:
     return "".join(f"; {reason}" for reason in (declined_by(r["declined"]), *told) if reason)
 
 
-def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dict[str, Any]:
-    """Return the status of a run by its last closed round; "damage" says why its directory can't be read."""
+def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> tuple[dict[str, Any], StoredRun | None]:
+    """Return the status of a run by its last closed round, and the same for the fleet's record.
+
+    If the run's directory can't be read, "damage" says why, and the second is None; the second is also None for a run that can
+    no longer be served.
+    """
+    from aggregator.status.gathering import stored_run
     from aggregator.storage.corruption import readable
     from aggregator.storage.run_status import read_records, read_waiting
     from aggregator.storage.signed_runs import directory_of
@@ -166,9 +183,10 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dic
     try:
         records = read_records(directory)
         with readable(directory):
-            return {**run, **_figures(records, plan), "damage": ""}
+            stored = None if run["older"] else stored_run(plan, records)
+            return {**run, **_figures(records, plan), "damage": ""}, stored
     except IntegrityError as error:
-        return {**run, **_figures([], plan), "damage": f"{error} ({error.hint})"}
+        return {**run, **_figures([], plan), "damage": f"{error} ({error.hint})"}, None
 
 
 def _older(member: AggregatorMembership, plan: RunPlan) -> str:
@@ -223,6 +241,26 @@ def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
     """Return device -> number of rounds whose record has the device under ``name``."""
     return dict(sorted(Counter(device for r in records for device in r.get(name, {})).items()))
+
+
+@app.command()
+def doctor(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    broker: Annotated[str | None, typer.Option(help="As for serve.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check directory, disk, clock, broker, TLS, service, devices, runs and versions; exit status 10 on a failure."""
+    from aggregator.doctor import diagnose
+    from shoal.util.checks import report
+
+    flags: dict[str, Any] = {"dir": directory, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
+    found = diagnose(values.dir, broker=values.broker, ca=values.ca, cert=values.cert, key=values.key)
+    report(found, as_json=json)
 
 
 @app.command("config")

@@ -15,10 +15,13 @@ import time
 from typing import Final
 
 from aggregator.config import AggregatorConfig
+from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.run_service import RunService
+from aggregator.status.live_file import LiveFile, known_devices
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.fsync_worker import ThreadSyncer
 from aggregator.storage.run_status import forget_waiting, read_key_version, read_records
@@ -107,6 +110,9 @@ class Daemon:
             manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
         )
+        self._watch = FleetWatch(str(address), known=known_devices(self._membership.directory))
+        self._presences = PresenceInbox(self._membership, self._watch)
+        self._live = LiveFile(self._membership.directory, self._watch)
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -118,11 +124,21 @@ class Daemon:
             UntrustedError: another aggregator uses the same client id.
             IntegrityError: with ``once``, a run was skipped because its directory is damaged.
         """
+        try:
+            self._serve()
+        except Exception as error:
+            self._live.end(error)
+            raise
+        self._live.end(None)
+
+    def _serve(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             # The handler only queues the request: an exception raised in it could cut a commit short.
             signal.signal(number, lambda *_: self._inbox.put(None))
         forget_waiting(self._membership.directory)
+        self._keep_status()
         self._mail.subscribe(self._transport)
+        self._presences.subscribe(self._transport)
         self._transport.start(require=True)
         LOG.info(
             "serving",
@@ -239,6 +255,7 @@ class Daemon:
         if self._service is not None:
             self._service.close()
         self._service = self._syncer = None
+        self._live.hurry()
 
     def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
         """Close the service of the previous run and start one for ``run``."""
@@ -253,8 +270,10 @@ class Daemon:
             self._membership.directory,
             backend=backend,
             syncer=self._syncer,
+            watch=self._watch,
         )
         self._service.start(time.monotonic())
+        self._live.hurry()
         return self._service
 
     def _serve_run(self, run: RunFile) -> None:
@@ -291,7 +310,8 @@ class Daemon:
 
     def _read_mail(self, message: Message) -> None:
         try:
-            self._mail.take(message.topic, message.payload, time.monotonic())
+            if not self._mail.take(message.topic, message.payload, time.monotonic()):
+                self._presences.take(message, time.monotonic())
         except ShoalError as error:
             self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
 
@@ -302,6 +322,12 @@ class Daemon:
         if service is not None:
             service.flush(time.monotonic())
             service.tick(time.monotonic())
+        self._keep_status()
+
+    def _keep_status(self) -> None:
+        """Write the facts for `shoal-aggregator status`, if they have changed and that is due."""
+        service = self._service
+        self._live.keep_up(lambda: None if service is None else service.facts(), time.monotonic())
 
     def _handle(self, event: Item, service: RunService | None) -> None:
         if event is None:
@@ -316,7 +342,12 @@ class Daemon:
             if service is not None:
                 service.at(time.monotonic())
             event()
-        elif service is not None:
+            return
+        if not isinstance(event, Message):
+            self._live.hurry()
+        if service is not None:
             service.on_event(event, time.monotonic())
         elif isinstance(event, Message):
             self._read_mail(event)
+        else:
+            self._watch.connection.on_event(event)

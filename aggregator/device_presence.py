@@ -7,24 +7,43 @@ Example: online with birth 5, then a will with birth 4, leaves the device online
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aggregator.membership import UNKNOWN_HINT, AggregatorMembership
 from aggregator.rounds.events import CameOnline, WentOffline
 from crypto.seal.envelope import SealError
 from shoal.errors import UntrustedError
+from shoal.protocol.channels import PRESENCE
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
-from shoal.protocol.reassembly import Transfer
+from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.topics import TopicKind, Topics
+
+if TYPE_CHECKING:
+    from aggregator.status.watch import FleetWatch
+    from shoal.transport.base import Message, Transport
 
 
 class DevicePresence:
-    """Checks the presences of one fleet; remembers the newest incarnation of each device."""
+    """Checks the presences of one fleet; remembers the newest incarnation of each device.
 
-    def __init__(self, membership: AggregatorMembership) -> None:
+    Args:
+        membership: the aggregator's.
+        watch: records the presences for `status`; None records nothing.
+    """
+
+    def __init__(self, membership: AggregatorMembership, watch: FleetWatch | None = None) -> None:
         self._membership = membership
+        self._watch = watch
         self._births: dict[str, int] = {}
 
-    def take(self, device: str, transfer: Transfer) -> CameOnline | WentOffline | None:
+    def take(self, device: str, transfer: Transfer, *, retained: bool = False) -> CameOnline | WentOffline | None:
         """Return the event of a presence on ``device``'s topic; None if it is of an earlier incarnation.
+
+        Args:
+            device: the device of the topic.
+            transfer: its message.
+            retained: whether the broker had stored it before we subscribed.
 
         Raises:
             UntrustedError: the device is not in the roster, or has not signed the presence.
@@ -39,6 +58,8 @@ class DevicePresence:
             # Sealed under an older key version: the will of an earlier connection, or a device that lacks the newer
             # keys. Either way the device can't take part in this run.
             if self._membership.is_presence_of(member, transfer.payload, transfer.signed):
+                if self._watch is not None:
+                    self._watch.devices.went(device)
                 return WentOffline(device)
             raise
         presence = decode(plain, Presence)
@@ -47,4 +68,46 @@ class DevicePresence:
         if presence.birth < self._births.get(device, 0):
             return None
         self._births[device] = presence.birth
+        if self._watch is not None:
+            self._watch.came(presence, retained=retained)
         return CameOnline(device) if presence.online else WentOffline(device)
+
+
+class PresenceInbox:
+    """Reads the presences of the fleet while no run is served, for `status` only.
+
+    Args:
+        membership: the aggregator's.
+        watch: records them.
+    """
+
+    def __init__(self, membership: AggregatorMembership, watch: FleetWatch) -> None:
+        self._membership = membership
+        self._topics = Topics(membership.fleet)
+        self._presences = DevicePresence(membership, watch)
+        self._chunks = Reassembler(PRESENCE.largest, whole_transfers=1, max_per_source=1)
+
+    def subscribe(self, transport: Transport) -> None:
+        """Subscribe to the presences of all devices."""
+        transport.subscribe(self._topics.filter(TopicKind.STATE))
+
+    def take(self, message: Message, now_s: float) -> None:
+        """Record a message if it is a presence of a device in the roster.
+
+        Args:
+            message: on any topic of the fleet.
+            now_s: monotonic seconds.
+
+        Raises:
+            UntrustedError: the device has not signed it.
+            WireError: malformed, or too large.
+        """
+        parsed = self._topics.parse(message.topic)
+        if parsed.kind is not TopicKind.STATE or not message.payload:
+            return
+        if self._membership.roster.device(parsed.device) is None:
+            return
+        self._chunks.expire(now_s)
+        transfer = self._chunks.add(parsed.device, message.payload, now_s, PRESENCE.limit())
+        if transfer is not None:
+            self._presences.take(parsed.device, transfer, retained=message.retained)

@@ -29,6 +29,7 @@ STATUS_AFTER_S: Final = 3.0
 MOST_PAUSE_S: Final = 60.0
 """Longest pause before an unchanged line is repeated."""
 
+BROKER_LOST: Final = "waiting for the broker: the connection is lost"
 CAPPED_HINT: Final = (
     "check the sample counts that these devices report; shoal-fleet run --weight-cap N sets the limit, 0 removes it"
 )
@@ -214,12 +215,18 @@ class RunLog:
         }
         return f"{line}; {passed}, {short.reason}; missing: {named}{more}; {short.hint}", figures
 
-    def waiting(self, state: EngineState, now_s: float) -> None:
-        """Log the waiting line, if that is due."""
+    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False) -> None:
+        """Log the waiting line, if that is due.
+
+        Args:
+            state: of the engine.
+            now_s: monotonic seconds.
+            lost: whether the connection to the broker is lost: then the run waits for the broker, and for no device.
+        """
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
-        line, figures = self._waiting_line(state)
+        line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state)
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
@@ -297,12 +304,20 @@ def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
     return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
 
 
+def awaited_keys(state: EngineState) -> str:
+    """Return which half of the owner's newer secrets the run waits for between two rounds; empty if it has both."""
+    if state.plan is not None or state.roster is None or state.roster.keys_since == state.newest:
+        return ""
+    if state.roster.keys_since > state.newest:
+        return "the owner has replaced the keys, and the newer ones have not arrived yet"
+    return "the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
+
+
 def waiting_for(state: EngineState) -> str:
     """Return the line that says what the run is waiting for."""
-    if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
-        return f"round {state.round}: the owner has replaced the keys, and the newer ones have not arrived yet"
-    if state.plan is None and state.roster is not None and state.roster.keys_since < state.newest:
-        return f"round {state.round}: the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
+    keys = awaited_keys(state)
+    if keys:
+        return f"round {state.round}: {keys}"
     if state.plan is None:
         absent = [d for d in state.devices if d not in state.online]
         there = len(state.devices) - len(absent)

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aggregator.device_presence import DevicePresence
 from aggregator.inbound import Inbound
@@ -25,6 +25,7 @@ from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import (
     CameOnline,
     DeadlinePassed,
+    Declined,
     Event,
     Gather,
     KeysHeld,
@@ -40,6 +41,8 @@ from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState
 from aggregator.run_log import RunLog, waiting_for
+from aggregator.status.open_round import run_facts
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import readable
 from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
@@ -54,6 +57,9 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
 
+if TYPE_CHECKING:
+    from aggregator.status.facts import RunFacts
+
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
 """Interval between two searches for stalled and expired transfers."""
@@ -66,6 +72,7 @@ class RunService:
         state: the engine's state.
         finished: whether the final round is closed and recorded. Uploads and reminders are answered even then.
         uploads: the run's uploads.
+        watch: records what is heard of the broker and the devices, for `shoal-aggregator status`.
     """
 
     def __init__(
@@ -79,7 +86,9 @@ class RunService:
         backend: Backend | None = None,
         syncer: FsyncWorker | None = None,
         store_factory: Callable[[Path, RunPlan], Store] = Store,
+        watch: FleetWatch | None = None,
     ) -> None:
+        self.watch = watch or FleetWatch()
         self._membership = membership
         self._run, self._package = run, package
         self._transport = transport
@@ -106,13 +115,14 @@ class RunService:
             publisher=self._publisher,
         )
         self._mail = OwnerInbox(membership)
-        self._presences = DevicePresence(membership)
+        self._presences = DevicePresence(membership, self.watch)
         self._revocations = Revocations(membership, self._publisher)
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
         self._lines = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
+        self._since_s = int(self.watch.clock())
         self._bytes_up = 0
         self._now_s = 0.0
         self._looked_s = -math.inf
@@ -181,10 +191,11 @@ class RunService:
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport; a message that is refused is logged and changes nothing else."""
         self._now_s = now_s
+        self.watch.connection.on_event(event)
         match event:
-            case Message(topic, payload):
+            case Message(topic, payload, retained):
                 try:
-                    self._on_message(topic, payload)
+                    self._on_message(topic, payload, retained=retained)
                 except ShoalError as error:
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected() if self._lost:  # messages published before the first connection are still queued
@@ -197,7 +208,7 @@ class RunService:
             case _:
                 pass
 
-    def _on_message(self, topic: str, payload: bytes) -> None:
+    def _on_message(self, topic: str, payload: bytes, *, retained: bool) -> None:
         now_s, parsed = self._now_s, self._topics.parse(topic)
         if self._mail.take(topic, payload, now_s):
             self._follow_roster()
@@ -213,7 +224,7 @@ class RunService:
             self.uploads.receive(device, payload, now_s)
             return
         transfer = self._inbound.presence(device, payload, now_s)
-        event = None if transfer is None else self._presences.take(device, transfer)
+        event = None if transfer is None else self._presences.take(device, transfer, retained=retained)
         if event is not None:
             self.feed(event)
 
@@ -236,11 +247,16 @@ class RunService:
             self._looked_s = now_s
             self.uploads.tick(now_s)
         if not self.finished:
-            self._lines.waiting(self._state, now_s)
+            self._lines.waiting(self._state, now_s, lost=bool(self.watch.connection.facts.reason))
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
         return waiting_for(self._state)
+
+    def facts(self) -> RunFacts:
+        """Return the facts of the run for `shoal-aggregator status`."""
+        deadline_at_s = self._since_s + int(self._run.deadline_s)
+        return run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s)
 
     def reload_roster(self) -> None:
         """Adopt a newer roster that was copied into the directory by hand.
@@ -279,6 +295,7 @@ class RunService:
     def on_committed(self, stored: Sequence[Stored]) -> None:
         """Let the engine handle uploads that have just become durable."""
         for event in stored:
+            self.watch.devices.uploaded(event.contribution.device)
             self._handle(event)
 
     def on_answered(self) -> None:
@@ -292,6 +309,8 @@ class RunService:
             self._lines.left(event.device)
         elif isinstance(event, CameOnline):
             self._lines.came(event.device)
+        elif isinstance(event, Declined):
+            self.watch.devices.declined(event.device, event.reason)
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions)
 
@@ -312,9 +331,9 @@ class RunService:
                     closed = None
                     self._opened_at_s, self._bytes_up = now_s, 0
                     self._lines.opened(now_s)
-                    self._deadline_s = now_s + self._run.deadline_s
+                    self._begin_deadline()
                 case Gather():
-                    self._deadline_s = now_s + self._run.deadline_s
+                    self._begin_deadline()
                 case RunFinished(last):
                     self.finished = True
                     self._finish(last, closed)
@@ -325,6 +344,10 @@ class RunService:
             self._store.record(*closed)
         if self.finished:
             self._end()
+
+    def _begin_deadline(self) -> None:
+        self._deadline_s = self._now_s + self._run.deadline_s
+        self._since_s = int(self.watch.clock())
 
     def _end(self) -> None:
         """Release everything that answers to devices do not need."""

@@ -147,6 +147,41 @@ def run(
     become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
 
 
+@app.command()
+def doctor(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="As for run; also compared with the task of the run followed.")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="As for run.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check directory, disk, clock, broker, TLS, service, state, data and versions; exit status 10 on a failure."""
+    from edge_client.config import EdgeConfig
+    from edge_client.doctor import diagnose
+    from shoal.errors import UsageError
+    from shoal.util.checks import report
+    from shoal.util.config import gather
+
+    flags = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
+    if "dir" not in values:
+        raise UsageError("no directory is given", hint="shoal-edge doctor DIRECTORY")
+    found = diagnose(
+        values["dir"],
+        data=values.get("data"),
+        broker=values["broker"],
+        ca=values["ca"],
+        cert=values["cert"],
+        key=values["key"],
+    )
+    report(found, as_json=json)
+
+
 @app.command("config")
 def show_config(
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
@@ -169,7 +204,7 @@ def show_config(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print this device's stage and figures."""
+    """Print whether this device is running and connected, its stage and figures."""
     from crypto.seal.identity import fingerprint
     from edge_client.membership import DeviceMembership
     from edge_client.storage.state import DeviceState
@@ -178,12 +213,14 @@ def status(directory: Directory, json: AsJson = False) -> None:
     member = DeviceMembership(directory)
     files = DeviceState(directory)
     figures = files.load_status() or {}
+    liveness = _liveness(files, figures, _without_user(member.broker))
     data = {
         "device": member.name,
         "fleet": member.fleet,
         "fingerprint": fingerprint(member.identity.member),
         "roster": member.roster.sequence,
         "disk_free_bytes": files.free_bytes(),
+        **liveness,
         **figures,
         **_personal(directory),
         **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
@@ -195,6 +232,40 @@ def status(directory: Directory, json: AsJson = False) -> None:
         return
     for line in status_lines(data):
         say(line)
+
+
+def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[str, Any]:
+    """Return whether the device's program runs and is connected, and take the connection out of the figures.
+
+    A killed program leaves its status file: without a running program its stage is ``stopped``, whatever the file says.
+    """
+    from shoal.util.locks import in_use
+    from shoal.util.times import second
+
+    running, alive_at_s = in_use(files.directory), files.alive_at_s()
+    found = figures.pop("connection", None)
+    connection = found if isinstance(found, dict) else {}
+    since = connection.get("since") if running else None if alive_at_s is None else second(alive_at_s)
+    if not running and "stage" in figures:
+        figures["last_stage"], figures["stage"] = figures["stage"], "stopped"
+    lost = {"disconnected_because": connection["reason"]} if running and connection.get("reason") else {}
+    return {
+        "running": running,
+        "connected": running and connection.get("connected") is True,
+        "broker": connection.get("broker") or broker,
+        "since": since,
+        **lost,
+    }
+
+
+def _without_user(url: str) -> str:
+    from shoal.address import BrokerAddress
+    from shoal.errors import ConfigError
+
+    try:
+        return str(BrokerAddress.parse(url))
+    except ConfigError:
+        return "an address that is not valid"
 
 
 def _personal(directory: Path) -> dict[str, Any]:
@@ -233,6 +304,11 @@ def status_lines(data: dict[str, Any]) -> list[str]:
     """Return a status as text: one line for each figure, and one for each run that has ended."""
     lines = []
     for name, value in data.items():
+        if name == "running":
+            lines.append(_liveness_line(data))
+            continue
+        if name in ("connected", "broker", "since"):
+            continue
         if name == "session" and isinstance(value, dict):
             waits = value.get("waits_for")
             lines += [f"waits for: {_readable(waits)}"] if waits else []
@@ -248,6 +324,14 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             told = ", ".join(f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
             lines.append(f"ended run {run}: {told}")
     return lines
+
+
+def _liveness_line(data: dict[str, Any]) -> str:
+    """Return whether the device's program runs and is connected as a line of text."""
+    since = f" since {data['since']}" if data["since"] else ""
+    if not data["running"]:
+        return f"not running{since}"
+    return f"running, {'' if data['connected'] else 'not '}connected to {data['broker']}{since}"
 
 
 def _personal_line(personal: dict[str, Any]) -> str:

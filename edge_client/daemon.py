@@ -106,6 +106,7 @@ def _serve(config: EdgeConfig) -> None:
         threads=config.threads,
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
         personal=ditto_weight(config.personal),
+        broker=str(address),
     )
     runtime.start()
     transport.start(require=True)

@@ -14,6 +14,7 @@ from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
+from shoal.util.times import second
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session import DeviceSession
     from edge_client.storage.state import DeviceState
+    from shoal.errors import ShoalError
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement, Assignment
     from shoal.transport.base import Transport
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 STATUS_EVERY_S: Final = 1.0
 SAVE_MODEL_EVERY_S: Final = 30.0
+ALIVE_EVERY_S: Final = 60.0
+"""Interval at which the time of the status file is set: seldom, because devices store it on flash memory."""
 RUNS_REMEMBERED: Final = 16
 
 
@@ -57,6 +61,8 @@ class Results:
         self._transport = transport
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
+        self._connection: dict[str, Any] = {}
+        self._written_connection: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
@@ -79,7 +85,11 @@ class Results:
         models: Mapping[int, Float32Vector],
         now_s: float,
     ) -> None:
-        """Record the result of a round, and at the end of a run save its models; ``models`` are (d,) float32 by id."""
+        """Record the result of a round, and at the end of a run save its models.
+
+        ``models`` are (d + p,) float32 by id, with the device's private coordinates.
+        """
+        self._figures.pop("skipped", None)
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
@@ -93,6 +103,10 @@ class Results:
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
+
+    def skip(self, announcement: Announcement, error: ShoalError) -> None:
+        """Record why the device takes no part in a round, until it takes part in one again."""
+        self._figures["skipped"] = f"round {announcement.round}: {error}"
 
     def _add_finished(
         self, announcement: Announcement, result: Finished, models: Mapping[int, Float32Vector], path: list[int]
@@ -164,10 +178,24 @@ class Results:
         self.publish(session, now_s, force=True)
         LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
+    def connected(self, broker: str) -> None:
+        """Note for the status file that the broker at this address, without user and password, accepted the connection."""
+        self._connection = {"connected": True, "broker": broker, "since": second(int(self._clock_s()))}
+
+    def disconnected(self, broker: str, reason: str) -> None:
+        """Note for the status file that the connection to the broker has ended."""
+        since = second(int(self._clock_s()))
+        self._connection = {"connected": False, "broker": broker, "since": since, "reason": reason}
+
     def keep_status(self, session: DeviceSession, now_s: float) -> None:
-        """Write the status file if the session has changed, as `publish` does: a device that is stuck shows what it waits for."""
-        if self._is_due(now_s) and session.summary() != self._summary:
+        """Write the status file if session or connection has changed: a device that is stuck shows what it waits for."""
+        if not self._is_due(now_s):
+            return
+        if session.summary() != self._summary or self._connection != self._written_connection:
             self.publish(session, now_s)
+        elif now_s - self._saved_status_s >= ALIVE_EVERY_S:
+            self._saved_status_s = now_s
+            self._files.touch_status()
 
     def publish(self, session: DeviceSession, now_s: float, *, force: bool = False) -> None:
         """Write the figures to the status file, at most once every STATUS_EVERY_S seconds unless forced."""
@@ -175,6 +203,7 @@ class Results:
             return
         self._saved_status_s = now_s
         self._summary = session.summary()
+        self._written_connection = self._connection
         self._count_bytes()
         self._files.save_status(
             {
@@ -184,6 +213,7 @@ class Results:
                 "torch_loaded": "torch" in sys.modules,
                 **self._figures,
                 "session": self._summary,
+                "connection": self._connection,
                 "ended": self._ended,
             }
         )

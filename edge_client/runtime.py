@@ -23,7 +23,7 @@ from edge_client.protocol import round_state as rounds
 from edge_client.protocol import session_io as io
 from edge_client.protocol.declining import Declines, decline_reason
 from edge_client.protocol.notes import ControlMessages
-from edge_client.protocol.presence import Attendance, presence, receiving_notice
+from edge_client.protocol.presence import HEAD_EVERY, Attendance, presence, receiving_notice
 from edge_client.protocol.session import DeviceSession
 from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
@@ -33,6 +33,7 @@ from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     ConfigError,
+    ForkedHistoryError,
     IntegrityError,
     NotEnrolledError,
     ShoalError,
@@ -95,6 +96,7 @@ class DeviceRuntime:
         clock_s: Callable[[], float] = time.time,
         finish_worker: Worker[Chosen] | None = None,
         personal: float = 0.0,
+        broker: str = "",
     ) -> None:
         """Load the device's state.
 
@@ -111,7 +113,9 @@ class DeviceRuntime:
             clock_s: returns unix seconds, for the time at which a run finished.
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
             personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
+            broker: address of the broker, without user and password, for the status file.
         """
+        self._broker = broker
         self._membership = membership
         self._transport = transport
         self._worker = worker
@@ -196,16 +200,20 @@ class DeviceRuntime:
                 case Message(topic, payload):
                     self._on_chunk(topic, payload)
                 case Connected():
+                    self._results.connected(self._broker)
                     self._go_on(self.session.checked(self._facts()))
                     if not self.session.roster.lapsed:
                         self._tell(io.Connected())
                 case Disconnected(reason):
+                    self._results.disconnected(self._broker, reason)
                     LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
 
     def on_result(
         self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
-        """Handle the result of a job on ``models``; ignore it if the job was given up in the meantime, for a newer round say.
+        """Handle the result of a job; ignore it if the job was given up in the meantime, for a newer round say.
+
+        ``models`` are the job's, (d,) float32 by id.
 
         Raises:
             StorageError: as `on_event`.
@@ -219,11 +227,14 @@ class DeviceRuntime:
                 self._skip(announcement, result)
                 return
             # Before the upload: once a final round's upload is answered, the models are not sent again.
+            models = self._jobs.keep_private(announcement, result, models)
             self._results.note(announcement, assignment, result, models, self._now_s)
             transfer, sealed = result.parcel.transfer_id, result.parcel.payload
             self._uplink.keep(self.session.round.mark, transfer, sealed)
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
+            if self._models is not None:
+                self._models.trained(result.norm)
             self._derive_ahead(announcement)
             if announcement.finished and self._run is not None:
                 self._finisher.follow(self._run)
@@ -260,7 +271,7 @@ class DeviceRuntime:
             self._results.save_model(self._now_s, durable=True)
         finally:
             try:
-                self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+                self._publish_presence(online=False)
             except WireError as error:  # another client has taken our name over, or the send queue is full
                 LOG.debug("presence not published", extra={"kv": {"reason": error}})
             self._transport.close()
@@ -400,7 +411,7 @@ class DeviceRuntime:
             case io.Resubscribe(kind, label):
                 resubscribe(transport, self._filter(kind, label))
             case io.PublishPresence():
-                transport.publish(*presence(member, self._birth, online=True), retain=True)
+                self._publish_presence(online=True)
             case io.OfferReceivingKeys():
                 transport.publish(*receiving_notice(member), retain=True)
             case io.SendDecline(announcement, reason):
@@ -409,6 +420,10 @@ class DeviceRuntime:
                 self._uplink.send(mark, transfer, chunks, member.roster.active_count)
             case io.SendReminder(transfer, run_id, turn):
                 self._uplink.remind(mark, transfer, run_id, turn)
+
+    def _publish_presence(self, *, online: bool) -> None:
+        head = None if self._models is None else self._models.head
+        self._transport.publish(*presence(self._membership, self._birth, online=online, head=head), retain=True)
 
     def _open(self, action: io.ForMembership) -> None:
         match action:
@@ -538,6 +553,8 @@ class DeviceRuntime:
         self._results.begin(run)
         self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
+        if private := run.bundle.manifest.private_length:
+            facts["private_coordinates"] = private
         LOG.info("following run", extra={"kv": facts})
         state = self.session.round
         lost = state.sent is not None and self._results.lacks_final_model(state.mark, run.plan)
@@ -569,6 +586,8 @@ class DeviceRuntime:
             arrived = self._models.arrived()
         except (IntegrityError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
+            if isinstance(error, ForkedHistoryError):
+                self._publish_presence(online=True)  # the owner reads it
             return
         ahead = self._models.labels_ahead(announcement, assignment)
         self._tell(rounds.Located(announcement.nonce, transfers, arrived, ahead))
@@ -592,10 +611,14 @@ class DeviceRuntime:
         except ConfigError as error:
             self._worker.cancel()
             self._skip(announcement, error)
+            return
+        if announcement.finished or announcement.round % HEAD_EVERY == 0:
+            self._publish_presence(online=True)
 
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}
         LOG.error("round skipped", extra={"kv": facts})
+        self._results.skip(announcement, error)
         skipped = io.RoundSkipped(announcement, decline_reason(error))
         self._go_on(self.session.job_finished(skipped, self._facts()))
 

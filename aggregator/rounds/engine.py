@@ -310,6 +310,7 @@ class Engine:
         assert plan is not None
         strategy, levels, held, apart = state.strategy, state.levels, state.held, state.apart
         refused: Mapping[str, float] = {}
+        limit = 0.0
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
         if plan.final:
             outcome = Outcome({c.device: c.model for c in agreement.accepted})
@@ -318,7 +319,7 @@ class Engine:
         else:
             # Only the whole round shows which updates have too large a norm, so the strategy sees none of them earlier.
             screened = screen(agreement.accepted, levels)
-            levels, refused = screened.levels, screened.refused
+            levels, refused, limit = screened.levels, screened.refused, screened.limit
             for contribution in screened.accepted:
                 strategy = self.strategy.absorb(strategy, contribution)
             if self.average is not None:
@@ -331,7 +332,7 @@ class Engine:
             if self.average is not None:
                 apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
                 outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
-        strategy, held = self._settle(state, plan, strategy, agreement)
+        strategy, held = self._settle(state, plan, strategy, agreement, limit)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(
             state,
@@ -354,7 +355,7 @@ class Engine:
         return state, (closed, *(actions or (Gather(),)))
 
     def _settle(
-        self, state: EngineState, plan: RoundPlan, strategy: Any, agreement: Agreement
+        self, state: EngineState, plan: RoundPlan, strategy: Any, agreement: Agreement, limit: float
     ) -> tuple[Any, HeldModels]:
         """Return the strategy's state without vectors, and the models after the round."""
         held, settled = state.held, None
@@ -374,5 +375,6 @@ class Engine:
             declined=dict(state.declined.items()),
             settled=settled,
             models=models,
+            limit=limit,
         )
         return strategy, moved

@@ -140,6 +140,7 @@ class RoundRecord:
         capped: device -> weight in samples, for devices that weighed less than the samples they reported.
         refused_norm: device -> norm, for updates left out because of their norm.
         out_of_step: device -> model, for updates left out because most devices hold another state of the model.
+        cluster_losses: cluster -> mean loss, as ``loss``, of the devices that are in it after the round.
         still: the clusters whose model has not changed for some rounds, see `aggregator.rounds.standstill`.
     """
 
@@ -160,3 +161,4 @@ class RoundRecord:
     refused_norm: Mapping[str, float] = field(default_factory=dict)
     out_of_step: Mapping[str, int] = field(default_factory=dict)
     still: tuple[StillCluster, ...] = ()
+    cluster_losses: Mapping[int, float] = field(default_factory=dict)

@@ -336,6 +336,7 @@ def after_round(
     declined: Mapping[str, DeclineReason],
     settled: tuple[States, tuple[RelayedStep, ...], frozenset[int]] | None,
     models: Collection[int] = (),
+    limit: float = 0.0,
 ) -> HeldModels:
     """Return the models after a round has closed.
 
@@ -350,6 +351,7 @@ def after_round(
         settled: the states after the round, the steps to new ones, and the numbers of those in use; None for the final round,
             which changes no model.
         models: ids of all models after the round, unless it is the final one.
+        limit: largest norm that an update of the round may have had, see `aggregator.rounds.screening.Screened`.
     """
     given = tuple(given)
     known = held.known
@@ -388,7 +390,9 @@ def after_round(
         return _tidied(moved)
     states, relayed, used = settled
     spare = _spare(moved, offers, run.min_contributors) if used else frozenset[StateId]()
-    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted)
+    # Inter-group aggregation adds other groups' means, so a mean may be longer than every update.
+    limit = run.norm_limit if run.capabilities.scale else min(limit, run.norm_limit)
+    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit)
     moved = dataclasses.replace(moved, states=states, steps=_retained(held.steps, step))
     return _tidied(_without_checkpoints_of_the_past(moved, models))
 
@@ -430,6 +434,7 @@ def _kept_step(
     relayed: tuple[RelayedStep, ...],
     open_: tuple[StateId, ...],
     accepted: tuple[ClientUpdate, ...],
+    limit: float,
 ) -> KeptStep:
     """Return the step of a round for devices, with its means."""
     key_id = next((c.key_id for c in accepted if c.vector is not None), bytes(16))
@@ -447,7 +452,7 @@ def _kept_step(
         for step in sorted(relayed, key=lambda step: step.state)
         if step.mean is not None
     )
-    return KeptStep(Step(round_, recipes, open_), means)
+    return KeptStep(Step(round_, recipes, open_, limit if means else 0.0), means)
 
 
 def _digest(vector: Float32Vector) -> bytes:
@@ -479,7 +484,7 @@ def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ..
         if recipes and len(taken) <= MAX_RETAINED_RECIPES:
             models = {recipe.model for recipe in recipes}
             means = tuple(mean for mean in kept.means if mean.model in models)
-            found.append(KeptStep(Step(kept.step.round, tuple(recipes), ()), means))
+            found.append(KeptStep(dataclasses.replace(kept.step, recipes=tuple(recipes), open=()), means))
     return tuple(reversed(found))
 
 

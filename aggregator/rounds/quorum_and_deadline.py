@@ -22,18 +22,21 @@ def uploads_needed(state: EngineState) -> int:
     return 1 if state.checkpoints_only else max(1, math.ceil(state.run.quorum * state.asked))
 
 
-def may_open(state: EngineState) -> bool:
-    """Return whether enough devices are online to open the next round.
+def online_needed(state: EngineState) -> int:
+    """Return the least number of online devices with which the next round opens now.
 
     The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
     """
-    if awaits_keys(state):
-        return False
-    there = len(state.online)
-    if there < devices_needed(state):
-        return False
+    least = devices_needed(state)
+    if state.deadline_passed:
+        return least
     share = 1.0 if state.round == 0 else state.run.quorum
-    return there >= math.ceil(share * len(state.devices)) or state.deadline_passed
+    return max(least, math.ceil(share * len(state.devices)))
+
+
+def may_open(state: EngineState) -> bool:
+    """Return whether enough devices are online to open the next round, and no keys are awaited."""
+    return not awaits_keys(state) and len(state.online) >= online_needed(state)
 
 
 def awaits_keys(state: EngineState) -> bool:

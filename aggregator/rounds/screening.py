@@ -37,11 +37,13 @@ class Screened:
         accepted: the contributions for the strategy, in the order given.
         refused: device -> norm, for updates that are left out.
         levels: the levels for the next round.
+        limit: largest norm that an accepted update may have had, by the limit of its model; 0 if none is accepted.
     """
 
     accepted: tuple[ClientUpdate, ...]
     refused: Mapping[str, float] = field(default_factory=dict)
     levels: Levels = field(default_factory=dict)
+    limit: float = 0.0
 
 
 def norm_error(norm: float, limit: float) -> str:
@@ -78,6 +80,7 @@ def screen(given: Iterable[ClientUpdate], levels: Levels) -> Screened:
     accepted: list[ClientUpdate] = []
     refused: dict[str, float] = {}
     passed: dict[str, list[float]] = defaultdict(list)
+    limit = 0.0
     for c in given:
         keys = _keys(c)
         reference = max((source.get(key, 0.0) for key in keys for source in (levels, own)), default=0.0)
@@ -85,6 +88,8 @@ def screen(given: Iterable[ClientUpdate], levels: Levels) -> Screened:
             refused[c.device] = c.norm
             continue
         accepted.append(c)
+        # Without a reference any norm is accepted, so the longest update is the reference.
+        limit = max(limit, NORM_LIMIT_RATIO * (reference or c.norm)) if keys else limit
         for key in keys:
             passed[key].append(c.norm)
     # A recipe of which this round refused every update starts again without a level: a pair of devices whose data have
@@ -98,7 +103,7 @@ def screen(given: Iterable[ClientUpdate], levels: Levels) -> Screened:
         level = (median_high if pair else median_low)(kept) or levels.get(key, 0.0)
         if level:
             found[key] = level
-    return Screened(tuple(accepted), refused, found)
+    return Screened(tuple(accepted), refused, found, limit)
 
 
 def _keys(contribution: ClientUpdate) -> tuple[str, ...]:

@@ -252,7 +252,8 @@ def record_of(
     given = sorted(state.contributions, key=lambda c: c.device)
     refused = dict(sorted((refused_norm or {}).items()))
     apart = dict(sorted((out_of_step or {}).items()))
-    loss = mean_loss([c for c in given if c.device not in refused and c.device not in apart], state.run)
+    counted = [c for c in given if c.device not in refused and c.device not in apart]
+    loss = mean_loss(counted, state.run)
     return RoundRecord(
         round=plan.round,
         final=plan.final,
@@ -271,4 +272,15 @@ def record_of(
         refused_norm=refused,
         out_of_step=apart,
         still=state.standstill.now,
+        cluster_losses=_cluster_losses(counted, outcome.clusters, state.run),
     )
+
+
+def _cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: RunPlan) -> dict[int, float]:
+    """Return the mean loss of each cluster that has one."""
+    members: dict[int, list[ClientUpdate]] = {}
+    for contribution in given:
+        if contribution.device in clusters:
+            members.setdefault(clusters[contribution.device], []).append(contribution)
+    losses = {cluster: mean_loss(found, run) for cluster, found in sorted(members.items())}
+    return {cluster: loss for cluster, loss in losses.items() if loss is not None}

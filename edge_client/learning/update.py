@@ -22,6 +22,7 @@ from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.model import Backend
 from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
+from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
 from shoal.limits import MAX_MARGIN
@@ -47,6 +48,7 @@ class TrainingContext:
     Attributes:
         run: the run.
         round: the keys and statements of the assignment's round.
+        private: the device's private coordinates as the round begins, (p,) float32; p is 0 for most tasks.
     """
 
     run: Run
@@ -55,6 +57,7 @@ class TrainingContext:
     backend: Backend
     shares: DataSplits
     round: RoundContext
+    private: Float32Vector = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
     def plan(self) -> RunPlan:
@@ -69,8 +72,11 @@ class Finished:
     Attributes:
         parcel: the sealed upload.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
+        norm: of the update as sent; 0 without one.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
+        private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
+            no update is uploaded.
     """
 
     parcel: SealedMessage
@@ -78,7 +84,9 @@ class Finished:
     loss: float
     correct: int
     tested: int
+    norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
+    private: Float32Vector | None = field(default=None, repr=False)
 
 
 def carry_out(
@@ -94,7 +102,7 @@ def carry_out(
         shop: data, backend and keys.
         announcement: the round.
         assignment: this device's part.
-        models: theta (d,), float32, of each of the assignment's models.
+        models: theta (d,), float32, of each of the assignment's models, without private coordinates.
         cancelled: called between steps of training.
 
     Raises:
@@ -102,6 +110,8 @@ def carry_out(
         TaskError: the model or the data can't be used.
     """
     share = share_of(shop.shares, assignment.share)
+    federated = models
+    models = {model: joined(theta, shop.private) for model, theta in federated.items()}
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
     offered = assignment.scored
@@ -117,7 +127,8 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, model_norm, nearest = b"", 0.0, 0
+    body, norm, model_norm, nearest = b"", 0.0, 0.0, 0
+    private: Float32Vector | None = None
     if assignment.trains:
         result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
@@ -128,6 +139,10 @@ def carry_out(
             deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
             trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
             margins = reported_margins(scoring.score(trained, share, shop.backend))
+        if assignment.train:
+            private = shop.private + delta[len(federated[chosen]) :]
+        # All that is reported from here on is of the federated coordinates alone.
+        theta, delta = federated[chosen], delta[: len(federated[chosen])]
         if shop.plan.norm_noise:
             delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
         if assignment.norm:
@@ -135,9 +150,9 @@ def carry_out(
         if assignment.compare:
             # With its noise: this is the update that the mean of the nearest model's devices includes.
             find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
-            nearest = find(chosen, delta, assignment.compare, models)
+            nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
-            body = masked_bytes(delta, shop.round.derive_mask())
+            body, norm = masked_bytes(delta, shop.round.derive_mask()), float(np.linalg.norm(delta))
     parcel = sealed_upload(
         shop,
         announcement,
@@ -151,13 +166,13 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    return Finished(parcel, chosen, loss, correct, tested)
+    return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private)
 
 
 def _train(
     shop: TrainingContext, round_: int, phase: Phase, theta: Float32Vector, cancelled: Callable[[], bool]
 ) -> training.TrainResult:
-    """Train a model (d,) of the round on the device's data: every model of the round sees the same batches."""
+    """Train a model (d + p,) of the round on the device's data: every model of the round sees the same batches."""
     order = BatchOrder(shop.plan, shop.identity.name, round_)
     recipe = local_training(shop.plan, phase)
     return training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled)

@@ -7,8 +7,8 @@
   the states of the round are durable.
 
 `recipes` evaluates, `states` are the values in memory, `catching_up` compares them with the retained steps, `store` holds
-states and keys on disk, `checkpoints` seals a state for other devices and opens it. The package imports neither the
-runtime nor the transport.
+states and keys on disk, `checkpoints` seals a state for other devices and opens it. `private_values` holds the coordinates of
+a private segment, which are no part of any state. The package imports neither the runtime nor the transport.
 
 Example: a device that holds state 6 of model 0 reads the step of round 7, applies it and signs the new state's digest.
 

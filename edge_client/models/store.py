@@ -32,7 +32,7 @@ from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
-from shoal.protocol.states import NO_TRANSCRIPT, RETAINED_STEPS, HeldState
+from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import private_directory, read_private, remove_unfinished, sync_directory, write_atomic
 
@@ -84,6 +84,7 @@ class StateIndex:
         pending: ascending by round.
         states: the states held, whose files have these digests.
         transcript: the run's transcript after the announcement of round ``transcript_round``.
+        longest: norm of the device's longest update in the run; 0 before the first.
     """
 
     version: U16
@@ -96,10 +97,7 @@ class StateIndex:
     states: tuple[HeldState, ...]
     transcript_round: U32 = 0
     transcript: Fixed32 = NO_TRANSCRIPT
-
-
-FORKED_ROUND: Final = (1 << 32) - 1
-"""In place of a transcript's round: the aggregator has shown this device another history than others, or than before."""
+    longest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +114,7 @@ class StateStore:
     Attributes:
         pending: keys by round.
         transcript: as stored by the last `commit`.
+        longest: norm of the device's longest update in the run; the next write stores it.
     """
 
     def __init__(
@@ -127,6 +126,7 @@ class StateStore:
         self._held = held
         self.pending = dict(pending)
         self.transcript = Transcript()
+        self.longest = 0.0
 
     @classmethod
     def begin(cls, directory: Path, chain: RunChain) -> StateStore:
@@ -175,6 +175,7 @@ class StateStore:
         chain = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
         store = cls(folder, chain, pending, index.states)
         store.transcript = Transcript(index.transcript_round, index.transcript)
+        store.longest = index.longest
         store._remove_others()
         return store
 
@@ -339,6 +340,7 @@ class StateStore:
                 states=held,
                 transcript_round=transcript.round,
                 transcript=transcript.head,
+                longest=self.longest,
             )
         )
         write_atomic(self._folder / INDEX_FILE, index, hashlib.sha256(index).digest())

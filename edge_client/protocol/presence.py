@@ -1,11 +1,13 @@
 """A device's presence: online when it connects, offline when it leaves, or through its MQTT will if the connection is lost.
 
-With its presence a device publishes its receiving keys, which the owner needs for the next delivery of secrets.
+With its presence a device publishes its receiving keys, which the owner needs for the next delivery of secrets. The presence
+has the head of the run's transcript: the owner compares the heads of all devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,30 +21,45 @@ from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Will
+from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from crypto.seal.envelope import GroupKey
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session_io import Facts
+    from shoal.protocol.states import TranscriptHead
 
 PRESENCE_AGAIN_S: Final = 4.0
 """Longest time after a connection until a device publishes its presence once more and re-requests the announcement: a broker
 may lose a retained message while another client subscribes to it."""
 
+HEAD_EVERY: Final = 10
+"""Rounds whose numbers are multiples of this end with a presence, so that all devices state their heads of the same rounds."""
+
 Step = tuple["Attendance", tuple[PublishPresence | OfferReceivingKeys, ...]]
 
 
-def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
+def presence(
+    membership: DeviceMembership,
+    birth: int,
+    *,
+    online: bool,
+    head: TranscriptHead | None = None,
+    at_s: float | None = None,
+) -> Will:
     """Return topic and payload of the device's presence.
 
     Args:
         membership: the device's keys and fleet.
         birth: incarnation, which grows with every start of the device; it lets receivers ignore the will of an earlier one.
         online: whether the device is online or offline.
+        head: the head of the run's transcript that the device knows.
+        at_s: unix seconds; None for now. The aggregator compares them with its own clock.
     """
-    message = encode(Presence(membership.fleet, membership.name, birth, online))
-    head = PRESENCE.head(membership.fleet, membership.name)
-    sealed = seal_to_group(membership.identity, membership.group, head, message)
+    sent_at_s = int(time.time() if at_s is None else at_s)
+    message = encode(Presence(membership.fleet, membership.name, birth, online, VERSION, sent_at_s, head))
+    envelope = PRESENCE.head(membership.fleet, membership.name)
+    sealed = seal_to_group(membership.identity, membership.group, envelope, message)
     (chunk,) = split(sealed, kind=PRESENCE.kind, round=0)
     return Topics(membership.fleet).state(membership.name), chunk
 

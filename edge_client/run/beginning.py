@@ -21,6 +21,7 @@ from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.followed_run import Run
 from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
 from edge_client.models.fresh_start import TensorFigures, figures_of
+from edge_client.models.private_values import erase, initial_values, joined
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels, length_of
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement
     from shoal.protocol.states import CheckpointRef
+    from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
 
@@ -79,13 +82,14 @@ def open_run(package: bytes, membership: DeviceMembership) -> OpenedRun:
         raise IntegrityError("origins that are not finite")
     bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
     states = ModelStates.of_origins({i: origin.copy() for i, origin in enumerate(origins)}, keys)
-    run = Run(plan=plan, bundle=bundle, start=figures_of(origins[0], bundle.manifest.lengths))
+    run = Run(plan=plan, bundle=bundle, start=_figures(origins[0], bundle))
     return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 
 def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
-    """Make a run durable that begins, erase keys and states of the one before, and return the models held."""
+    """Make a run durable that begins, erase keys, states and private values of the one before, and return the models held."""
     store = StateStore.begin(membership.directory, begun.chain)
+    erase(membership.directory)
     store.commit(begun.states, applied=begun.chain.next_round - 1)
     plan = decode(package, RunPackage).plan
     start = begun.run.start
@@ -128,6 +132,11 @@ def stored_run(package: bytes, membership: DeviceMembership) -> Run:
         ) from error
     parts = decode(package, RunPackage)
     return Run(plan=plan, bundle=task_of(memoryview(parts.task), plan), start=start_figures(parts))
+
+
+def _figures(theta: Float32Vector, bundle: TaskBundle) -> TensorFigures:
+    """Return the figures of a model (d,) with the task's initial private values."""
+    return figures_of(joined(theta, initial_values(bundle)), bundle.manifest.lengths)
 
 
 def start_figures(stored: RunPackage) -> TensorFigures | None:
@@ -204,7 +213,7 @@ class LateStart:
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
         bundle = task_of(memoryview(task), plan)
         whole = len(state.theta) == plan.length
-        run = Run(plan=plan, bundle=bundle, start=figures_of(state.theta, bundle.manifest.lengths) if whole else None)
+        run = Run(plan=plan, bundle=bundle, start=_figures(state.theta, bundle) if whole else None)
         return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 

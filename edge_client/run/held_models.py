@@ -30,7 +30,7 @@ from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import Transcript
-from edge_client.run.policy import check_mean
+from edge_client.run.policy import check_mean, mean_limit
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError
 from shoal.membership.statements import check_certificate, open_statement, sign_statement
 from shoal.protocol.codec import decode_prefix
@@ -47,6 +47,7 @@ from shoal.protocol.states import (
     Statement,
     Step,
     TranscriptEntry,
+    TranscriptHead,
     mean_number,
 )
 from shoal.types import MaskedVector
@@ -92,6 +93,12 @@ class HeldModels:
     def states(self) -> ModelStates:
         """The states held after the last round that the device took part in."""
         return self._states
+
+    @property
+    def head(self) -> TranscriptHead | None:
+        """The head of the run's transcript after the last round that the device took part in; None before the first."""
+        known = self._store.transcript
+        return TranscriptHead(self._store.run_id, known.round, known.head) if known.round else None
 
     def locate(self, announcement: Announcement, assignment: Assignment) -> dict[str, bytes]:
         """Return the transfers that the assignment needs, as topic label -> transfer id.
@@ -297,7 +304,11 @@ class HeldModels:
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
-        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
+            model_norm = max((float(np.linalg.norm(s.theta)) for s in self._states.held.values()), default=0.0)
+        plan = self._run.plan
+        announced = next(kept.step.limit for kept in self._held.steps if kept.step.round == round_)
+        limit = mean_limit(announced, self._store.longest, model_norm, plan)
+        check_mean(header, plan, segment_of(self._held, model), len(body), norm, limit)
         keys = self._keys_named(round_, header.key_id)
         return unmask(MaskedVector(masked, header.key_id), self._mask(keys)[header.segment])
 
@@ -388,6 +399,11 @@ class HeldModels:
 
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
+
+    def trained(self, norm: float) -> None:
+        """Note the norm of this device's update: the means of later steps are compared with the longest."""
+        # A longer one is refused, so it is in no mean.
+        self._store.longest = max(self._store.longest, min(norm, self._run.plan.norm_limit))
 
     def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
         """Return a function that derives the next round's mask ahead of time; None if the device may not need it.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edge_client.learning.data import Dataset, DataSplits, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.update import Finished, TrainingContext, carry_out
+from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
 from shoal.errors import IntegrityError, ShoalError
 from shoal.membership.roster import aggregator_of
@@ -54,18 +55,22 @@ class JobFactory:
         self._threads = threads
         self._workshop: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
+        self._private: PrivateValues | None = None
 
     def follow(self, run: Run) -> int:
         """Set up for a run; return the number of samples to train on.
 
         Raises:
             DataError: the samples do not fit the task.
+            TaskError: the task's private values are not finite.
         """
         digest = run.plan.task_digest
+        initial = initial_values(run.bundle)
         # Read the samples once per task, not per run.
         if self._shares is None or self._shares[0] != digest:
             self._shares = (digest, split(self._load_data(run.bundle.manifest), split_seed(self._membership)))
         shares, member = self._shares[1], self._membership
+        private = PrivateValues(member.directory, run.plan.run_id, initial)
         self._workshop = partial(
             TrainingContext,
             run=run,
@@ -74,6 +79,7 @@ class JobFactory:
             backend=self._make_backend(run.bundle, self._threads),
             shares=shares,
         )
+        self._private = private
         return len(shares.train)
 
     def shares_of(self, task_digest: bytes) -> DataSplits | None:
@@ -89,9 +95,32 @@ class JobFactory:
     ) -> Job:
         """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
         assert self._workshop is not None
-        shop = self._workshop(round=models.context(announcement, assignment))
+        assert self._private is not None
+        private = self._private.at(announcement.round)
+        shop = self._workshop(round=models.context(announcement, assignment), private=private)
         carry = self._finish if announcement.finished else carry_out
         return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+
+    def keep_private(
+        self, announcement: Announcement, result: Finished, thetas: Mapping[int, Float32Vector]
+    ) -> Mapping[int, Float32Vector]:
+        """Make the private coordinates durable that a job has trained, and return its models with them.
+
+        Args:
+            announcement: the round.
+            result: the job's.
+            thetas: the job's models, (d,) float32 by id.
+
+        Returns:
+            the models with the device's newest private coordinates, (d + p,) float32 by id.
+
+        Raises:
+            ConfigError: the file can't be written; the values from before the round stay.
+        """
+        assert self._private is not None
+        if result.private is not None:
+            self._private.keep(announcement.round, result.private)
+        return {model: joined(theta, self._private.newest) for model, theta in thetas.items()}
 
     def _finish(
         self,
@@ -107,7 +136,7 @@ class JobFactory:
         the same samples can be compared.
         """
         done = carry_out(shop, announcement, assignment, thetas, cancelled)
-        found = {announcement.run_id: _validation(shop, thetas[done.model])}
+        found = {announcement.run_id: _validation(shop, joined(thetas[done.model], shop.private))}
         store = FinishedModels(self._membership.directory)
         try:
             earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]

@@ -13,6 +13,10 @@ from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, Phas
 from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN)
+MEAN_RATIO: Final = 100.0
+"""Largest norm of a mean, as a multiple of the device's longest update in the run."""
+LIMIT_RATIO: Final = 10.0
+"""Largest announced limit, as a multiple of what a mean may have: aggregators announce ten times the median norm."""
 WEIGHTS_TOLERANCE: Final = 1e-9
 """Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
@@ -81,7 +85,31 @@ def _check_recipe(recipe: Recipe, plan: RunPlan) -> None:
         raise UntrustedError(f"a recipe whose weights add up to {sum(weights):g}, which the plan does not allow")
 
 
-def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int, norm: float) -> None:
+def mean_limit(announced: float, longest: float, model_norm: float, plan: RunPlan) -> float:
+    """Return the largest norm that a mean of a step may have: a hundred of this device's updates, or a whole model.
+
+    Args:
+        announced: the step's limit.
+        longest: norm of the longest update that this device has made in the run; 0 if it has made none to compare with.
+        model_norm: of the longest state that it holds. A device whose data a model fits already makes tiny updates.
+        plan: the run's plan. With the capability ``scale`` models of other groups are added, so the device's own updates say
+            nothing about the length of a step.
+
+    Raises:
+        UntrustedError: the announced limit is out of proportion to this device's updates.
+    """
+    limit = min(announced, plan.norm_limit)
+    if not longest or plan.capabilities.scale:
+        return limit
+    most = max(MEAN_RATIO * longest, model_norm)
+    if announced > LIMIT_RATIO * most:
+        raise UntrustedError(
+            f"a step with means of norm up to {announced:.3g}, where this device's longest update has {longest:.3g}"
+        )
+    return min(limit, most)
+
+
+def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int, norm: float, limit: float) -> None:
     """Check that a masked mean may be added to a model.
 
     Args:
@@ -90,17 +118,18 @@ def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int,
         segment: the segment that the model's states have; empty for whole vectors.
         body_bytes: length of the vector that follows, in bytes.
         norm: its l2 norm.
+        limit: see `mean_limit`.
 
     Raises:
-        UntrustedError: another run or segment; a wrong length; a norm that is not finite or above the plan's limit.
+        UntrustedError: another run or segment; a wrong length; a norm that is not finite or above the limit.
     """
     if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
         raise UntrustedError("a mean of another run")
     span = plan.span(segment)
     if header.segment != segment or header.length != span.stop - span.start or body_bytes != 4 * header.length:
         raise UntrustedError(f"a mean of {header.length} coordinates in {body_bytes} bytes, segment {header.segment!r}")
-    if not norm <= plan.norm_limit:  # also true for NaN
-        raise UntrustedError(f"a mean update of norm {norm:.3g}, the plan's limit is {plan.norm_limit:.3g}")
+    if not norm <= limit:  # also true for NaN
+        raise UntrustedError(f"a mean update of norm {norm:.3g}, where at most {limit:.3g} is allowed for one step")
 
 
 def check_assignment(assignment: Assignment, announcement: Announcement, plan: RunPlan) -> None:

@@ -164,6 +164,18 @@ class DeviceState:
         """Write figures for people and other programs; the device itself does not depend on them."""
         write_atomic(self.directory / STATUS_FILE, json.dumps(status).encode(), durable=False)
 
+    def touch_status(self) -> None:
+        """Set the time of the status file: the device is alive. A failure is suppressed, as the time is for people only."""
+        with suppress(OSError):
+            os.utime(self.directory / STATUS_FILE)
+
+    def alive_at_s(self) -> int | None:
+        """Return the unix time at which the status file was written or touched last; None without one."""
+        try:
+            return int((self.directory / STATUS_FILE).stat().st_mtime)
+        except OSError:
+            return None
+
     def clear_trouble(self) -> None:
         """Clear the recorded error, and reserve the space to record the next one.
 

@@ -17,7 +17,7 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
-from shoal.protocol.states import RoundModels
+from shoal.protocol.states import RoundModels, TranscriptHead
 
 NO_ASSIGNMENT: Final = 0xFFFF
 SHARED_MODEL: Final = 0xFFFF
@@ -235,15 +235,24 @@ class Control:
     reason: str
 
 
-@message(16)
+@message(57)
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``)."""
+    """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``).
+
+    Attributes:
+        version: of the device's software, such as ``0.1.0``.
+        sent_at_s: unix seconds by the device's clock when the message was made; of a will, when the device started.
+        head: the history of the run that the device follows; None before its first round, and in the will.
+    """
 
     fleet: str
     device: str
     birth: U64
     online: bool
+    version: str = ""
+    sent_at_s: U64 = 0
+    head: TranscriptHead | None = None
 
 
 @message(17)

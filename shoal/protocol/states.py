@@ -26,6 +26,8 @@ MAX_TERMS: Final = limits.MAX_MODELS
 """Most states in one recipe, and most recipes in one step."""
 NO_TRANSCRIPT: Final = bytes(32)
 """The transcript of a run before its first announcement."""
+FORKED_ROUND: Final = (1 << 32) - 1
+"""In place of a transcript's round: the aggregator has shown the device another history than others, or than before."""
 RETAINED_STEPS: Final = 2
 """Recipes of each model that the aggregator retains, with their means; a device that missed more takes a checkpoint."""
 MAX_RETAINED_RECIPES: Final = RETAINED_STEPS * (limits.MAX_MODELS + 1)
@@ -101,11 +103,13 @@ class Step:
         recipes: in ascending order of their models; a model without a recipe did not change.
         open: ascending: every state that a later recipe or assignment may name, those of the recipes among them. A device
             forgets all others.
+        limit: largest norm that a mean of the step may have; 0 if it has no mean.
     """
 
     round: U32
     recipes: tuple[Recipe, ...]
     open: tuple[StateId, ...]
+    limit: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.recipes) > MAX_TERMS:
@@ -325,6 +329,19 @@ class TranscriptEntry:
     def digest(self) -> bytes:
         """The transcript with this announcement: SHA-256 of the encoded entry."""
         return hashlib.sha256(encode(self)).digest()
+
+
+@message(56)
+@dataclass(frozen=True, slots=True)
+class TranscriptHead:
+    """The transcript of a run after the announcement of ``round``, as one device knows it.
+
+    In place of the round, FORKED_ROUND says that the device has left the run, since it was shown another history.
+    """
+
+    run_id: Fixed16
+    round: U32
+    transcript: Fixed32
 
 
 @message(53)

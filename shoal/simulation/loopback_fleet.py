@@ -35,7 +35,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import TaskManifest
+from shoal.task.manifest import PRIVATE, TaskManifest
 from shoal.transport.base import TransportEvent
 from shoal.transport.faults import Faults
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
@@ -329,17 +329,19 @@ class LoopbackFleet:
 
 
 def draw_origins(manifest: TaskManifest, count: int, seed: int) -> NDArray[np.float32]:
-    """Return ``count`` starting models, shape (count, d), float32, without torch.
+    """Return ``count`` starting models without their private parameters, shape (count, d), float32, without torch.
 
     Every tensor is drawn as torch initialises a linear or convolutional layer, uniformly within 1/sqrt(fan-in); a vector
     (a bias) has the bound of the tensor before it. `make_origins` in shoal/owner/task_compiler/origin.py uses the model's
     own initialisers instead.
     """
     rng = np.random.default_rng([seed, count])
-    origins = np.empty((count, manifest.length), np.float32)
+    origins = np.empty((count, manifest.federated_length), np.float32)
     for origin in origins:
         at, bound = 0, 1.0
         for parameter in manifest.parameters:
+            if parameter.segment == PRIVATE:
+                break  # they come last
             if len(parameter.shape) > 1:
                 bound = 1.0 / math.sqrt(math.prod(parameter.shape[1:]))
             origin[at : at + parameter.length] = rng.uniform(-bound, bound, parameter.length)

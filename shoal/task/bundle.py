@@ -1,7 +1,8 @@
-"""A task bundle: the manifest and the three ONNX graphs that a device scores, trains and predicts with.
+"""A task bundle: the manifest, the three ONNX graphs that a device scores, trains and predicts with, and private values.
 
-Container (little-endian): magic ``SHTK``, u16 version, u16 section count (4), four u32 section lengths, then the
-sections task.toml, score.onnx, grad.onnx, predict.onnx and nothing after them.
+Container (little-endian): magic ``SHTK``, u16 version, u16 section count, a u32 length for each section, then the sections
+task.toml, score.onnx, grad.onnx, predict.onnx and nothing after them. A task with private parameters has a fifth section,
+private.f32: their initial values, float32.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from shoal import limits
 from shoal.errors import TaskError, WireError
 from shoal.task.manifest import (
     GRAPH_NAMES,
     MAX_MANIFEST_BYTES,
+    PRIVATE,
     LocalTraining,
     Parameter,
     TaskManifest,
@@ -30,9 +33,18 @@ __all__ = ["LocalTraining", "Parameter", "TaskBundle", "TaskManifest", "TensorSp
 
 MAGIC: Final = b"SHTK"
 CONTAINER_VERSION: Final = 1
-_HEADER: Final = struct.Struct("<4sHH4I")
-_SECTION_LIMITS: Final = (MAX_MANIFEST_BYTES, MAX_GRAPH_BYTES, MAX_GRAPH_BYTES, MAX_GRAPH_BYTES)
-MAX_BUNDLE_BYTES: Final = _HEADER.size + sum(_SECTION_LIMITS)
+PRIVATE_FILE: Final = "private.f32"
+"""Name of the file with the initial values of the private parameters, in a task directory."""
+
+_HEADER: Final = struct.Struct("<4sHH")
+_SIZE_BYTES: Final = 4
+_GRAPH_SECTIONS: Final = 1 + len(GRAPH_NAMES)
+_SECTION_LIMITS: Final = (
+    MAX_MANIFEST_BYTES,
+    *(MAX_GRAPH_BYTES for _ in GRAPH_NAMES),
+    4 * limits.MAX_COORDINATES,
+)
+MAX_BUNDLE_BYTES: Final = _HEADER.size + _SIZE_BYTES * len(_SECTION_LIMITS) + sum(_SECTION_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +53,17 @@ class TaskBundle:
 
     Attributes:
         manifest: parameter layout, data contract, training recipe and graph digests.
-        score: ONNX bytes, (theta (d,), x, y) -> mean loss, correct count.
-        grad: ONNX bytes, (theta, x, y) -> mean loss, gradient (d,).
+        score: ONNX bytes, (theta, x, y) -> mean loss, correct count; theta is (d + p,), private coordinates last.
+        grad: ONNX bytes, (theta, x, y) -> mean loss, gradient (d + p,).
         predict: ONNX bytes, (theta, x) -> outputs.
+        private: initial values of the private coordinates, (p,) float32 little-endian; empty if there are none.
     """
 
     manifest: TaskManifest
     score: bytes = field(repr=False)
     grad: bytes = field(repr=False)
     predict: bytes = field(repr=False)
+    private: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
         for name in GRAPH_NAMES:
@@ -60,26 +74,33 @@ class TaskBundle:
                 raise TaskError(f"{name}.onnx is not the graph that task.toml names", hint="compile the task again")
             if check_graph(graph, f"{name}.onnx") != self.manifest.opset:
                 raise TaskError(f"{name}.onnx uses another operator set than task.toml names")
+        if len(self.private) != 4 * self.manifest.private_length:
+            raise TaskError(
+                f"{len(self.private)} bytes of initial values for {self.manifest.private_length} private coordinates",
+                hint="compile the task again",
+            )
 
     @classmethod
-    def seal_digests(cls, manifest: TaskManifest, score: bytes, grad: bytes, predict: bytes) -> TaskBundle:
+    def seal_digests(
+        cls, manifest: TaskManifest, score: bytes, grad: bytes, predict: bytes, private: bytes = b""
+    ) -> TaskBundle:
         """Return a bundle whose manifest is ``manifest`` with the digests of these graphs."""
         digests = {
             f"{n}_digest": hashlib.sha256(g).hexdigest()
             for n, g in zip(GRAPH_NAMES, (score, grad, predict), strict=True)
         }
-        return cls(replace(manifest, **digests), score, grad, predict)  # type: ignore[arg-type]
+        return cls(replace(manifest, **digests), score, grad, predict, private)  # type: ignore[arg-type]
 
     @property
     def length(self) -> int:
-        """Coordinates d of the model."""
+        """Coordinates d + p of the model, with those that are private."""
         return self.manifest.length
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The mask's segments in vector order: ``shared`` (if any), then ``cluster`` (if any)."""
+        """The mask's segments in vector order, d coordinates: ``shared`` (if any), then ``cluster`` (if any)."""
         runs = groupby(self.manifest.parameters, key=lambda p: p.segment)
-        return tuple(Segment(name, sum(p.length for p in run)) for name, run in runs)
+        return tuple(Segment(name, sum(p.length for p in run)) for name, run in runs if name != PRIVATE)
 
     @property
     def digest(self) -> bytes:
@@ -94,9 +115,11 @@ class TaskBundle:
         return b"".join(self._parts())
 
     def _parts(self) -> tuple[bytes, ...]:
-        sections = (self.manifest.to_toml().encode(), self.score, self.grad, self.predict)
-        header = _HEADER.pack(MAGIC, CONTAINER_VERSION, len(sections), *(len(section) for section in sections))
-        return (header, *sections)
+        sections = [self.manifest.to_toml().encode(), self.score, self.grad, self.predict]
+        if self.private:
+            sections.append(self.private)
+        sizes = struct.pack(f"<{len(sections)}I", *(len(section) for section in sections))
+        return (_HEADER.pack(MAGIC, CONTAINER_VERSION, len(sections)) + sizes, *sections)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskBundle:
@@ -108,17 +131,23 @@ class TaskBundle:
         """
         if len(data) < _HEADER.size or len(data) > MAX_BUNDLE_BYTES:
             raise WireError(f"task bundle has {len(data)} bytes, not {_HEADER.size} to {MAX_BUNDLE_BYTES}")
-        magic, version, count, *sizes = _HEADER.unpack_from(data)
+        magic, version, count = _HEADER.unpack_from(data)
         if magic != MAGIC:
             raise WireError("not a task bundle")
-        if version != CONTAINER_VERSION or count != len(_SECTION_LIMITS):
+        if version != CONTAINER_VERSION or count not in (_GRAPH_SECTIONS, len(_SECTION_LIMITS)):
             raise WireError(f"task bundle version {version} with {count} sections is not supported")
-        for size, limit in zip(sizes, _SECTION_LIMITS, strict=True):
+        head = _HEADER.size + _SIZE_BYTES * count
+        if len(data) < head:
+            raise WireError("task bundle ends inside its section lengths")
+        sizes = struct.unpack_from(f"<{count}I", data, _HEADER.size)
+        for size, limit in zip(sizes, _SECTION_LIMITS, strict=False):
             if size > limit:
                 raise WireError(f"task bundle has a section of {size} bytes, more than {limit}")
-        if _HEADER.size + sum(sizes) != len(data):
+        if head + sum(sizes) != len(data):
             raise WireError("task bundle's length does not match its section lengths")
-        view, at, sections = memoryview(data), _HEADER.size, []
+        if count > _GRAPH_SECTIONS and not sizes[-1]:
+            raise WireError("task bundle has an empty section of private values")  # it would have two encodings
+        view, at, sections = memoryview(data), head, []
         for size in sizes:
             sections.append(bytes(view[at : at + size]))
             at += size
@@ -129,7 +158,9 @@ class TaskBundle:
         return cls(manifest, *sections[1:])
 
     def to_dir(self, path: Path) -> None:
-        """Write score.onnx, grad.onnx and predict.onnx, and last task.toml, which names their digests.
+        """Write score.onnx, grad.onnx, predict.onnx and private.f32, and last task.toml, which names the graphs' digests.
+
+        A task without private parameters has no private.f32; that of another task is removed.
 
         Raises:
             TaskError: the folder can't be made.
@@ -140,17 +171,24 @@ class TaskBundle:
             raise TaskError(f"can't make {path}: {error.strerror}", hint="give a folder that can be written") from None
         for name in GRAPH_NAMES:
             write_atomic(path / f"{name}.onnx", getattr(self, name))
+        if self.private:
+            write_atomic(path / PRIVATE_FILE, self.private)
+        else:
+            (path / PRIVATE_FILE).unlink(missing_ok=True)
         write_atomic(path / "task.toml", self.manifest.to_toml().encode())
 
     @classmethod
     def from_dir(cls, path: Path) -> TaskBundle:
-        """Read the four files of a task directory.
+        """Read the files of a task directory.
 
         Raises:
             TaskError: a file is missing, too big, or does not belong to the others.
         """
         manifest = TaskManifest.from_toml(_read(path / "task.toml", MAX_MANIFEST_BYTES))
-        return cls(manifest, *(_read(path / f"{name}.onnx", MAX_GRAPH_BYTES) for name in GRAPH_NAMES))
+        sections = [_read(path / f"{name}.onnx", MAX_GRAPH_BYTES) for name in GRAPH_NAMES]
+        if manifest.private_length:
+            sections.append(_read(path / PRIVATE_FILE, 4 * manifest.private_length))
+        return cls(manifest, *sections)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -27,6 +27,12 @@ MAX_SAMPLE_VALUES: Final = 1 << 24
 
 GRAPH_NAMES: Final = ("score", "grad", "predict")
 
+PRIVATE: Final = "private"
+"""The segment of parameters that never leave a device."""
+
+SEGMENT_ORDER: Final = ("shared", "cluster", PRIVATE)
+"""The segments in the order of the flat vector, so that the coordinates that devices upload come first."""
+
 _PARAMETER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -96,7 +102,7 @@ class Parameter:
     Attributes:
         name: torch's parameter name.
         shape: its shape; () is a scalar.
-        segment: ``shared`` or ``cluster``.
+        segment: ``shared``, ``cluster`` or ``private``.
     """
 
     name: str
@@ -106,8 +112,10 @@ class Parameter:
     def __post_init__(self) -> None:
         if not _PARAMETER_NAME.fullmatch(self.name):
             raise TaskError(f"parameter name {self.name[:80]!r} is not valid")
-        if self.segment not in ("shared", "cluster"):
-            raise TaskError(f"parameter {self.name!r} has segment {self.segment!r}, not 'shared' or 'cluster'")
+        if self.segment not in SEGMENT_ORDER:
+            raise TaskError(
+                f"parameter {self.name!r} has segment {self.segment!r}, not one of {', '.join(SEGMENT_ORDER)}"
+            )
         _check_shape(self.shape, limits.MAX_COORDINATES, f"parameter {self.name!r}")
 
     @property
@@ -146,7 +154,7 @@ class TaskManifest:
         name: a-z, 0-9 and '-'.
         opset: ONNX operator set of all three graphs.
         kind: kind of labels: a class, a number, or a class for each position of a sequence.
-        parameters: in the order of the flat vector; all ``shared`` ones first.
+        parameters: in the order of the flat vector: all ``shared`` ones first, all ``private`` ones last.
         input: one sample.
         label: one label; ``limit`` is the number of classes.
         hyper: default local training.
@@ -198,16 +206,33 @@ class TaskManifest:
             raise TaskError(f"a task has 1 to {MAX_PARAMETERS} parameter tensors, not {len(self.parameters)}")
         if len({p.name for p in self.parameters}) != len(self.parameters):
             raise TaskError("two parameters have the same name")
-        order = [p.segment for p in self.parameters]
-        if order != sorted(order, reverse=True):  # "shared" > "cluster"
-            raise TaskError("shared parameters must come before cluster parameters")
+        order = [SEGMENT_ORDER.index(p.segment) for p in self.parameters]
+        if order != sorted(order):
+            raise TaskError(f"parameters must be in the order of their segments: {', '.join(SEGMENT_ORDER)}")
+        if not self.federated_length:
+            raise TaskError("every parameter of the task is private", hint="leave some to train together")
         if self.length > limits.MAX_COORDINATES:
             raise TaskError(f"the model has {self.length} coordinates, more than {limits.MAX_COORDINATES}")
 
     @property
     def length(self) -> int:
-        """Coordinates d of the flat vector."""
+        """Coordinates of the flat vector, d + p: those that are federated, then those that are private."""
         return sum(p.length for p in self.parameters)
+
+    @property
+    def federated_length(self) -> int:
+        """Coordinates d that devices upload and average: the first ones of the flat vector."""
+        return self.length - self.private_length
+
+    @property
+    def private_length(self) -> int:
+        """Coordinates p that stay on each device: the last ones of the flat vector."""
+        return sum(p.length for p in self.private_parameters)
+
+    @property
+    def private_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters that stay on each device."""
+        return tuple(p for p in self.parameters if p.segment == PRIVATE)
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 
+from shoal.version import VERSION
 from tests.helpers.trees import PACKAGES, ROOT, sources
 
 LONG_MODULE_LINES = 800
@@ -107,7 +108,18 @@ def test_every_package_is_type_checked_and_linted():
 
 SHARED = tuple(
     f"shoal/{name}"
-    for name in ("__init__", "errors", "limits", "hints", "types", "address", "util", "protocol", "membership")
+    for name in (
+        "__init__",
+        "errors",
+        "limits",
+        "hints",
+        "types",
+        "address",
+        "version",
+        "util",
+        "protocol",
+        "membership",
+    )
 )
 INSTALLED_BY = {
     (*SHARED, "crypto"): [],
@@ -164,3 +176,8 @@ def test_unit_tests_follow_the_folders_of_the_source():
     folders = {p.parent.relative_to(ROOT / "tests/unit") for p in (ROOT / "tests/unit").rglob("test_*.py")}
     assert len(folders) > len(PACKAGES)
     assert {str(folder) for folder in folders if not list((ROOT / folder).glob("*.py"))} == set()
+
+
+def test_the_version_that_devices_announce_is_the_packages():
+    """`shoal.version` is a constant, since a device does not read the installed package's metadata."""
+    assert PROJECT["project"]["version"] == VERSION

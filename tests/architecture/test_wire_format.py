@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from edge_client import membership as edge_membership
-from edge_client.models import fresh_start, store
+from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, personal_choice, state
 from shoal import limits
@@ -77,6 +77,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         finished,
         fresh_start,
         personal_choice,
+        private_values,
         store,
         tokens,
         vault,
@@ -118,7 +119,9 @@ def test_a_message_is_encoded_as_the_page_says():
     """The page's worked example, byte by byte."""
     example = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL).group(1)
     pieces = [line.split("|")[0] for line in example.splitlines()]
-    assert bytes.fromhex("".join(pieces)) == codec.encode(messages.Presence("reef", "dev-1", 7, True))
+    assert bytes.fromhex("".join(pieces)) == codec.encode(
+        messages.Presence("reef", "dev-1", 7, True, "0.1.0", 1_790_000_000)
+    )
 
 
 DEVICE, SERVER = Identity.generate("dev-1"), Identity.generate("aggregator")

@@ -271,6 +271,28 @@ def test_config_an_output_among_other_files(call, fleet, command, out, error):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (("--private", "head"), "no parameter begins with 'head'", "names are: fc.weight, fc.bias"),
+        (("--private", "fc"), "all parameters are private (fc.weight, fc.bias)", "name fewer as private"),
+        (
+            ("--private", "fc.bias", "--shared", "fc"),
+            "parameter 'fc.bias' is both shared ('fc') and private",
+            "a parameter is averaged over all clusters or stays on its device",
+        ),
+    ],
+)
+def test_private_parameters_that_make_no_sense(call, fleet, options, error, hint):
+    """Status 8, and no task is written."""
+    pytest.importorskip("torch")
+    complaint(
+        call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", *options, status=8), error, hint
+    )
+    assert not (call.home / "task").exists()
+
+
+@pytest.mark.torch
 def test_usage_sizes_for_a_model_of_ones_own(call, fleet):
     """Status 2: nothing would take them."""
     pytest.importorskip("torch")

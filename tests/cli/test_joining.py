@@ -89,8 +89,11 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
     assert (first["norm_noise"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
     text = call("shoal-fleet", "show", "owner").out
-    assert f"run 1: fedavg, mask {ROTATION}, 7 rounds, weighting samples, weight cap 3, norm noise of 0.01\n" in text
-    assert "run 2: fedavg, mask none, 1 round, weighting uniform\n" in text
+    assert (
+        f"run 1: fedavg, mask {ROTATION}, 7 rounds, weighting samples, weight cap 3, robust filter, norm noise of 0.01\n"
+        in text
+    )
+    assert "run 2: fedavg, mask none, 1 round, weighting uniform, robust filter\n" in text
 
 
 def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
@@ -150,7 +153,20 @@ def test_a_devices_status_before_its_first_round(call, fleet):
 def test_the_aggregators_status_before_its_first_run(call, fleet):
     """It knows the fleet, and that there is nothing to do."""
     data = call("shoal-aggregator", "status", "server", "--json").data
-    assert data == {"fleet": "reef", "devices": 1, "serving": False, "runs": [], "refused": {}}
+    (device,) = data.pop("devices")
+    assert (device["name"], device["online"], device["reason"]) == ("dev-1", None, "")
+    assert data == {
+        "fleet": "reef",
+        "running": False,
+        "connected": False,
+        "broker": BROKER,
+        "since": None,
+        "problems": [],
+        "run": None,
+        "serving": False,
+        "runs": [],
+        "refused": {},
+    }
 
 
 def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
@@ -168,6 +184,19 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     shutil.copy(call.home / "owner/runs/000001.run", call.home / "server/runs")
     (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
+
+
+def test_a_task_with_private_parameters_says_so_and_so_does_its_run(call, fleet):
+    compiled = call(
+        "shoal-fleet", "task", "compile", "owner", "mlp", "--option", "inputs=4", "--option", "hidden=3",
+        "--option", "classes=2", "--private", "readout", "--out", "task",
+    )  # fmt: skip
+    assert compiled.out.startswith("task: 23 coordinates, ")
+    words = "private: readout.weight, readout.bias: 8 of 23 coordinates never leave a device\n"
+    assert compiled.out.endswith(words)
+    made = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedavg", "--min-contributors", "1")
+    assert made.out == "owner/runs/000001.run\n"
+    assert words in made.err
 
 
 def test_config_says_where_each_value_comes_from(call, fleet):

@@ -58,7 +58,7 @@ def test_a_device_tells_of_its_runs_in_words(call, fleet):
     figures = {"stage": "idle", "torch_loaded": False, "rounds": 1869, "round": 2001, "ended": ended}
     (call.home / "dev-1/status.json").write_text(json.dumps(figures))
     lines = call("shoal-edge", "status", "dev-1").out.splitlines()
-    assert "stage: idle" in lines
+    assert {"stage: stopped", "last stage: idle"} <= set(lines)
     assert "rounds taken part in: 1869" in lines
     assert "last round taken part in: 2001" in lines
     assert "ended run 1: algorithm cfl, rounds taken part in 3, loss 0.1235, path 0 2" in lines
@@ -75,7 +75,7 @@ def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
     """Whether it serves, files that are no runs, and runs that come too late."""
     (call.home / "server/runs/000009.run").write_bytes(b"junk")
     lines = call("shoal-aggregator", "status", "server").out.splitlines()
-    assert lines[0].endswith("not serving")
+    assert lines[0].endswith("not running")
     assert lines[1].startswith("000009.run is no run of this fleet: ")
     data = call("shoal-aggregator", "status", "server", "--json").data
     assert data["serving"] is False

@@ -24,10 +24,12 @@ from shoal.protocol.states import (
     Step,
     Term,
     TranscriptEntry,
+    TranscriptHead,
 )
 
 FLEET = "reef"
 RUN_ID = b"r" * 16
+HEAD = TranscriptHead(RUN_ID, 8, bytes(32))
 IDENTITIES = tuple(Identity.generate(f"dev-{i}") for i in range(6))
 
 
@@ -115,6 +117,7 @@ def samples():
         mean,
         ref,
         *offers[:1],
+        HEAD,
         header,
         SealedCheckpoints((0, 2), (400, 400)),
         trial,

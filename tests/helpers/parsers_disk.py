@@ -26,6 +26,7 @@ from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import load, load_inputs
 from edge_client.membership import DeviceMembership
+from edge_client.models.private_values import PRIVATE_FILE, PrivateValues, stored_values
 from edge_client.models.store import FOLDER as MODELS
 from edge_client.models.store import INDEX_FILE, STATE_FILES, StateStore
 from edge_client.run.beginning import stored_run
@@ -240,6 +241,8 @@ def _devices(disk):
     document = encode(RollbackChoice(disk.plan.run_id, disk.plan.run_id))
     choice = document + hashlib.sha256(document).digest()
     (model,) = FinishedModels(disk.places["device"]).models()
+    PrivateValues(disk.places["device"], bytes(16), vector(1, 2, 3)).keep(4, vector(4, 5, 6))
+    private = (disk.places["device"] / MODELS / PRIVATE_FILE).read_bytes()
     start = f"{FOLDER}/start-{model.run_id.hex()}.bin"
     personal = PersonalChoice(
         version=1,
@@ -277,6 +280,13 @@ def _devices(disk):
             lambda d: FinishedModels(d).personal(model),
             name="personal choice",
             seeds=(pack(personal, vector(1, 2, 3)),),
+        ),
+        disk.replaced(
+            "device",
+            f"{MODELS}/{PRIVATE_FILE}",
+            lambda d: stored_values(d / MODELS / PRIVATE_FILE, bytes(16), 3),
+            name="private values",
+            seeds=(private,),
         ),
         disk.replaced("device", start, lambda d: FinishedModels(d).start_of(model), name="start of a run"),
         disk.replaced("device", finished[MODEL_FILES], lambda d: FinishedModels(d).answering(), name="finished model"),

@@ -11,6 +11,7 @@ from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from edge_client.membership import DeviceMembership, EarlierVersion, EarlierVersions
 from edge_client.models.fresh_start import TensorFigures
+from edge_client.models.private_values import PrivateFile
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
@@ -229,10 +230,12 @@ def _finished():
         length=0,
     )
     figures = TensorFigures((0.0, 1.0), (0.1, 0.0))
+    private = PrivateFile(bytes(16), 4, 3)
     found = (
         fit,
         choice,
         figures,
+        private,
         validation,
         node,
         model,

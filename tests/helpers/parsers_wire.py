@@ -26,13 +26,14 @@ from shoal.membership.roster_delta import apply_change, roster_change
 from shoal.membership.statements import check_certificate
 from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
 from shoal.owner.enrolment.admission import Registrar
-from shoal.protocol.channels import ENROLMENT
+from shoal.owner.models.histories import head_in_presence
+from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.chunking import parse as parse_chunk
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
-from shoal.protocol.messages import Announcement, Control, Sealed
+from shoal.protocol.messages import Announcement, Control, Presence, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.states import read_certificate, read_step
 from shoal.protocol.topics import Topics
@@ -227,6 +228,12 @@ def _owners(scene):
         sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
         return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)
 
+    def presence(data):
+        """Parse any bytes in the envelope of a presence that a device of the fleet has sealed."""
+        device = fleets.device_identity(scene.fleet, DEVICE)
+        sealed = seal_to_group(device, scene.group, PRESENCE.head("demo", DEVICE), data)
+        return head_in_presence(sealed, DEVICE, scene.fleet.stage.fleet)
+
     card = device_card(scene.newcomer)
     statement = encode(
         EnrolStatement(
@@ -243,6 +250,7 @@ def _owners(scene):
     return [
         Parser("owner's enrolment", (topic.encode() + b"|" + chunk,), enrolment),
         Parser("enrolment statement, proven", (statement,), proven),
+        Parser("owner's presence", (encode(Presence("demo", DEVICE, 1, True, head=made.HEAD)),), presence),
     ]
 
 

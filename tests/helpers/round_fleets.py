@@ -94,7 +94,7 @@ def publish_mean(of, values, place=(0, 1, ""), *, contributors=2, clear=False, *
     return MeanRef(model, label, transfer, contributors, hashlib.sha256(body).digest())
 
 
-def moved(held, *means, round_=1, weight=1.0, added=1.0):
+def moved(held, *means, round_=1, weight=1.0, added=1.0, limit=10.0):
     """Return announced models after one more step, in which each model of ``means`` has moved by its mean."""
     before = {offer.model: offer.at for offer in held.offers}
     recipes = []
@@ -102,7 +102,7 @@ def moved(held, *means, round_=1, weight=1.0, added=1.0):
         at = before[mean.model]
         recipes.append(Recipe(mean.model, round_, (Term(at.model, at.round, weight),), added))
     after = before | {mean.model: StateId(mean.model, round_) for mean in means}
-    step = Step(round_, tuple(recipes), tuple(sorted({*before.values(), *after.values()})))
+    step = Step(round_, tuple(recipes), tuple(sorted({*before.values(), *after.values()})), limit)
     retained = RetainedStep(step, tuple(sorted(means, key=lambda m: m.model)))
     offers = tuple(Offer(model, at) for model, at in sorted(after.items()))
     return dataclasses.replace(held, offers=offers, steps=(*held.steps, retained))

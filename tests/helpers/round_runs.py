@@ -107,7 +107,7 @@ class Scene:
         chain.skip_to(round_)
         return chain.take()
 
-    def step(self, round_, deltas, *, terms=None, key_id=None):
+    def step(self, round_, deltas, *, terms=None, key_id=None, limit=100.0):
         """Return the retained step in which each model moves by its delta, and keep the means to be sent.
 
         Args:
@@ -115,6 +115,7 @@ class Scene:
             deltas: model -> (d,) float32 in clear, or None for a recipe without a mean.
             terms: model -> (weight, model, round) of each state in its recipe; by default its last state.
             key_id: in place of the id of the round's mask.
+            limit: largest norm of a mean.
         """
         plan, keys = self.plan, self.keys(round_)
         masks = segment_keys(derive(keys.mask, keys.context_of(plan)))
@@ -138,7 +139,7 @@ class Scene:
                 segment=segment,
             )
             refs.append(self._send(model, mean_number(model, round_), encode(header), masked.values.tobytes()))
-        step = Step(round_, tuple(recipes), tuple(sorted(r.state for r in recipes)))
+        step = Step(round_, tuple(recipes), tuple(sorted(r.state for r in recipes)), limit)
         return RetainedStep(step, tuple(refs))
 
     def checkpoint(self, name, models, state, round_, *, task=None):

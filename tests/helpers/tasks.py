@@ -98,10 +98,17 @@ def logistic_models(inputs=INPUTS, classes=CLASSES):
     return score, grad, predict
 
 
-def logistic_bundle(inputs=INPUTS, classes=CLASSES, segment="cluster", **changes):
-    """Return a bundle of multinomial logistic regression made without torch."""
+def logistic_bundle(inputs=INPUTS, classes=CLASSES, segment="cluster", *, private=None, **changes):
+    """Return a bundle of multinomial logistic regression made without torch.
+
+    With ``private``, initial values (classes,), the bias is private.
+    """
     models = (model.SerializeToString() for model in logistic_models(inputs, classes))
-    return TaskBundle.seal_digests(manifest(inputs, classes, segment, **changes), *models)
+    if private is None:
+        return TaskBundle.seal_digests(manifest(inputs, classes, segment, **changes), *models)
+    layout = (Parameter("weight", (inputs, classes), segment), Parameter("bias", (classes,), "private"))
+    values = np.asarray(private, "<f4").tobytes()
+    return TaskBundle.seal_digests(manifest(inputs, classes, parameters=layout, **changes), *models, values)
 
 
 def samples(n, inputs=INPUTS, classes=CLASSES, seed=0):

@@ -1,6 +1,7 @@
 """TLS with client certificates, against a real broker."""
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError
 from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, free_port
+from shoal.transport.probe import certificate_expiry, client_certificate_expiry, log_in
 from tests.helpers.mqtt_clients import Client, settle
 
 pytestmark = pytest.mark.broker
@@ -101,6 +103,15 @@ def test_tls_with_client_certificates(tmp_path: Path, client: Callable[..., Clie
         assert len(good.message().payload) == 500_000
         with pytest.raises(BrokerUnreachableError, match=r"(?i)certificate"):
             client(BrokerAddress.parse(url, ca_file=stranger.file, **ours), "tls-2")
+        ours_at, strangers_at = (BrokerAddress.parse(url, ca_file=a.file, **ours) for a in (authority, stranger))
+        in_a_day = pytest.approx(time.time() + 86400, abs=300)
+        assert certificate_expiry(ours_at) == in_a_day
+        assert client_certificate_expiry(tmp_path / "device.pem") == in_a_day
+        with pytest.raises(BrokerUnreachableError, match=r"(?i)certificate"):
+            certificate_expiry(strangers_at)
+        assert log_in(ours_at, "tls") == "5"
+        good.transport.publish("tls", b"still here")
+        assert good.message().payload == b"still here", "a probe takes over no session"
     finally:
         broker.terminate()
         broker.wait()

@@ -37,8 +37,9 @@ class CflSettings(StrategySettings):
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
         prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
             above ``prefer`` and the p-value of the paired t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
-            (Fisher's method) must be below ``p_value``, or both mean margins (loss) at least ``margin``: three devices a side
-            can't reach a small p-value, however large the gain.
+            (Fisher's method) must be below ``p_value``, divided by the number of candidate splits of the cluster tried so far, or
+            both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the
+            gain.
         refused_cool_down: rounds without a trial after a refused one and after a merge; half of that if the evidence was near.
         max_age: rounds without an update after which a device no longer counts when devices may change clusters
             (reassignment.py).
@@ -133,12 +134,18 @@ class CflSettings(StrategySettings):
             return given
         return 20 if self.validate else 0
 
-    def convinces(self, sides: Sequence[Verdict]) -> bool:
-        """Whether the devices of both sides prefer their own half, and the gain is large or the evidence of both is clear."""
+    def convinces(self, sides: Sequence[Verdict], refused: int = 0) -> bool:
+        """Return whether both sides' devices prefer their own half, and the gain is large or the evidence of both is clear.
+
+        Args:
+            sides: the verdicts of the two sides.
+            refused: candidate splits of the cluster that were refused before. ``p_value`` is divided among all that are tried:
+                of many trials on the same validation shares one seems clear by chance.
+        """
         if not all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides):
             return False
         large = all(v.margin >= self.margin for v in sides)
-        return large or combined_p_value([v.p_value for v in sides]) < self.p_value
+        return large or combined_p_value([v.p_value for v in sides]) < self.p_value / (1 + refused)
 
 
 @dataclass(frozen=True, slots=True)

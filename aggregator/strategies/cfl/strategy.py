@@ -292,7 +292,7 @@ class Cfl:
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
         }
-        if not self.settings.convinces(verdicts):
+        if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused):
             return self._end_trial(state, trial, detail, round_)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)

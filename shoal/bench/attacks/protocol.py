@@ -65,5 +65,5 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
     header = MeanHeader(
         fleet=plan.fleet, run_id=plan.run_id, round=1, key_id=key.key_id, model=0, length=plan.length, segment=""
     )
-    check_mean(header, plan, "", 4 * values.size, norm)
+    check_mean(header, plan, "", 4 * values.size, norm, plan.norm_limit)
     return lab.origin + unmask(MaskedVector(values, key.key_id), key)

@@ -6,7 +6,7 @@ import math
 import textwrap
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -19,6 +19,9 @@ from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.runs import defaults
 from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
 from shoal.util.wanted import wanted
+
+if TYPE_CHECKING:
+    from shoal.task.manifest import TaskManifest
 
 MOST_ROUNDS = 2**32 - 2
 """A plan stores 32 bits, and the final round is one more."""
@@ -155,6 +158,13 @@ def compile_(
     out: Annotated[Path, typer.Option(help="Directory to write the signed task to.")],
     option: Annotated[list[str] | None, typer.Option(help="Size of a built-in, NAME=NUMBER; repeatable.")] = None,
     shared: Annotated[list[str] | None, typer.Option(help="Prefix of parameters that all clusters share.")] = None,
+    private: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Prefix of parameters that never leave a device: each trains its own, from the model's initial values; "
+            "repeatable."
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
@@ -180,11 +190,20 @@ def compile_(
         kind=made.kind,
         hyper=made.hyper,
         shared=shared or (),
+        private=private or (),
     )
     write_signed(bundle, Source(source, options), fleet.owner, out)
     say(
         f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
     )
+    if bundle.private:
+        say(private_words(bundle.manifest))
+
+
+def private_words(manifest: TaskManifest) -> str:
+    """Return a line about the parameters that stay on each device; the task has some."""
+    names = ", ".join(p.name for p in manifest.private_parameters)
+    return f"private: {names}: {manifest.private_length} of {manifest.length} coordinates never leave a device"
 
 
 admission_cli.register(app)
@@ -342,6 +361,8 @@ def run(
         seed=seed,
     )
     draft = draft_plan(fleet, bundle, options)
+    if bundle.private:
+        note(private_words(bundle.manifest))
     devices = fleet.roster.active()
     check_devices(draft, devices)
     for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):

@@ -48,9 +48,10 @@ def list_(
         reader.last_round()
     except NotReadyError as error:
         note(str(error))
+    _note_histories(reader)
     runs = [_run(plan, reader) for plan in signed_plans(fleet, lambda _complaint: None)]
     if json:
-        say_json({"runs": runs})
+        say_json({"runs": runs, "histories": reader.histories()})
         return
     if not runs:
         note("no run is signed yet")
@@ -62,6 +63,11 @@ def list_(
             say(
                 f"  model {model['model']}: state of round {model['round']}{'' if model['sealed'] else ', not certified'}"
             )
+
+
+def _note_histories(reader: ModelReader) -> None:
+    for line in reader.histories():
+        note(f"warning: {line}; the aggregator was restored from a backup or cheats, or a device lies")
 
 
 _WORDS = {
@@ -116,12 +122,19 @@ def get(
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
-    found = read_models(fleet, Tls(ca, cert, key), wait, note, run or 0).finished_run()
+    reader = read_models(fleet, Tls(ca, cert, key), wait, note, run or 0)
+    _note_histories(reader)
+    found = reader.finished_run()
     written = write_models(found, fleet.path, out, force=force)
     # Key versions never go back, so no run will need an older one.
     fleet.forget_versions_before(found.key_version)
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
+    if private := written["private_coordinates"]:
+        names = ", ".join(p["name"] for p in written["parameters"] if p["segment"] == "private")
+        note(
+            f"{counted(private, 'private coordinate')} ({names}) have the task's initial values: each device has its own"
+        )
     if json:
         say_json({"folder": str(out), **written})
         return

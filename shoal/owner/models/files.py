@@ -37,7 +37,7 @@ _OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz)|models\.json)(\.[0-9a-f]+\
 
 
 def state_dict(manifest: TaskManifest, theta: Float32Vector) -> dict[str, np.ndarray]:
-    """Return the parameters of a model by torch's names, as views of ``theta`` (d,)."""
+    """Return the parameters of a model by torch's names, as views of ``theta`` (d + p,)."""
     found, at = {}, 0
     for parameter in manifest.parameters:
         found[parameter.name] = theta[at : at + parameter.length].reshape(parameter.shape)
@@ -157,6 +157,7 @@ def _document(run: FinishedRun, models: list[dict[str, Any]]) -> dict[str, Any]:
         "min_contributors": plan.min_contributors,
         "task": {"name": manifest.name, "kind": manifest.kind, "digest": plan.task_digest.hex()},
         "parameters": [{"name": p.name, "shape": list(p.shape), "segment": p.segment} for p in manifest.parameters],
+        "private_coordinates": manifest.private_length,
         "complete": not run.missing,
         "models": models,
         "shared": None if run.shared is None else _certified(run.shared),

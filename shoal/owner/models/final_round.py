@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from crypto.mask.schedule import RoundKeys, VersionKey
 from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
 from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.private_values import initial_values, joined
 from edge_client.run.held_models import assembled, check_segments, length_of
 from edge_client.run.package import task_of
 from edge_client.run.policy import check_announcement
@@ -73,7 +74,7 @@ class FinalModel:
 
     Attributes:
         model: its id within the run.
-        theta: (d,), float32.
+        theta: (d + p,), float32; private coordinates have the task's initial values, since devices never send theirs.
         own: its state as opened; with weight sharing, the model's own segment.
         contributors: updates in the model's last mean; None if the announcement does not say.
         devices: the devices of the cluster; None if devices choose their model themselves, as in IFCA.
@@ -299,12 +300,13 @@ class FinalRound:
                 f"no model of run {self.plan.run} can be had; model {model}: {reason}", hint=CERTIFICATE_HINT
             )
         shared = held.state_of(SHARED_MODEL)
+        bundle = self._task(opened)
         return FinishedRun(
             plan=self.plan,
             round=self.announcement.round,
             key_version=held.key_version,
-            bundle=self._task(opened),
-            models=tuple(self._model(model, opened, roster) for model in ids),
+            bundle=bundle,
+            models=tuple(self._model(model, opened, roster, initial_values(bundle)) for model in ids),
             shared=None if shared is None else opened[shared],
             missing=missing,
         )
@@ -318,14 +320,17 @@ class FinalRound:
                 error = found
         raise error
 
-    def _model(self, model: int, opened: Mapping[StateId, OpenedState], roster: Roster) -> FinalModel:
+    def _model(
+        self, model: int, opened: Mapping[StateId, OpenedState], roster: Roster, private: Float32Vector
+    ) -> FinalModel:
         held = self.held
         at = held.state_of(model)
         assert at is not None, "only offered models are asked for"
         means = [mean for step in held.steps for mean in step.means if mean.model == model]
+        federated = assembled(self.plan, held, model, {id_: found.state.theta for id_, found in opened.items()})
         return FinalModel(
             model=model,
-            theta=assembled(self.plan, held, model, {id_: found.state.theta for id_, found in opened.items()}),
+            theta=joined(federated, private),
             own=opened[at],
             contributors=means[-1].contributors if means else None,
             devices=self._devices(model, roster),

@@ -1,6 +1,7 @@
 """Collect the announcement of the last round, and the checkpoints of a finished run, over any transport.
 
-The announcement comes first: it names the transfer of each checkpoint. `ModelReader` reads no clock and waits for nothing;
+Presences come before the announcement, so that the histories that devices have seen can be compared (`histories`). The
+announcement names the transfer of each checkpoint. `ModelReader` reads no clock and waits for nothing;
 `shoal.owner.models.connection` drives it from a queue, and tests from a loopback broker.
 """
 
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, reason_of
+from shoal.membership.roster import aggregator_of
 from shoal.owner.models.final_round import FinalRound
+from shoal.owner.models.histories import disagreements, head_in_presence
 from shoal.protocol import channels, sizes
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import TranscriptHead
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, resubscribe
 
@@ -38,6 +42,7 @@ class ModelReader:
 
     Attributes:
         last: the announced round; None if none has arrived.
+        heads: device -> the head of the transcript in its presence.
     """
 
     def __init__(
@@ -54,9 +59,11 @@ class ModelReader:
         self._opened: dict[StateId, OpenedState] = {}
         self._reasons: dict[StateId, str] = {}
         self.last: FinalRound | None = None
+        self.heads: dict[str, TranscriptHead] = {}
 
     def start(self) -> None:
-        """Subscribe to announcements."""
+        """Subscribe to presences, then to announcements."""
+        self._transport.subscribe(self._topics.filter(TopicKind.STATE))
         self._transport.subscribe(self._topics.filter(TopicKind.ROUND))
 
     @property
@@ -81,8 +88,28 @@ class ModelReader:
             return  # below a topic of ours, but none that the aggregator uses
         if topic.kind is TopicKind.ROUND:
             self._on_announcement(event.payload, now_s)
+        elif topic.kind is TopicKind.STATE:
+            self._on_presence(topic.device, event.payload, now_s)
         elif topic.kind is TopicKind.MODEL and topic.label in self._wanted:
             self._on_checkpoint(topic, event.payload, now_s)
+
+    def _on_presence(self, device: str, chunk: bytes, now_s: float) -> None:
+        try:
+            transfer = self._chunks.add(f"presence {device}", chunk, now_s, channels.PRESENCE.limit())
+            if transfer is not None:
+                head = head_in_presence(transfer.payload, device, self._fleet)
+                if head is not None:
+                    self.heads[device] = head
+        except ShoalError:
+            return  # not the device's own, or under keys of long ago: it shows nothing
+
+    def histories(self) -> list[str]:
+        """Return a sentence for each sign that devices have seen different histories of a run; none if all agree."""
+        found = dict(self.heads)
+        if self.last is not None:
+            a = self.last.announcement
+            found[aggregator_of(self._fleet.roster).name] = TranscriptHead(a.run_id, a.round, a.held.transcript)
+        return disagreements(found, {run_id: plan.run for run_id, plan in self._plans.items()})
 
     def _on_announcement(self, chunk: bytes, now_s: float) -> None:
         devices = len(self._fleet.roster.devices) + sizes.FLEET_GROWTH_DEVICES

@@ -14,7 +14,15 @@ from shoal.errors import TaskError
 from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported
 from shoal.owner.task_compiler.quiet import quiet
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import Kind, LocalTraining, Parameter, TaskManifest, TensorSpec
+from shoal.task.manifest import (
+    PRIVATE,
+    SEGMENT_ORDER,
+    Kind,
+    LocalTraining,
+    Parameter,
+    TaskManifest,
+    TensorSpec,
+)
 from shoal.util import telemetry
 
 if TYPE_CHECKING:
@@ -38,24 +46,27 @@ def compile_task(
     kind: Kind,
     hyper: LocalTraining | None = None,
     shared: Sequence[str] = (),
+    private: Sequence[str] = (),
 ) -> TaskBundle:
     """Compile a task and check it against torch; torch's random state, warnings and streams are restored.
 
     Args:
-        model: maps x (n, ...) to outputs (n, classes), (n, positions, classes), or the shape of y for regression.
+        model: maps x (n, ...) to outputs (n, classes), (n, positions, classes), or the shape of y for regression. Its own
+            values of the private parameters are those that every device begins with.
         loss: (outputs, y) -> scalar, a mean over samples.
         example: n -> (x, y), random samples of the right shapes and dtypes.
         name: the task's name.
         kind: classification, regression or sequence.
         hyper: default local training.
         shared: prefixes of parameter names that all clusters share (IFCA section 4.3); the rest is per cluster.
+        private: prefixes of parameter names that stay on each device (FedPer).
 
     Raises:
         TaskError: the model can't be compiled (names the layer and a replacement), or its results differ from torch's.
     """
     telemetry.switch_off()  # torch's exporter may import ONNX Runtime by itself
     refuse_unsupported(model)
-    parameters = layout(model, shared)
+    parameters = layout(model, shared, private)
     hyper = hyper or LocalTraining()
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(_SEED)
@@ -80,17 +91,20 @@ def compile_task(
         return _build(model, loss, example, manifest, (x, y))
 
 
-def layout(model: nn.Module, shared: Sequence[str] = ()) -> tuple[Parameter, ...]:
-    """Return the model's parameters in vector order: shared ones first, else as the module lists them.
+def layout(model: nn.Module, shared: Sequence[str] = (), private: Sequence[str] = ()) -> tuple[Parameter, ...]:
+    """Return the model's parameters in vector order: shared ones first, private ones last, else as the module lists them.
 
     Args:
         model: the module.
         shared: prefixes of whole name parts: ``conv`` covers ``conv.weight``, not ``conv2.weight``.
+        private: as ``shared``.
 
     Raises:
-        TaskError: a prefix matches nothing, or a parameter is not float32 or takes no gradient.
+        TaskError: a prefix matches nothing, a parameter is both shared and private, all are private, or one is not float32
+            or takes no gradient.
     """
-    unused = set(shared)
+    prefixes = {"shared": tuple(shared), PRIVATE: tuple(private)}
+    unused = {prefix for each in prefixes.values() for prefix in each}
     found: list[Parameter] = []
     for name, value in model.named_parameters():
         if value.dtype != torch.float32 or not value.requires_grad:
@@ -98,16 +112,30 @@ def layout(model: nn.Module, shared: Sequence[str] = ()) -> tuple[Parameter, ...
                 f"parameter {name!r} is {value.dtype}, requires_grad={value.requires_grad}",
                 hint="every parameter must be float32 and trainable; turn frozen ones into buffers (register_buffer)",
             )
-        matches = {prefix for prefix in shared if f"{name}.".startswith(f"{prefix.rstrip('.')}.")}
-        unused -= matches
-        found.append(Parameter(name, tuple(value.shape), "shared" if matches else "cluster"))
+        matches = {
+            segment: {prefix for prefix in each if f"{name}.".startswith(f"{prefix.rstrip('.')}.")}
+            for segment, each in prefixes.items()
+        }
+        unused -= {prefix for each in matches.values() for prefix in each}
+        if all(matches.values()):
+            raise TaskError(
+                f"parameter {name!r} is both shared ({min(matches['shared'])!r}) and private ({min(matches[PRIVATE])!r})",
+                hint="a parameter is averaged over all clusters or stays on its device: name it in one of the two",
+            )
+        segment = next((segment for segment, each in matches.items() if each), "cluster")
+        found.append(Parameter(name, tuple(value.shape), segment))
     if not found:
         raise TaskError("the model has no parameters")
     if unused:
         raise TaskError(
             f"no parameter begins with {min(unused)!r}", hint=f"names are: {', '.join(p.name for p in found)[:300]}"
         )
-    return tuple(sorted(found, key=lambda p: p.segment != "shared"))
+    if all(p.segment == PRIVATE for p in found):
+        raise TaskError(
+            f"all parameters are private ({', '.join(p.name for p in found)[:300]}): devices would train nothing together",
+            hint="name fewer as private, such as the last layer alone; for training alone use the algorithm 'local'",
+        )
+    return tuple(sorted(found, key=lambda p: SEGMENT_ORDER.index(p.segment)))
 
 
 def _build(
@@ -120,6 +148,9 @@ def _build(
     flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=manifest.kind != "regression")
     # Zero weights, as some layers start with, would make wrong gradients look right in the comparison below.
     theta = flatten(model, manifest.parameters)
+    private = theta[manifest.federated_length :].numpy()
+    if not np.isfinite(private).all():
+        raise TaskError("the model's initial values of private parameters are not finite")
     theta = theta + _PERTURBATION * torch.randn(theta.shape)
     inputs = (theta, *sample)
     try:
@@ -130,7 +161,7 @@ def _build(
     except Exception as error:  # torch raises dozens of types here; all mean "can't compile"
         raise blame(model, sample[0], error) from error
     score, grad, predict = (extract(whole, part) for part in ("score", "grad", "predict"))
-    bundle = TaskBundle.seal_digests(manifest, score, grad, predict)
+    bundle = TaskBundle.seal_digests(manifest, score, grad, predict, private.astype("<f4").tobytes())
     check(bundle, flat, theta, example, max(manifest.hyper.batch_size, 32))
     return bundle
 

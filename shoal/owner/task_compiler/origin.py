@@ -19,6 +19,7 @@ from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import TaskSource, build, user_factory
 from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import flatten
+from shoal.task.manifest import PRIVATE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,6 +57,8 @@ def make_origins(
     **options: int | bool,
 ) -> NDArray[np.float32]:
     """Return ``count`` independent initialisations, shape (count, d), float32, in the bundle's order.
+
+    Private parameters are left out: the task has their initial values.
 
     Args:
         source: a built-in's name, ``file.py:function``, or a function that makes the task afresh.
@@ -105,7 +108,7 @@ def _draw(
         with _Draws(np.random.default_rng(seed)):
             model = make()
         order = _order(layout(model), manifest)
-        vector: NDArray[np.float32] = flatten(model, order).numpy()
+        vector: NDArray[np.float32] = flatten(model, [p for p in order if p.segment != PRIVATE]).numpy()
     return vector
 
 

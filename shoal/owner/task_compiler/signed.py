@@ -9,14 +9,14 @@ from typing import Final
 
 from crypto.seal.identity import Identity, verify
 from shoal.errors import TaskError, UntrustedError
-from shoal.task.bundle import TaskBundle
+from shoal.task.bundle import PRIVATE_FILE, TaskBundle
 from shoal.task.manifest import GRAPH_NAMES
 from shoal.util.files import write_atomic
 
 SIGNATURE_FILE: Final = "task.sig"
 SOURCE_FILE: Final = "source.json"
 PURPOSE: Final = "task-bundle"
-TASK_FILES: Final = ("task.toml", *(f"{name}.onnx" for name in GRAPH_NAMES), SOURCE_FILE, SIGNATURE_FILE)
+TASK_FILES: Final = ("task.toml", *(f"{name}.onnx" for name in GRAPH_NAMES), PRIVATE_FILE, SOURCE_FILE, SIGNATURE_FILE)
 """Names of the files that `write_signed` writes; the signature is last."""
 
 
@@ -29,7 +29,7 @@ class Source:
 
 
 def write_signed(bundle: TaskBundle, source: Source, owner: Identity, directory: Path) -> None:
-    """Write score.onnx, grad.onnx, predict.onnx, task.toml, source.json and task.sig."""
+    """Write the files of the bundle, source.json and task.sig."""
     bundle.to_dir(directory)
     write_atomic(directory / SOURCE_FILE, json.dumps({"source": source.spec, "options": source.options}).encode())
     write_atomic(directory / SIGNATURE_FILE, owner.sign(PURPOSE, bundle.digest).hex().encode())

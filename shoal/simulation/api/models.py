@@ -18,9 +18,10 @@ from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.layers import refuse_random, refuse_stateful
 from shoal.owner.task_compiler.origin import draw_origins
+from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.trainers.modules import Loss, ModuleNetwork
 from shoal.simulation.trainers.networks import Cnn, Kind, Linear, Network, OneHidden, Softmax
-from shoal.task.manifest import KINDS, LocalTraining
+from shoal.task.manifest import KINDS, PRIVATE, LocalTraining
 
 Model = nn.Module | Callable[[], nn.Module] | str
 TOLERANCE = 1e-4
@@ -65,6 +66,19 @@ class ModelSource:
         else:
             make = self._redrawn
         return draw_origins(make, count, seed)
+
+    def private_start(self, prefixes: Sequence[str]) -> PrivateStart | None:
+        """Return the coordinates of the parameters whose names begin with one of ``prefixes``; None without any.
+
+        Raises:
+            TaskError: a prefix matches nothing, or all parameters are private.
+        """
+        if not prefixes:
+            return None
+        names = {p.name for p in layout(self.template, private=prefixes) if p.segment == PRIVATE}
+        parameters = layout(self.template)
+        own = np.concatenate([np.full(p.length, p.name in names) for p in parameters])
+        return PrivateStart(np.flatnonzero(own), flatten(self.template, parameters).numpy()[own])
 
     def _redrawn(self) -> nn.Module:
         fresh = copy.deepcopy(self.template)

@@ -62,6 +62,7 @@ class Result:
     events: list[Event] = field(repr=False)
     _template: nn.Module = field(repr=False)
     _thetas: Mapping[int, Float32Vector] = field(repr=False)
+    _own: Callable[[int], Float32Vector] = field(repr=False)
     _finish: Callable[[], NDArray[np.float64] | None] = field(repr=False)
 
     @cached_property
@@ -77,8 +78,19 @@ class Result:
 
     @cached_property
     def models(self) -> dict[int, nn.Module]:
-        """The models that the run ends with, by cluster, in ``eval`` mode and unmasked."""
+        """The models that the run ends with, by cluster, in ``eval`` mode and unmasked.
+
+        Private parameters have their initial values: see `device_model`.
+        """
         return {cluster: self._module(theta) for cluster, theta in self._thetas.items()}
+
+    def device_model(self, device: int) -> nn.Module:
+        """Return the model that a device ends with, in ``eval`` mode: its cluster's, with the device's own private parameters.
+
+        Args:
+            device: its place among the partitions.
+        """
+        return self._module(self._own(device))
 
     def _module(self, theta: Float32Vector) -> nn.Module:
         module = copy.deepcopy(self._template)

@@ -33,6 +33,7 @@ from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.personal import drawn_start, finish
+from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
@@ -60,6 +61,7 @@ def simulate(
     task: str = "classification",
     progress: bool = False,
     personal: float = 0.0,
+    private: Sequence[str] = (),
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -83,12 +85,14 @@ def simulate(
         task: ``classification``, ``regression`` or ``sequence``.
         progress: write a line a round to stderr.
         personal: weight of the proximal term of Ditto's personal model, a further candidate of `Result.personal`; 0 is none.
+        private: names of parameters, or beginnings of them such as a layer's name, that stay on each device, which trains its
+            own from the model's values, as `--private` of ``shoal-fleet task compile``.
 
     Raises:
         UsageError: an argument makes no sense.
         ConfigError: the strategy is unknown, or refuses the mask mode or a setting.
         DataError: the data holds NaN, shares differ in shape, labels are out of range, or a share is missing.
-        TaskError: the model does not fit the data, or training diverged.
+        TaskError: the model does not fit the data, a name in ``private`` fits no parameter, or training diverged.
     """
     _check(rounds, seed, participation, robust)
     if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
@@ -96,6 +100,9 @@ def simulate(
     name, own = _strategy(strategy)
     fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust)
     source = source_of(model, task, seed)
+    if isinstance(private, str):
+        raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")
+    own_part = source.private_start(private)
     options = fleet_options(
         fleet,
         rounds=rounds,
@@ -111,7 +118,7 @@ def simulate(
         check_labels(population, classes_of(source, first.x[:1]))
     if is_dense(network):
         population = _flattened(population)
-    plan = engine.sim_plan(name, fleet.settings, network, options, own)
+    plan = engine.sim_plan(name, fleet.settings, network, options, own, own_part)
     kind = own or find_strategy(name)
     build_strategy(kind, plan)
     chosen: StrategySettings = read_settings(kind.settings_type, name, fleet.settings)
@@ -120,6 +127,7 @@ def simulate(
     per_round = len(drawn(plan, 1, population.names))
     _check_sizes(per_round, len(population), chosen, options.min_contributors, name)
     start = source.origins(plan.origins, seed)
+    start = start if own_part is None else start[:, own_part.federated(network.length)]
     threads = torch.get_num_threads()
     try:
         result = engine.simulate(
@@ -132,19 +140,22 @@ def simulate(
             start=start,
             backend=NumpyBackend(),
             strategy=own,
+            private=own_part,
         )
     finally:
         torch.set_num_threads(threads)
     accuracy, loss = _figures(result.final, population, source.kind)
+    clusters = result.taken()
     return Result(
         accuracy=accuracy,
         loss=loss,
-        clusters=result.taken(),
+        clusters=clusters,
         history=[_round(record, source.kind) for record in result.history],
         events=[event for _, event in result.events],
         _template=source.template,
-        _thetas=result.thetas,
-        _finish=partial(_personal, result, options, start, source.kind, personal),
+        _thetas={model: _initial(theta, own_part, network.length) for model, theta in result.thetas.items()},
+        _own=lambda device: _whole(result, device, int(clusters[device])),
+        _finish=partial(_personal, result, options, start, source.kind, personal, own_part),
     )
 
 
@@ -243,7 +254,12 @@ def _figures(
 
 
 def _personal(
-    result: engine.SimResult, options: SimOptions, start: NDArray[np.float32], kind: Kind, weight: float
+    result: engine.SimResult,
+    options: SimOptions,
+    start: NDArray[np.float32],
+    kind: Kind,
+    weight: float,
+    private: PrivateStart | None,
 ) -> NDArray[np.float64] | None:
     """Return the accuracy of each device after its personal finish, shape (devices,); None for regression."""
     if kind == "regression":
@@ -266,10 +282,11 @@ def _personal(
             workforce.population,
             workforce.network,
             alone_options,
-            start=drawn_start(workforce.network, start[0], workforce.run.seed),
+            start=drawn_start(workforce.network, start[0], workforce.run.seed, private),
         )
-        own = [np.stack([done.thetas[int(model)] for model in done.taken()]) for done in (result, alone)]
-        found = finish(workforce, own[0], result.all_rounds + 1, own[1], above=_above(result), weight=weight)
+        found = finish(
+            workforce, _taken(result), result.all_rounds + 1, _taken(alone), above=_above(result), weight=weight
+        )
     finally:
         torch.set_num_threads(threads)
     accuracy = np.full(len(found.tested), np.nan)
@@ -282,11 +299,31 @@ def _above(result: engine.SimResult) -> list[dict[str, Float32Vector]]:
     """Return the models above each device's own in cfl's tree, from the root, by candidate; empty without ``path``."""
     assignments = result.final_plan().assignments
     found = []
-    for name in result.workforce.population.names:
+    for place, name in enumerate(result.workforce.population.names):
         kept = assignments[name].phase == Phase.KEEP
         nodes = sorted(assignments[name].candidates[1:]) if kept else []
-        found.append({node_name(node): result.thetas[node] for node in nodes})
+        found.append({node_name(node): _whole(result, place, node) for node in nodes})
     return found
+
+
+def _taken(result: engine.SimResult) -> NDArray[np.float32]:
+    """Return the model that each device takes, with its private coordinates: (devices, d + p)."""
+    return np.stack([_whole(result, place, int(model)) for place, model in enumerate(result.taken())])
+
+
+def _whole(result: engine.SimResult, place: int, model: int) -> Float32Vector:
+    """Return a model with the private coordinates of the device at ``place``: (d + p,), float32."""
+    whole: Float32Vector = result.workforce.whole(result.thetas[model][None], np.array([place]))[0]
+    return whole
+
+
+def _initial(theta: Float32Vector, private: PrivateStart | None, length: int) -> Float32Vector:
+    """Return a model (d,) with the initial private values: (d + p,)."""
+    if private is None:
+        return theta
+    whole = np.empty(length, np.float32)
+    whole[private.federated(length)], whole[private.places] = theta, private.values
+    return whole
 
 
 def _round(record: SimRound, kind: Kind) -> Round:

@@ -21,6 +21,7 @@ from edge_client.models import fresh_start
 from shoal.protocol.documents import LocalSettings
 from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard
+from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, tensor, unflatten
 from shoal.types import Float32Vector
@@ -67,7 +68,7 @@ def finish(
 
     Args:
         workforce: the devices' data and the recipe of local training, of which an epoch is taken at a time.
-        models: the model of each device's cluster, shape (devices, d).
+        models: the model of each device's cluster, shape (devices, d), here and below with private coordinates if there are any.
         round_: number of the final round; the batch orders of the rounds from there on are used.
         alone: a model that each device trained alone, shape (devices, d); None if there are none.
         above: of each device the models above its own in cfl's tree, by candidate; empty if there are none.
@@ -124,10 +125,25 @@ def sample_losses(workforce: Workforce, device: int, models: Mapping[str, Tensor
     return {name: _sample_losses(workforce, theta, shard)[0] for name, theta in models.items()}
 
 
-def drawn_start(network: Network, origin: Float32Vector, seed: int) -> NDArray[np.float32]:
-    """Return the model (1, d) from which devices train alone after a run that began with ``origin`` (d,), float32."""
+def drawn_start(
+    network: Network, origin: Float32Vector, seed: int, private: PrivateStart | None = None
+) -> NDArray[np.float32]:
+    """Return the whole model (1, d + p) from which devices train alone after a run that began with ``origin`` (d,), float32."""
     lengths = [int(np.prod(shape)) for shape in network.shapes]
-    return fresh_start.draw(fresh_start.figures_of(origin, lengths), lengths, seed)[None]
+    if private is None:
+        return fresh_start.draw(fresh_start.figures_of(origin, lengths), lengths, seed)[None]
+    # In the order of a compiled task, whose private tensors come last.
+    federated = private.federated(network.length)
+    firsts = np.cumsum([0, *lengths[:-1]])
+    own = np.isin(firsts, private.places)
+    ordered = [n for n, mine in zip(lengths, own, strict=True) if not mine]
+    ordered += [n for n, mine in zip(lengths, own, strict=True) if mine]
+    whole = np.concatenate((origin, private.values))
+    found = np.empty((1, network.length), np.float32)
+    found[0, np.concatenate((federated, private.places))] = fresh_start.draw(
+        fresh_start.figures_of(whole, ordered), ordered, seed
+    )
+    return found
 
 
 def _train(workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:

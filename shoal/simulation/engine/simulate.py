@@ -27,6 +27,7 @@ from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Settin
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
+from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
@@ -63,7 +64,7 @@ class SimResult:
         all_rounds: number of all rounds; events: their events, each with its counted round (0 for a round that doesn't count).
         assignment: each device's cluster at the end.
         final: the last evaluation; None if there are no test samples.
-        thetas: model id -> clear (d,), float32, of the models at the end of the run.
+        thetas: model id -> clear (d,), float32, of the models at the end of the run, without private coordinates.
     """
 
     history: tuple[SimRound, ...]
@@ -120,6 +121,7 @@ def sim_plan(
     network: Network,
     options: SimOptions,
     strategy: type[Strategy] | None = None,
+    private: PrivateStart | None = None,
 ) -> RunPlan:
     """Return an unsigned run plan for the simulator.
 
@@ -129,6 +131,7 @@ def sim_plan(
         network: the network that devices train.
         options: all other options.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`.
+        private: the network's private coordinates, which the plan does not have.
 
     Raises:
         ConfigError: the strategy refuses the settings.
@@ -136,7 +139,8 @@ def sim_plan(
     texts = {name: str(value) for name, value in settings.items()}
     kind = strategy or find_strategy(algorithm)
     parsed: StrategySettings = read_settings(kind.settings_type, algorithm, texts)
-    segments = options.segments or (("cluster", network.length),)
+    federated = network.length - (0 if private is None else len(private.places))
+    segments = options.segments or (("cluster", federated),)
     plan = RunPlan(
         fleet=FLEET,
         run=1,
@@ -182,6 +186,7 @@ def simulate(
     start: NDArray[np.float32] | None = None,
     backend: Backend | None = None,
     strategy: type[Strategy] | None = None,
+    private: PrivateStart | None = None,
 ) -> SimResult:
     """Run ``algorithm`` on all devices of ``population``.
 
@@ -194,29 +199,35 @@ def simulate(
         progress: called after every counted round.
         watch: called after every round; the number of a round that doesn't count is 0.
         tamper: changes the uploads of devices that attack; None if all are honest.
-        start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation.
+        start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation. They have no private
+            coordinates.
         backend: computes similarities; numpy if None.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
+        private: the network's private coordinates; None if all are federated.
 
     Raises:
-        ConfigError: the strategy refuses the settings, a round has too few devices for a mean, or too few rounds count (see
-            ROUNDS_SPARE).
+        ConfigError: the strategy refuses the settings, a round has too few devices for a mean, too few rounds count (see
+            ROUNDS_SPARE), or private coordinates meet probes or a checkpoint.
         TaskError: training diverged.
     """
-    run = sim_plan(algorithm, settings, network, options, strategy)
+    if private is not None and (population.probes or options.checkpoint is not None):
+        raise ConfigError("private values belong to devices: they are not tested on probes, nor stored in a checkpoint")
+    run = sim_plan(algorithm, settings, network, options, strategy, private)
     present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
     if 0 < present < run.min_contributors:
         raise ConfigError(
             f"{present} devices take part in a round, and a mean takes {run.min_contributors}: no model would ever change",
             hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
         )
-    single = run.robust != "off" or tamper is not None
+    single = run.robust != "off" or tamper is not None or private is not None
     if single and options.deferred:
         raise ConfigError(
-            "deferred sums hold no single updates, which a robust mean and an attack read",
+            "deferred sums hold no single updates, which a robust mean, an attack and private coordinates need",
             hint="choose robust off, or leave deferred at None",
         )
-    start = origins(network, run.origins, options.seed) if start is None else start
+    if start is None:
+        start = origins(network, run.origins, options.seed)
+        start = start if private is None else start[:, private.federated(network.length)]
     workforce = Workforce(
         population,
         network,
@@ -229,6 +240,7 @@ def simulate(
         norms=options.norms,
         # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
         reads="updates" if single or strategy is not None else None,
+        private=private,
     )
     average = RobustMean(run, backend, workforce.average)
     made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)

@@ -30,6 +30,7 @@ from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population
 from shoal.simulation.engine.models import Models
+from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
 from shoal.simulation.trainers.dual import Dual, Scored
@@ -77,6 +78,10 @@ class Workforce:
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
         deferred: sum updates instead of storing each; None decides by ``reads`` and the memory they would take.
         reads: the parts of updates that the strategy reads; None asks its settings.
+        private: the network's private coordinates; None if all are federated. Each update is stored then.
+
+    Attributes:
+        private: the devices' private values; None if all coordinates are federated.
     """
 
     def __init__(
@@ -92,16 +97,19 @@ class Workforce:
         deferred: bool | None = None,
         norms: bool = False,
         reads: Reads | None = None,
+        private: PrivateStart | None = None,
     ) -> None:
-        if origins.shape != (run.origins, network.length) or run.length != network.length:
-            raise DataError(
-                f"origins of shape {origins.shape} for {run.origins} models of {network.length} coordinates"
-            )
+        federated = network.length - (0 if private is None else len(private.places))
+        if origins.shape != (run.origins, federated) or run.length != federated:
+            raise DataError(f"origins of shape {origins.shape} for {run.origins} models of {federated} coordinates")
         torch.set_num_threads(threads)
         self.network, self.run = network, run
         self.models = Models(run, np.ascontiguousarray(origins, np.float32))
         self.device = torch.device(device)
-        self.deferred = deferred
+        self.deferred = deferred if private is None else False
+        self.private = None
+        if private is not None:
+            self.private = PrivateParts(private, network.length, len(population), self.device)
         self.reads = plan_settings(run).reads if reads is None else reads
         self.norms = norms or self.reads != "means"
         self._trainer_name = trainer
@@ -145,6 +153,14 @@ class Workforce:
             theta: Float32Vector = current.models[current.row_of[model]].cpu().numpy().copy()
             return theta
         return self.models.theta(plan, model)
+
+    def whole(self, models: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return models (c, d) with the private coordinates of the devices at ``places`` (c,): (c, d + p)."""
+        if self.private is None:
+            return models
+        own, federated = self.private.of(places), torch.from_numpy(models).to(self.device)
+        joined: NDArray[np.float32] = self.private.joined(federated, own).cpu().numpy()
+        return joined
 
     def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
         """Take over the models of round ``round_`` from the strategy, and return its state without them: see `Models.relay`."""
@@ -286,6 +302,7 @@ class Workforce:
             if assignment.compare:
                 find = self._nearest_direction if assignment.phase is Phase.PLACE else self._nearest
                 nearest = find(trained, start, assignment.compare, ids)
+            self._keep_private(assignment, part, trained)
         return [
             ClientUpdate(
                 round=self._round.plan.round,
@@ -313,15 +330,22 @@ class Workforce:
         """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
         assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
-        thetas = [models[torch.from_numpy(start).to(self.device)] + trained.rows()]
+        thetas = [self._trained(models[torch.from_numpy(start).to(self.device)], trained)]
         for other in assignment.candidates[1:]:
             again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
-            thetas.append(models[row_of[other]] + again.rows())
+            thetas.append(self._trained(models[row_of[other]].expand(len(start), -1), again))
         shelf, found = self.shelf(assignment.share), []
         for i, place in enumerate(block.ids):
             own = torch.stack([theta[i] for theta in thetas])
             found.append(reported_margins(scoring.score(self.network, own, shelf, np.array([int(place)])).losses[0]))
         return found
+
+    def _trained(self, models: Tensor, trained: Trained) -> Tensor:
+        """Return the whole models after a training that began with ``models`` (c, d)."""
+        moved = models + trained.rows()
+        if self.private is None or not isinstance(trained, PrivateRows):
+            return moved
+        return self.private.joined(moved, trained.private)
 
     def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the l2 norm of every trained model, (c,) float64, for FedGroup's inter-group aggregation."""
@@ -363,7 +387,11 @@ class Workforce:
         return np.array(found, np.int64)
 
     def _fuses(self, block: Block, assignment: Assignment) -> bool:
-        return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(assignment.phase))
+        return (
+            self.private is None
+            and isinstance(self.trainer, Dual)
+            and self.trainer.suits(block, self._recipe(assignment.phase))
+        )
 
     def _train(
         self, assignment: Assignment, block: Block, start: NDArray[np.int64], pre: Tensor | None = None
@@ -371,10 +399,34 @@ class Workforce:
         assert self._round is not None
         round_ = self._round.plan.round
         assignments = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
+        if self.private is not None:
+            return self._train_private(self.private, assignment, block, start, assignments)
         work = (self._round.models, start, block, assignments, self._recipe(assignment.phase), round_)
         if pre is not None and isinstance(self.trainer, Dual):
             return self.trainer.train(*work, pre)
         return self.trainer.train(*work)
+
+    def _train_private(
+        self,
+        private: PrivateParts,
+        assignment: Assignment,
+        block: Block,
+        start: NDArray[np.int64],
+        orders: Sequence[BatchOrder],
+    ) -> PrivateRows:
+        """Train as `_train`, each device a whole model of its own, without storing its private values."""
+        assert self._round is not None
+        before = private.of(block.ids)
+        models = private.joined(self._round.models[torch.from_numpy(start).to(self.device)], before)
+        places, recipe = np.arange(len(start)), self._recipe(assignment.phase)
+        trained = self.trainer.train(models, places, block, orders, recipe, self._round.plan.round)
+        updates, changes = private.cut(trained.rows())
+        return PrivateRows(updates, trained.losses, before + changes)
+
+    def _keep_private(self, assignment: Assignment, part: NDArray[np.int64], trained: Trained) -> None:
+        """Store the private values that were trained beside uploaded updates; the last step of a round's work."""
+        if self.private is not None and isinstance(trained, PrivateRows) and assignment.train:
+            self.private.keep(part, trained.private)
 
     def _recipe(self, phase: int) -> LocalSettings:
         return self.run.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else self.run.local
@@ -419,7 +471,7 @@ class Workforce:
             current.sums = kept
 
     def score(self, models: Tensor, share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
-        """Score every model (k, d) on one share of the devices at ``places`` (c,).
+        """Score every model (k, d), with each device's private values, on one share of the devices at ``places`` (c,).
 
         Raises:
             DataError: one of them has no samples in that share.
@@ -427,7 +479,21 @@ class Workforce:
         shelf = self.shelf(share)
         if not shelf.sizes[places].all():
             raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
-        return scoring.score(self.network, models, shelf, places)
+        return self.score_on(models, shelf, places)
+
+    def score_on(self, models: Tensor, shelf: Shelf, places: NDArray[np.int64]) -> scoring.Scores:
+        """Score every model (k, d), with each device's private values, on the shards of a shelf at ``places`` (c,)."""
+        if self.private is None:
+            return scoring.score(self.network, models, shelf, places)
+        found = []
+        for place in places:
+            own = self.private.joined(models, self.private.of(np.array([place])).expand(len(models), -1))
+            found.append(scoring.score(self.network, own, shelf, np.array([place])))
+        return scoring.Scores(
+            np.concatenate([each.losses for each in found]),
+            np.concatenate([each.correct for each in found]),
+            np.concatenate([each.tested for each in found]),
+        )
 
     def score_own(self, start: NDArray[np.int64], share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
         """Score one model on each device; ``start`` (c,) has its row among this round's models. Returns arrays (c, 1)."""

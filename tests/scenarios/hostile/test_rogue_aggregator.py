@@ -284,7 +284,7 @@ BAD_MEANS = {
     "longer than any update may be": (
         {},
         np.full(D, 1000.0),
-        "a mean update of norm 5.29e+03, the plan's limit is 1e+03",
+        "a mean update of norm 5.29e+03, where at most 10 is allowed for one step",
     ),
 }
 

@@ -157,3 +157,18 @@ def test_an_aggregator_that_restarts_after_the_run_leaves_the_models_there(tmp_p
             fleet.step()
         (model,) = reader_of(fleet).finished_run().models
         assert model.own.state.id == StateId(0, 3)
+
+
+def test_private_coordinates_have_the_tasks_initial_values(tmp_path):
+    """The owner has the federated coordinates that the devices ended with, and none that a device trained for itself."""
+    initial = np.arange(CLASSES, dtype=np.float32)
+    bundle = logistic_bundle(INPUTS, CLASSES, private=initial)
+    with make_fleet(tmp_path / "fleet", bundle=bundle, count=3) as fleet:
+        fleet.run(20)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        own = fleet.model("dev-00").theta
+    assert document["private_coordinates"] == CLASSES
+    assert [p["segment"] for p in document["parameters"]] == ["cluster", "private"]
+    np.testing.assert_array_equal(thetas[0][:-CLASSES], own[:-CLASSES])
+    np.testing.assert_array_equal(thetas[0][-CLASSES:], initial)
+    assert not np.array_equal(own[-CLASSES:], initial)

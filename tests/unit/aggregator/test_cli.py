@@ -79,7 +79,7 @@ def place(tmp_path, capsys):
 
 def test_a_fleet_without_runs(place, capsys):
     cli.status(place.directory)
-    assert capsys.readouterr().out == "fleet reef, devices: 2, runs: 0, not serving\n"
+    assert capsys.readouterr().out == "fleet reef, devices: 2, runs: 0, not running\n"
 
 
 def test_a_serving_aggregator_says_so(place):
@@ -203,7 +203,7 @@ def test_the_waiting_line_is_shown_only_while_the_aggregator_runs(place):
     assert len(place.status()) == 1
     assert place.data()["runs"][0]["shortage"] is None
     with exclusive(place.directory, wait_s=0, hint="-"):
-        assert place.status()[1] == "run 1 now: round 2: 1 of 2, waiting for dev-2"
+        assert place.status()[-1] == "run 1 now: round 2: 1 of 2, waiting for dev-2"
         assert place.data()["runs"][0]["shortage"] == {"here": 1}
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon, _Stop, serve
+from aggregator.status.live_file import read_live
 from aggregator.storage.run_status import read_plan, read_records
 from aggregator.storage.signed_runs import RunFiles, is_finished
 from aggregator.storage.store import Store
-from shoal.errors import StorageError, UntrustedError
+from shoal.errors import BrokerUnreachableError, StorageError, UntrustedError
 from shoal.protocol.codec import encode
-from shoal.transport.base import Connected, Message, TakenOver
+from shoal.transport.base import Connected, Disconnected, Message, TakenOver
 from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
 
@@ -301,3 +302,28 @@ def test_any_other_error_of_the_system_stays_itself(place, monkeypatch):
     monkeypatch.setattr("aggregator.daemon.raise_open_files_limit", lambda _needed: "")
     with pytest.raises(OSError, match="Bad file descriptor"):
         serve(AggregatorConfig(dir=place.server))
+
+
+# ------------------------------------------------------------------------------------------------------- for `status`
+
+
+def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place, monkeypatch):
+    """Nobody answers on port 1."""
+    monkeypatch.setattr("aggregator.daemon.signal.signal", lambda *_handler: None)
+    with pytest.raises(BrokerUnreachableError):
+        daemon_of(place).serve()
+    facts = read_live(place.server).facts
+    assert (facts.connection.connected, facts.connection.broker) == (False, "mqtt://127.0.0.1:1")
+    assert facts.ended_at_s is not None
+    assert "no MQTT broker can be used at mqtt://127.0.0.1:1" in facts.error
+    assert facts.hint
+
+
+def test_the_connection_is_recorded_while_no_run_is_served(place):
+    daemon = daemon_of(place)
+    daemon._handle(Connected(session_present=False), None)
+    daemon._keep_status()
+    assert read_live(place.server).facts.connection.connected
+    daemon._handle(Disconnected("gone"), None)
+    daemon._keep_status()
+    assert read_live(place.server).facts.connection.reason == "gone"

@@ -4,17 +4,21 @@ import dataclasses
 
 import pytest
 
-from aggregator.device_presence import DevicePresence
+from aggregator.device_presence import DevicePresence, PresenceInbox
 from aggregator.rounds.events import CameOnline, WentOffline
+from aggregator.status.watch import FleetWatch
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group
 from crypto.seal.identity import Identity
 from edge_client.protocol.presence import presence
-from shoal.errors import UntrustedError
+from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
-from tests.helpers.parties import Parties
+from shoal.protocol.topics import TopicKind
+from shoal.transport.base import Message
+from shoal.version import VERSION
+from tests.helpers.parties import TOPICS, Line, Parties
 
 
 @pytest.fixture
@@ -115,3 +119,42 @@ def test_somebody_who_was_revoked_is_not_listened_to(parties):
     parties.server.roster = dataclasses.replace(parties.server.roster, revoked=("dev-1",))
     with pytest.raises(UntrustedError, match="dev-1 is not in the roster"):
         DevicePresence(parties.server).take("dev-1", word)
+
+
+# ------------------------------------------------------------------------------------------------------- for `status`
+
+
+def test_what_is_checked_is_recorded(parties):
+    watch = FleetWatch()
+    here, member = DevicePresence(parties.server, watch), parties.members["dev-1"]
+    here.take("dev-1", said(member, 5, online=True))
+    assert watch.devices.devices["dev-1"].online is True
+    assert watch.devices.devices["dev-1"].version == VERSION
+    here.take("dev-1", said(member, 4, online=False))
+    assert watch.devices.devices["dev-1"].online is True, "an earlier incarnation"
+    last = said(member, 5, online=True)
+    parties.owner.rotate()
+    parties.server.take_grant(parties.grant())
+    parties.server.promote(parties.server.later[0])
+    here.take("dev-1", last)
+    assert watch.devices.devices["dev-1"].online is False
+
+
+def test_presences_are_read_while_no_run_is_served(parties):
+    line, watch = Line(), FleetWatch()
+    inbox = PresenceInbox(parties.server, watch)
+    inbox.subscribe(line)
+    assert line.filters == [TOPICS.filter(TopicKind.STATE)]
+    topic, chunk = presence(parties.members["dev-1"], 5, online=True)
+    for message in (
+        Message(topic, chunk, retained=True),
+        Message(topic, b""),
+        Message(TOPICS.up("dev-1"), chunk),
+        Message(TOPICS.state("stranger"), chunk),
+    ):
+        inbox.take(message, 0.0)
+    (facts,) = watch.devices.devices.values()
+    assert (facts.online, facts.last_seen_s) == (True, None)
+    with pytest.raises(ShoalError):
+        inbox.take(Message(TOPICS.state("dev-2"), chunk), 0.0)
+    assert list(watch.devices.devices) == ["dev-1"]

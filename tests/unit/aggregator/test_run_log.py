@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
-from aggregator.run_log import MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
+from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import give, opened
 from tests.helpers.plans import run_plan
@@ -181,3 +181,18 @@ def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again
         "read the reason in the log of dev-3, and sign a run that avoids it; start dev-4, dev-5 again, or take them "
         "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
     )
+
+
+def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
+    """It named the devices whose uploads could not arrive, and after the deadline said to start them again."""
+    engine, state = opened()
+    late, _ = engine.handle(state, DeadlinePassed(state.round))
+    kept = []
+    lines = RunLog(run_plan(), kept.append)
+    for second in range(10):
+        lines.waiting(late, second, lost=True)
+    assert kept == [BROKER_LOST]
+    assert lines.figures == {}
+    for second in range(10, 20):
+        lines.waiting(late, second)
+    assert "dev-1" in kept[-1]

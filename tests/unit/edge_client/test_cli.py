@@ -1,6 +1,7 @@
 """The texts and figures of `shoal-edge`, without a process."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,10 @@ from edge_client.storage import state as states
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
+from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
 
+CONNECTED = {"connected": True, "broker": "mqtt://reef:1883", "since": "2026-11-18T11:06:40Z"}
 CHOICE = {"choice": "cluster"}
 FULL = StorageError("can't write x: No space left on device", hint="free some space")
 
@@ -67,15 +70,60 @@ def test_each_figure_of_a_status_is_a_line_with_its_label(figures, lines):
 def test_a_device_that_has_not_run_yet_has_its_identity_and_disk(directory, said):
     cli.status(directory, json=True)
     found = data(said)
-    assert list(found) == ["device", "fleet", "fingerprint", "roster", "disk_free_bytes"]
+    liveness = {"running": False, "connected": False, "broker": "mqtt://loopback:1883", "since": None}
+    assert list(found) == ["device", "fleet", "fingerprint", "roster", "disk_free_bytes", *liveness]
+    assert liveness.items() <= found.items()
     assert (found["device"], found["fleet"]) == ("dev-1", "reef")
 
 
 def test_the_figures_of_the_running_program_are_added(directory, said):
-    DeviceState(directory).save_status({"stage": "working", "rounds": 3})
-    cli.status(directory)
+    DeviceState(directory).save_status({"stage": "working", "rounds": 3, "connection": CONNECTED})
+    with exclusive(directory, wait_s=0, hint=""):
+        cli.status(directory)
     lines, _ = said()
     assert {"stage: working", "rounds taken part in: 3", "device: dev-1"} <= set(lines)
+    assert "running, connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z" in lines
+    assert not [line for line in lines if line.startswith(("connect", "broker", "since"))]
+
+
+def test_a_killed_device_is_not_running_whatever_its_file_says(directory, said):
+    """It stayed ``working`` for ever."""
+    DeviceState(directory).save_status({"stage": "working", "connection": CONNECTED})
+    os.utime(directory / "status.json", (1795000000, 1795000000))
+    cli.status(directory, json=True)
+    found = data(said)
+    assert (found["running"], found["connected"], found["stage"], found["last_stage"]) == (
+        False,
+        False,
+        "stopped",
+        "working",
+    )
+    assert found["since"] == "2026-11-18T11:06:40Z"
+    assert "connection" not in found
+    cli.status(directory)
+    assert "not running since 2026-11-18T11:06:40Z" in said()[0]
+
+
+def test_a_device_whose_broker_is_away_says_so(directory, said):
+    lost = {**CONNECTED, "connected": False, "reason": "Connection refused"}
+    DeviceState(directory).save_status({"stage": "sending", "connection": lost})
+    with exclusive(directory, wait_s=0, hint=""):
+        cli.status(directory, json=True)
+    found = data(said)
+    assert (found["running"], found["connected"], found["stage"]) == (True, False, "sending")
+    assert (found["broker"], found["disconnected_because"]) == ("mqtt://reef:1883", "Connection refused")
+    with exclusive(directory, wait_s=0, hint=""):
+        cli.status(directory)
+    assert "running, not connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z" in said()[0]
+
+
+@pytest.mark.parametrize("connection", [None, "x", [1], {}])
+def test_a_damaged_connection_counts_as_none(directory, said, connection):
+    DeviceState(directory).save_status({"stage": "idle", "connection": connection})
+    with exclusive(directory, wait_s=0, hint=""):
+        cli.status(directory, json=True)
+    assert (found := data(said))["connected"] is False
+    assert found["stage"] == "idle"
 
 
 def test_a_device_that_its_disk_stopped_says_why_and_when(directory, said):

@@ -1,5 +1,6 @@
 """A device's results: the figures in its status file, and when its models are saved."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 from crypto.seal.replay import ReplayWatermark
 from edge_client.learning.update import Finished
 from edge_client.protocol.round_state import RoundState, Stage
-from edge_client.reporting import RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
+from edge_client.reporting import ALIVE_EVERY_S, RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
 from edge_client.storage.finished_models import FinishedModels, Validation
-from edge_client.storage.state import MODEL_FILE, DeviceState
+from edge_client.storage.state import MODEL_FILE, STATUS_FILE, DeviceState
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement
@@ -133,6 +134,32 @@ def test_the_status_is_written_when_the_session_has_changed(place):
     assert place.files.load_status()["rounds"] == 0
     place.results.keep_status(at(Stage.SENDING), 20.5)
     assert place.files.load_status()["stage"] == "sending"
+
+
+def test_the_status_is_written_when_the_connection_has_changed(place):
+    place.begin()
+    place.results.connected("mqtt://reef:1883")
+    place.results.keep_status(at(Stage.FETCHING), 10.0)
+    found = place.files.load_status()["connection"]
+    assert (found["connected"], found["broker"]) == (True, "mqtt://reef:1883")
+    place.results.disconnected("mqtt://reef:1883", "Connection refused")
+    place.results.keep_status(at(Stage.FETCHING), 20.0)
+    found = place.files.load_status()["connection"]
+    assert (found["connected"], found["reason"]) == (False, "Connection refused")
+
+
+def test_an_unchanged_status_shows_once_a_minute_that_the_device_is_alive(place):
+    place.begin()
+    place.results.keep_status(at(Stage.FETCHING), 10.0)
+    path = place.files.directory / STATUS_FILE
+    os.utime(path, (1, 1))
+    place.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S - 1)
+    assert place.files.alive_at_s() == 1
+    place.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S)
+    assert place.files.alive_at_s() > 1
+    path.unlink()
+    place.results.keep_status(at(Stage.FETCHING), 10.0 + 2 * ALIVE_EVERY_S)
+    assert place.files.alive_at_s() is None
 
 
 # ------------------------------------------------------------------------------------------------------ end of a run

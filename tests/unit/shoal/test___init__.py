@@ -85,7 +85,7 @@ def test_defaults_are_the_fleets():
     assert given["participation"] == RunOptions("cfl").participation
     assert list(given) == [
         *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
-        *("settings", "local", "task", "progress", "personal"),
+        *("robust", "settings", "local", "task", "progress", "personal", "private"),
     ]
 
 

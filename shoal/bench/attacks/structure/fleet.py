@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.run.policy import check_mean
+from edge_client.run.policy import check_mean, mean_limit
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.protocol import signed_plan
 from shoal.bench.attacks.structure.keys import FleetKeys, Lifetime
@@ -55,6 +55,7 @@ class MaskedFleet:
         pool, need = len(lab.private), devices * OWN_IMAGES
         self._own = np.resize(self._rng.permutation(pool), need).reshape(OWN_IMAGES, devices).T
         self._offset = np.zeros(self.network.length, np.float32)
+        self._longest = np.zeros(devices)
         self.clear = np.zeros((0, self.network.length), np.float32)
         self.x, self.y = lab.private.x[:0], lab.private.y[:0]
 
@@ -67,6 +68,7 @@ class MaskedFleet:
             picked = np.take_along_axis(self._own, columns, axis=1)
         self.x, self.y = self._lab.private.x[picked], self._lab.private.y[picked]
         self.clear = self.network.updates(self.held, self.x, self.y)
+        self._longest = np.maximum(self._longest, np.linalg.norm(self.clear, axis=1))
         return self.clear
 
     def uploads(self) -> Rows:
@@ -92,7 +94,10 @@ class MaskedFleet:
             length=self.network.length,
             segment="",
         )
-        check_mean(header, plan, "", 4 * sent.size, norm)
+        model_norm = float(np.linalg.norm(self.held))
+        # The aggregator announces a limit that just allows the mean. The devices with the shortest updates may refuse it.
+        limit = mean_limit(norm, float(np.median(self._longest)), model_norm, plan)
+        check_mean(header, plan, "", 4 * sent.size, norm, limit)
         self.held = self.held + self.keys.unmasked(sent[None], self.round)[0]
         self._offset = mean
         self.round += 1

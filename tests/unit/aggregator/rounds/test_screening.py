@@ -106,3 +106,20 @@ def test_what_arrives_first_makes_no_difference():
     forward, backward = screen(given, {}), screen(given[::-1], {})
     assert forward.refused == backward.refused
     assert forward.levels == backward.levels
+
+
+@pytest.mark.parametrize(
+    ("given", "levels", "limit"),
+    [
+        (of(1.0, 2.0, 3.0, 100.0), {}, 20.0),
+        (of(1.0, 2.0), {"train": 5.0}, 50.0),
+        (of(1.0, 2.0), {}, 20.0),
+        (of(0.0, 0.0, 0.0, 5.0), {}, 50.0),
+        ([*of(1.0, 1.0, 1.0), update("dev-8", 9.0, model=1)], {"train/1": 4.0}, 40.0),
+        ((), {"train": 1.0}, 0.0),
+    ],
+)
+def test_the_limit_for_the_means_of_a_round_is_that_of_its_longest_allowed_update(given, levels, limit):
+    done = screen(given, levels)
+    assert done.limit == limit
+    assert all(c.norm <= limit for c in done.accepted)

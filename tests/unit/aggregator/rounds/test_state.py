@@ -86,6 +86,15 @@ def test_while_no_round_is_open_nothing_is_asked_or_awaited():
     assert state.present == FLEET
 
 
+def test_a_record_has_the_mean_loss_of_each_cluster():
+    """Without updates that were left out; a cluster without any has none."""
+    given = PersistentList(contribution(d, loss=loss) for d, loss in zip(FLEET, (1.0, 3.0, 5.0, 9.0), strict=True))
+    state = asking(*FLEET, contributions=given)
+    outcome = Outcome(clusters={"a": 0, "b": 0, "c": 4, "d": 5})
+    record = record_of(state, state.plan, outcome, refused_norm={"d": 99.0})
+    assert record.cluster_losses == {0: 2.0, 4: 5.0}
+
+
 @pytest.mark.parametrize(("finished", "reason"), [(True, "the run is over"), (False, "the round is not open")])
 def test_the_reason_of_a_late_upload(finished, reason):
     assert too_late(fleet(finished=finished)) == reason

@@ -325,3 +325,60 @@ def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit
     assert len(shop.shares.train) > 5
     assert do(vary(shop, max_samples=5), assignment(3))[1].samples == 5
     assert do(vary(shop, max_samples=1000), assignment(3))[1].samples == len(shop.shares.train)
+
+
+# ------------------------------------------------------------------------------------------------------ private values
+
+P = CLASSES
+PRIVATE = np.arange(P, dtype=np.float32) / 4
+SHORT = {model: theta[: D - P] for model, theta in MODELS.items()}
+WHOLE = {model: np.concatenate((theta, PRIVATE)) for model, theta in SHORT.items()}
+
+
+def private_shop(shop, **changes):
+    """Return the context of a run of the same task whose last P coordinates are private."""
+    plan = dataclasses.replace(shop.plan, segments=(SegmentSpec("cluster", D - P),), **changes)
+    key = derive(shop.round.keys.mask, shop.round.keys.context_of(plan))
+    round_ = dataclasses.replace(shop.round, derive_mask=lambda: key, key_id=key.key_id)
+    run = dataclasses.replace(shop.run, plan=plan)
+    return dataclasses.replace(shop, run=run, round=round_, private=PRIVATE)
+
+
+def trained_from(shop, model):
+    batches = BatchOrder(shop.plan, "dev-1", 2)
+    recipe = local_training(shop.plan)
+    return train(WHOLE[model], shop.shares.train, recipe, shop.backend, batches, 1, lambda: False)
+
+
+def test_private_coordinates_are_scored_and_trained_and_not_uploaded(shop):
+    own = private_shop(shop)
+    finished, upload, vector = do(own, assignment(3, 4, 5, evaluate=True), models=SHORT)
+    found = [own.backend.score(WHOLE[m], own.shares.train.x, own.shares.train.y).mean_loss for m in (3, 4, 5)]
+    best = (3, 4, 5)[int(np.argmin(found))]
+    assert (finished.model, upload.loss, upload.length) == (best, round(min(found), 4), D - P)
+    expected = trained_from(own, best)
+    assert vector.tobytes() == expected.delta[: D - P].tobytes()
+    np.testing.assert_array_equal(finished.private, PRIVATE + expected.delta[D - P :])
+    assert upload.correct == own.backend.score(WHOLE[best], own.shares.test.x, own.shares.test.y).correct
+
+
+def test_norms_noise_and_distances_are_of_the_federated_coordinates(shop):
+    own = private_shop(shop, norm_noise=0.1)
+    order_ = dataclasses.replace(assignment(3), norm=True, compare=(3, 4))
+    finished, upload, vector = do(own, order_, models=SHORT)
+    expected = trained_from(own, 3).delta
+    assert not np.allclose(vector, expected[: D - P])
+    np.testing.assert_array_equal(finished.private, PRIVATE + expected[D - P :])
+    assert upload.model_norm == pytest.approx(np.linalg.norm(SHORT[3] + vector), abs=1e-3)
+    assert upload.nearest == 3
+
+
+@pytest.mark.parametrize("order_", [assignment(3, train=False, phase=Phase.SCORE), place_assignment(3, (3, 4))])
+def test_work_without_an_update_leaves_the_private_coordinates(shop, order_):
+    assert do(private_shop(shop), order_, models=SHORT)[0].private is None
+
+
+def test_the_other_candidates_of_a_comparison_leave_the_private_coordinates(shop):
+    own = private_shop(shop)
+    finished, _, _ = do(own, assignment(3, 4, phase=Phase.ADAPT, margins=True), models=SHORT)
+    np.testing.assert_array_equal(finished.private, PRIVATE + trained_from(own, 3).delta[D - P :])

@@ -12,7 +12,6 @@ from crypto.mask.schedule import RunChain
 from edge_client.models.states import ModelStates
 from edge_client.models.store import (
     FOLDER,
-    FORKED_ROUND,
     INDEX_FILE,
     StateIndex,
     StateStore,
@@ -20,7 +19,7 @@ from edge_client.models.store import (
 )
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.states import NO_TRANSCRIPT, StateId
+from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, StateId
 from shoal.util.files import private_directory, write_atomic
 from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, take, vector
 from tests.helpers.power_cuts import CutAt, cut_at

@@ -12,6 +12,8 @@ from shoal.membership.grants import open_notice
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import TranscriptHead
+from shoal.version import VERSION
 from tests.helpers.parties import TOPICS, Line, Parties
 from tests.helpers.sessions import FACTS, GROUP, new_runtime
 
@@ -65,13 +67,13 @@ def offered(member, line):
     return found
 
 
-@pytest.mark.parametrize("online", [True, False])
-def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online):
-    topic, chunk = presence(member, BIRTH, online=online)
+@pytest.mark.parametrize(("online", "head"), [(True, TranscriptHead(bytes(16), 3, b"h" * 32)), (False, None)])
+def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online, head):
+    topic, chunk = presence(member, BIRTH, online=online, head=head, at_s=1790000000.9)
     assert topic == TOPICS.state("dev-1")
     assert opened(member, chunk) == (
         Sealed("reef", "presence", "dev-1", "*"),
-        Presence("reef", "dev-1", BIRTH, online),
+        Presence("reef", "dev-1", BIRTH, online, VERSION, 1790000000, head),
     )
 
 

@@ -206,3 +206,17 @@ def test_regression_has_a_loss_and_no_count(place, finish):
     regression = dataclasses.replace(place.bundle.manifest, kind="regression", label=label)
     place.bundle = dataclasses.replace(place.bundle, manifest=regression)
     assert finish().validation == {FINAL_ID: Validation(0.5, 0, 0, 8)}
+
+
+def test_private_values_are_stored_by_round_and_join_the_models(tmp_path):
+    from tests.helpers.tasks import logistic_bundle
+
+    place = Place(private_directory(tmp_path / "d"), logistic_bundle(private=[1.0, 2.0, 3.0]))
+    place.factory.follow(place.run())
+    thetas = {2: np.zeros(12, np.float32)}
+    done = SimpleNamespace(private=np.full(3, 7.0, np.float32))
+    assert place.factory.keep_private(SimpleNamespace(round=4), done, thetas)[2].tolist() == [0.0] * 12 + [7.0] * 3
+    # An assignment without training leaves them, and so does a restart.
+    place.factory.follow(place.run())
+    untrained = SimpleNamespace(private=None)
+    assert place.factory.keep_private(SimpleNamespace(round=5), untrained, thetas)[2].tolist()[12:] == [7.0] * 3

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from aggregator.strategies.base import place_assignment
-from edge_client.run.policy import check_announcement, check_assignment, check_mean, check_plan
+from edge_client.run.policy import check_announcement, check_assignment, check_mean, check_plan, mean_limit
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, Phase, Share
@@ -214,9 +214,9 @@ BYTES = 4 * PLAN.length
 
 
 def test_a_mean_within_the_plan_is_accepted():
-    check_mean(MEAN, PLAN, "", BYTES, PLAN.norm_limit)
+    check_mean(MEAN, PLAN, "", BYTES, 2.0, 2.0)
     shared = dataclasses.replace(MEAN, run_id=SHARING.run_id, length=5, segment="shared")
-    check_mean(shared, SHARING, "shared", 20, 1.0)
+    check_mean(shared, SHARING, "shared", 20, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,35 @@ def test_a_mean_within_the_plan_is_accepted():
         ({"length": 1}, 4, 1.0),
         ({}, BYTES - 4, 1.0),
         ({"segment": "cluster"}, BYTES, 1.0),
-        ({}, BYTES, PLAN.norm_limit * 1.01),
+        ({}, BYTES, 2.01),
         ({}, BYTES, float("nan")),
         ({}, BYTES, float("inf")),
     ],
 )
 def test_a_mean_beyond_the_plan_is_refused(changes, size, norm):
     with pytest.raises(UntrustedError):
-        check_mean(dataclasses.replace(MEAN, **changes), PLAN, "", size, norm)
+        check_mean(dataclasses.replace(MEAN, **changes), PLAN, "", size, norm, 2.0)
+
+
+SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
+
+
+@pytest.mark.parametrize(
+    ("announced", "longest", "model_norm", "plan", "limit"),
+    [
+        (20.0, 2.0, 1.0, PLAN, 20.0),
+        (PLAN.norm_limit * 2, 0.0, 1.0, PLAN, PLAN.norm_limit),
+        (20.0, 0.1, 1.0, PLAN, 10.0),
+        (20.0, 1e-9, 3.0, PLAN, 3.0),
+        (90.0, 1e-9, 0.0, SCALING, 90.0),
+    ],
+    ids=["announced", "no update to compare with", "own update", "a model that fits already", "models are added"],
+)
+def test_the_norm_of_a_step_is_limited_by(announced, longest, model_norm, plan, limit):
+    assert mean_limit(announced, longest, model_norm, plan) == limit
+
+
+def test_a_limit_out_of_proportion_is_refused():
+    assert mean_limit(100.0, 0.1, 1.0, PLAN) == 10.0
+    with pytest.raises(UntrustedError, match="means of norm up to 101"):
+        mean_limit(101.0, 0.1, 1.0, PLAN)

@@ -62,7 +62,14 @@ def test_topics_by_party():
     assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE, TopicKind.RECEIVING)
     assert written_by(Party.NEWCOMER) == (TopicKind.ENROL,)
     assert read_by(Party.NEWCOMER) == (TopicKind.GRANT,)
-    expected = (TopicKind.ROUND, TopicKind.MODEL, TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    expected = (
+        TopicKind.ROUND,
+        TopicKind.MODEL,
+        TopicKind.STATE,
+        TopicKind.RECEIVING,
+        TopicKind.ENROL,
+        TopicKind.OWNER_ROSTER,
+    )
     assert read_by(Party.OWNER) == expected
     assert TopicKind.RECEIVING not in read_by(Party.AGGREGATOR)
     assert TopicKind.ENROL in written_by(Party.OWNER)  # to clear it

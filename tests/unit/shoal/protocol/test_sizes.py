@@ -12,7 +12,7 @@ from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, ReceivingNotice, Roster, SegmentSpec
 from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed
-from shoal.protocol.states import HeldState, Statement
+from shoal.protocol.states import HeldState, Statement, TranscriptHead
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
 
@@ -46,7 +46,7 @@ def sealed_bytes(message, purpose):
                 turn=1,
             ),
         ),
-        ("presence", Presence(LONGEST, LONGEST, 1, True)),
+        ("presence", Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1, TranscriptHead(bytes(16), 1, bytes(32)))),
     ],
 )
 def test_the_longest_note_fits(purpose, message):

@@ -57,7 +57,7 @@ def test_header_lies_are_refused(bundle):
     for at, value, message in (
         (0, b"NOPE", "not a task bundle"),
         (4, b"\x02\x00", "version 2"),
-        (6, b"\x05\x00", "5 sections"),
+        (6, b"\x06\x00", "6 sections"),
     ):
         with pytest.raises(WireError, match=message):
             TaskBundle.from_bytes(data[:at] + value + data[at + len(value) :])
@@ -115,3 +115,43 @@ def test_a_folder_that_cannot_be_made_is_a_task_error(bundle, tmp_path):
 
 def test_graphs_are_not_in_the_repr(bundle):
     assert len(repr(bundle)) < 2000
+
+
+def test_private_parameters_come_last_and_bring_their_initial_values(tmp_path):
+    bundle = logistic_bundle(segment="shared", private=[1.0, 2.0, 3.0])
+    assert [(s.name, s.length) for s in bundle.segments] == [("shared", 12)]
+    manifest = bundle.manifest
+    assert (bundle.length, manifest.federated_length, manifest.private_length) == (15, 12, 3)
+    assert [p.name for p in manifest.private_parameters] == ["bias"]
+    assert TaskBundle.from_bytes(bundle.to_bytes()) == bundle
+    bundle.to_dir(tmp_path)
+    assert TaskBundle.from_dir(tmp_path) == bundle
+    assert bundle.digest != logistic_bundle(segment="shared", private=[1.0, 2.0, 4.0]).digest
+
+
+def test_private_values_that_do_not_fit_are_refused(tmp_path, bundle):
+    with pytest.raises(TaskError, match="8 bytes of initial values for 3 private"):
+        logistic_bundle(private=[1.0, 2.0])
+    private = logistic_bundle(private=[1.0, 2.0, 3.0])
+    private.to_dir(tmp_path)
+    for damaged, message in ((b"", "0 bytes"), (bytes(13), "bigger than 12")):
+        (tmp_path / "private.f32").write_bytes(damaged)
+        with pytest.raises(TaskError, match=message):
+            TaskBundle.from_dir(tmp_path)
+    (tmp_path / "private.f32").unlink()
+    with pytest.raises(TaskError, match="can't read"):
+        TaskBundle.from_dir(tmp_path)
+    bundle.to_dir(tmp_path)
+    assert TaskBundle.from_dir(tmp_path) == bundle
+    parts = bundle._parts()
+    fifth = MAGIC + struct.pack("<HH5I", 1, 5, *(len(part) for part in parts[1:]), 0) + b"".join(parts[1:])
+    with pytest.raises(WireError, match="empty section"):
+        TaskBundle.from_bytes(fifth)
+    with pytest.raises(WireError, match="inside its section lengths"):
+        TaskBundle.from_bytes(fifth[:24])
+
+
+def test_leaving_private_values_removes_those_of_an_earlier_task(tmp_path):
+    logistic_bundle(private=[1.0, 2.0, 3.0]).to_dir(tmp_path)
+    logistic_bundle().to_dir(tmp_path)
+    assert not (tmp_path / "private.f32").exists()

@@ -64,7 +64,7 @@ def test_bytes_that_are_no_text_oversize_and_deep_nesting_are_refused():
 
 def test_shared_after_cluster_is_refused():
     order = (Parameter("a", (2,), "cluster"), Parameter("b", (2,), "shared"))
-    with pytest.raises(TaskError, match="shared parameters must come before"):
+    with pytest.raises(TaskError, match="order of their segments"):
         manifest(parameters=order)
 
 
@@ -96,3 +96,13 @@ def test_settings_without_progress_are_refused():
     for change in ({"lr": 0.0}, {"lr_decay": 0.0}, {"momentum": 1.0}, {"steps": -1}, {"clip": float("nan")}):
         with pytest.raises(TaskError):
             dataclasses.replace(LocalTraining(), **change)
+
+
+def test_private_parameters_come_last_and_are_never_all():
+    order = (Parameter("a", (2,), "private"), Parameter("b", (2,), "cluster"))
+    with pytest.raises(TaskError, match="order of their segments"):
+        manifest(parameters=order)
+    with pytest.raises(TaskError, match="every parameter"):
+        manifest(parameters=order[:1])
+    found = manifest(parameters=order[::-1])
+    assert TaskManifest.from_toml(found.to_toml().encode()) == found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.util.times import utc
+from shoal.util.times import span, utc
 
 
 @pytest.mark.parametrize("at_s", [2**40, 2**63, 2**64 - 1])
@@ -12,3 +12,11 @@ def test_any_time_that_a_message_can_hold_is_written(at_s):
 
 def test_a_time_is_written_to_the_minute():
     assert utc(10**9) == "2001-09-09 01:46 UTC"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (7500, "2 h 5 min"), (90000, "1 d 1 h")],
+)
+def test_a_span_has_its_two_largest_units(seconds, text):
+    assert span(seconds) == text

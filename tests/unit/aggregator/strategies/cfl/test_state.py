@@ -118,3 +118,14 @@ def test_a_trial_convinces_by_clear_evidence_or_a_large_gain_on_both_sides(sides
     settings = CflSettings(prefer=0.5, margin=0.05, p_value=0.001)
     assert settings.convinces(sides) is convinces
     assert settings.convinces(sides[::-1]) is convinces
+
+
+def test_each_refused_candidate_makes_the_evidence_that_convinces_stronger():
+    settings, weak = (
+        CflSettings(p_value=0.001, margin=0.1),
+        (Verdict(3, 1.0, 0.01, 0.0186), Verdict(2, 1.0, 0.01, 0.0024)),
+    )
+    assert [settings.convinces(weak, refused) for refused in (0, 4)] == [True, False]
+    strong, large = (Verdict(8, 1.0, 0.01, 1e-4),) * 2, (Verdict(3, 1.0, 0.2, 0.05),) * 2
+    assert settings.convinces(strong, 9)
+    assert settings.convinces(large, 9)

@@ -7,8 +7,9 @@ import pytest
 from shoal.errors import ConfigError, NotReadyError
 from shoal.owner.cli import models as cli
 from shoal.owner.keys.versions import VERSIONS_FILE
-from tests.helpers.fleets import grouped_data, make_fleet
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
 from tests.helpers.owner_models import reader_of
+from tests.helpers.tasks import logistic_bundle
 
 IFCA = {"algorithm": "ifca", "rounds": 4, "settings": {"k": "2"}, "mode": "rotation"}
 
@@ -69,6 +70,15 @@ def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, c
             cli.get(owner, tmp_path / "m")
         cli.get(owner, tmp_path / "m", run=1, force=True, json=True)
         assert json.loads(capsys.readouterr().out)["data"]["final_round"] == 5
+
+
+def test_get_says_that_private_coordinates_are_the_initial_ones(tmp_path, connect, capsys):
+    bundle = logistic_bundle(INPUTS, CLASSES, private=[1.0, 2.0, 3.0, 4.0])
+    with make_fleet(tmp_path / "fleet", bundle=bundle) as fleet:
+        fleet.run(60)
+        cli.get(connect(fleet), tmp_path / "m")
+    told = capsys.readouterr().err
+    assert "4 private coordinates (bias) have the task's initial values: each device has its own" in told
 
 
 def test_get_of_a_run_that_has_not_finished_writes_nothing(tmp_path, connect):

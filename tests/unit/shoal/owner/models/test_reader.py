@@ -7,7 +7,7 @@ from shoal.errors import NotReadyError, UntrustedError
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.reader import ModelReader
 from shoal.protocol.chunking import ChunkKind
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import make_fleet, tell
 from tests.helpers.owner_models import reader_of
@@ -52,12 +52,12 @@ def asking(fleet, run=0):
 
 def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
     reader, transport = asking(fleet)
-    assert transport.filters == [f"{Topics('demo').round}/#"]
+    assert transport.filters == [Topics("demo").filter(TopicKind.STATE), f"{Topics('demo').round}/#"]
     assert not reader.complete
     announcement, *models = retained(fleet)
     reader.on_event(announcement, 0.0)
     (ref,) = reader.last.wanted().values()
-    assert transport.filters[1:] == [f"{Topics('demo').model(ref.label)}/#"]
+    assert transport.filters[2:] == [f"{Topics('demo').model(ref.label)}/#"]
     assert reader.progress == (0, 1)
     for message in models:
         reader.on_event(message, 0.0)
@@ -70,7 +70,7 @@ def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
 def test_no_checkpoint_is_fetched_for_a_list_or_another_run(fleet, run):
     reader, transport = asking(fleet, run)
     reader.on_event(retained(fleet)[0], 0.0)
-    assert len(transport.filters) == 1
+    assert len(transport.filters) == 2
     assert reader.complete
 
 

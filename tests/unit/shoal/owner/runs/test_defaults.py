@@ -63,4 +63,5 @@ def test_the_options_of_a_simulated_fleet_are_the_same():
 def test_the_function_for_researchers_has_the_share_of_devices_and_no_other_limits():
     given = {name: parameter.default for name, parameter in inspect.signature(shoal.simulate).parameters.items()}
     assert given["participation"] == NAMED["participation"]
-    assert not given.keys() & (NAMED.keys() - {"participation", "rounds"})
+    assert given["robust"] == NAMED["robust"]
+    assert not given.keys() & (NAMED.keys() - {"participation", "robust", "rounds"})

@@ -16,7 +16,7 @@ from torch.nn import functional
 from edge_client.export import export
 from edge_client.learning.model import OrtModel
 from shoal.errors import TaskError
-from shoal.owner.task_compiler.builtin import cross_entropy, squared_error
+from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_error
 from shoal.owner.task_compiler.compile import compile_task, layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.task.bundle import TaskBundle
@@ -235,3 +235,27 @@ class Lambda2(nn.Module):
 
     def forward(self, x):
         return x @ self.w + self.shift
+
+
+def test_private_parameters_come_last_with_the_models_own_values():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    source = build("mlp", inputs=5, hidden=4, classes=3)
+    bundle = compile_task(model, *source[1:3], name="small", kind="classification", shared=["2"], private=["0"])
+    assert [p.name for p in bundle.manifest.parameters] == ["2.weight", "2.bias", "0.weight", "0.bias"]
+    assert [(s.name, s.length) for s in bundle.segments] == [("shared", 15)]
+    own = torch.cat([model[0].weight.reshape(-1), model[0].bias]).detach().numpy()
+    np.testing.assert_array_equal(np.frombuffer(bundle.private, "<f4"), own)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message", "hint"),
+    [
+        ({"private": ["head"]}, "no parameter begins with 'head'", "hidden.weight"),
+        ({"private": ["hidden", "readout"]}, "all parameters are private", "'local'"),
+        ({"private": ["readout"], "shared": ["readout.bias"]}, "'readout.bias' is both shared", "one of the two"),
+    ],
+)
+def test_a_prefix_that_makes_no_sense_is_refused(prefixes, message, hint):
+    with pytest.raises(TaskError, match=message) as caught:
+        layout(build("mlp", inputs=5, hidden=4, classes=3).model, **prefixes)
+    assert hint in caught.value.hint

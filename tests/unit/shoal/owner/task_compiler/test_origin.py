@@ -75,6 +75,13 @@ def test_order_is_the_bundles():
     np.testing.assert_array_equal(ordered, np.concatenate([plain[12:], plain[:12]]))
 
 
+def test_private_parameters_are_left_out():
+    model = build("logistic", inputs=4, classes=3).model
+    task = manifest(4, 3, parameters=layout(model, private=["fc.weight"]), input=TensorSpec((4,), "float32"))
+    plain = make_origins("logistic", 2, 3, inputs=4, classes=3)
+    np.testing.assert_array_equal(make_origins("logistic", 2, 3, manifest=task, inputs=4, classes=3), plain[:, 12:])
+
+
 def test_another_architecture_than_the_task_is_refused():
     task = manifest(4, 3, parameters=layout(build("logistic", inputs=5, classes=3).model))
     with pytest.raises(TaskError, match="not the compiled task's"):

@@ -28,6 +28,7 @@ def result(**changes):
         "events": [],
         "_template": nn.Sequential(nn.Linear(2, 1), nn.Dropout()),
         "_finish": lambda: np.array([0.5, 0.75]),
+        "_own": lambda device: np.full(3, device, np.float32),
         "_thetas": {4: np.array([1, 2, 3], np.float32), 9: np.array([4, 5, 6], np.float32)},
     }
     return Result(**{**fields, **changes})
@@ -40,6 +41,12 @@ def test_models_hold_their_clusters_theta_in_eval_mode():
     assert [p.tolist() for p in models[9].parameters()] == [[[4, 5]], [6]]
     assert not any(m.training for model in models.values() for m in model.modules())
     assert made.models is models
+
+
+def test_a_devices_model_is_its_own():
+    made = result().device_model(1)
+    assert [p.tolist() for p in made.parameters()] == [[[1, 1]], [1]]
+    assert not made.training
 
 
 def test_models_share_nothing_with_each_other_the_template_and_theta():

@@ -462,3 +462,65 @@ def test_models_above_the_own_are_candidates_with_path(monkeypatch):
     assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
     assert result.personal.mean() > 0.85
     assert [list(above) for above in seen[0]] == [["node-0"]] * 10
+
+
+# ------------------------------------------------------------------------------------------------------ private layers
+
+
+def permuted(devices=8, groups=4, samples=150, seed=0):
+    """Devices with one concept, whose labels group g rotates by g."""
+    partitions = plain(devices, samples, classes=4, seed=seed)
+    for i, partition in enumerate(partitions):
+        for share, (x, y) in partition.items():
+            partition[share] = (x, (y + i % groups) % 4)
+    return partitions
+
+
+def body_and_head():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_a_private_head_serves_groups_that_permute_their_labels():
+    options = {"strategy": "fedavg", "rounds": 15, "local": {"epochs": 3, "lr": 0.2}}
+    one = shoal.simulate(body_and_head, permuted(), **options)
+    own = shoal.simulate(body_and_head, permuted(), private=["2"], **options)
+    assert one.accuracy.mean() < 0.5
+    assert own.accuracy.mean() > 0.8
+    assert (own.clusters == 0).all()
+    first, second = own.device_model(0), own.device_model(1)
+    assert torch.equal(first[0].weight, second[0].weight)
+    assert not torch.equal(first[2].weight, second[2].weight)
+    x, y = permuted()[1]["test"]
+    right = (second(torch.from_numpy(x)).argmax(1).numpy() == y).mean()
+    assert right == pytest.approx(own.accuracy[1])
+    # The cluster's model has the values that every device began with.
+    short = shoal.simulate(body_and_head, permuted(), private=["2"], **{**options, "rounds": 1})
+    assert torch.equal(own.models[0][2].weight, short.models[0][2].weight)
+    assert own.personal.mean() > 0.8
+
+
+@pytest.mark.parametrize("strategy", ["cfl", "ifca", "fedgroup", "fesem", "one-shot", "local"])
+def test_every_strategy_takes_private_layers(strategy):
+    options = {"rounds": 6, "private": ["2.bias"], "settings": {"path": True} if strategy == "cfl" else {}}
+    result = shoal.simulate(body_and_head, permuted(12, 2, 40), strategy=strategy, **options)
+    assert np.isfinite(result.loss).all()
+    assert np.isfinite(result.personal).all()
+
+
+def test_any_module_takes_private_layers():
+    """A layer that the simulator has no vectorised network for, with the private layer first."""
+    make = lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))  # noqa: E731
+    result = shoal.simulate(make, plain(), strategy="fedavg", rounds=2, private=["0"])
+    heads = [result.device_model(i)[2].weight for i in range(2)]
+    bodies = [result.device_model(i)[0].weight for i in range(2)]
+    assert torch.equal(*heads)
+    assert not torch.equal(*bodies)
+
+
+@pytest.mark.parametrize(
+    ("private", "kind", "message"),
+    [("2", UsageError, "private is the text"), (["head"], TaskError, "no parameter"), (["0", "2"], TaskError, "all")],
+)
+def test_private_layers_that_make_no_sense_are_refused(private, kind, message):
+    with pytest.raises(kind, match=message):
+        shoal.simulate(body_and_head, permuted(), private=private)

@@ -1,0 +1,113 @@
+"""Facts known only to the running daemon: its connection to the broker, the devices' presences, and the open round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionFacts:
+    """The daemon's connection to the broker. Times are unix seconds.
+
+    Attributes:
+        broker: its address, without user and password.
+        connected: whether the broker has accepted the connection and it has not ended.
+        since_s: since when; before the first connection, since the start of the daemon.
+        reason: why the connection ended; empty while it stands.
+        lost_s: time at which the connection was lost last; None if it never was.
+    """
+
+    broker: str
+    connected: bool
+    since_s: int
+    reason: str = ""
+    lost_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Facts from the messages of one device. Times are unix seconds; None if it has not heard of it.
+
+    Attributes:
+        online: by its newest presence; None before the first.
+        since_s: since when it is online or offline, as far as this is known.
+        last_seen_s: time of its last signed message that was not retained at the broker.
+        last_upload_s: time at which its last upload was durable.
+        version: of its software, by its presence.
+        clock_ahead_s: its clock less the aggregator's, in seconds, when it last connected.
+        declined: lower-case name of the `DeclineReason` of the last round that it declined, unless it has uploaded or come
+            online since.
+    """
+
+    online: bool | None = None
+    since_s: int | None = None
+    last_seen_s: int | None = None
+    last_upload_s: int | None = None
+    version: str = ""
+    clock_ahead_s: int | None = None
+    declined: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """The run that is served. Times are unix seconds.
+
+    Attributes:
+        run: its number.
+        phase: value of its `RunPhase`.
+        round: number of the open round, or of the last one.
+        since_s: since when the phase or the round lasts.
+        deadline_at_s: end of the time for the open round, or for gathering devices; None if the run is finished.
+        deadline_passed: whether that is over.
+        needed: uploads with which the open round closes; while gathering, devices that must be online.
+        received: durable uploads to the open round; while gathering, devices that are online.
+        waiting: devices that the round, or the gathering, still waits for, in name order.
+        obstacle: why no device can help the run to go on; empty if one can.
+        shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
+    """
+
+    run: int
+    phase: str
+    round: int
+    since_s: int
+    deadline_at_s: int | None
+    deadline_passed: bool = False
+    needed: int
+    received: int
+    waiting: tuple[str, ...]
+    obstacle: str = ""
+    shortage: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFacts:
+    """All facts of the daemon at one time. Times are unix seconds.
+
+    Attributes:
+        version: of the daemon's software.
+        started_at_s: start of the daemon.
+        ended_at_s: end of the daemon; None while it runs, and if it was killed.
+        error, hint: the error that ended it, and its hint; empty if it was asked to end.
+        connection: to the broker.
+        devices: by name.
+        run: the run that is served; None if none is.
+    """
+
+    version: str
+    started_at_s: int
+    connection: ConnectionFacts
+    devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
+    run: RunFacts | None = None
+    ended_at_s: int | None = None
+    error: str = ""
+    hint: str = ""
+
+
+class Live(NamedTuple):
+    """The facts of the last daemon, and the time in unix seconds at which it last showed that it is alive."""
+
+    facts: LiveFacts
+    alive_at_s: int

@@ -1,0 +1,91 @@
+"""Read the facts of an aggregator's directory from any process, while the daemon runs or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aggregator.rounds.phases import RunPhase
+from aggregator.status.live_file import read_live
+from aggregator.status.record import Facts, FleetStatus, StoredRun, build
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError
+from shoal.util.locks import in_use
+
+if TYPE_CHECKING:
+    from aggregator.membership import AggregatorMembership
+    from shoal.protocol.documents import RunPlan
+
+
+def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s: int | None = None) -> FleetStatus:
+    """Return the state of a fleet.
+
+    Args:
+        member: the aggregator's membership; its directory has the lock and the daemon's facts.
+        runs: the readable runs in order of their numbers.
+        now_s: unix seconds; None for now.
+    """
+    running, live = in_use(member.directory), read_live(member.directory)
+    open_run = None if live is None or not running else live.facts.run
+    served = None if open_run is None or open_run.phase == RunPhase.FINISHED.value else open_run.run
+    facts = Facts(
+        fleet=member.fleet,
+        running=running,
+        live=live,
+        broker=_without_user(member.broker),
+        active=member.roster.active(),
+        revoked=tuple(member.roster.revoked),
+        run=_chosen(runs, served),
+        disk_free_bytes=free_bytes(member.directory),
+        now_s=int(time.time()) if now_s is None else now_s,
+    )
+    return build(facts)
+
+
+def stored_run(plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> StoredRun:
+    """Return a run as its plan and the records of its closed rounds have it, oldest first."""
+    last = records[-1] if records else None
+    clusters: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})
+    tests: dict[str, tuple[int, int]] = next(
+        (r["device_accuracy"] for r in reversed(records) if r["device_accuracy"]), {}
+    )
+    losses = {} if last is None else last.get("cluster_losses", {})
+    return StoredRun(
+        run=plan.run,
+        algorithm=plan.algorithm,
+        rounds=plan.rounds,
+        closed=last["round"] if last else 0,
+        finished=bool(last and last["final"]),
+        clusters=clusters,
+        tests=tests,
+        losses={int(cluster): loss for cluster, loss in losses.items()},  # JSON has text where the record has numbers
+    )
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Return the free space of the disk that a directory is on, in bytes; None if the system does not say."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize
+
+
+def _chosen(runs: Sequence[StoredRun], served: int | None) -> StoredRun | None:
+    """Return the run that is served; without one the first unfinished run, or the last run."""
+    ordered = [
+        *(run for run in runs if run.run == served),
+        *(run for run in runs if not run.finished),
+        *reversed(runs),
+    ]
+    return ordered[0] if ordered else None
+
+
+def _without_user(url: str) -> str:
+    try:
+        return str(BrokerAddress.parse(url))
+    except ConfigError:
+        return "an address that is not valid"

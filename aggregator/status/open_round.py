@@ -1,0 +1,46 @@
+"""The facts of the run that is served, from the engine's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aggregator.rounds.phases import RunPhase, phase_of
+from aggregator.rounds.quorum_and_deadline import online_needed, uploads_needed
+from aggregator.run_log import awaited_keys, shortage
+from aggregator.status.facts import RunFacts
+
+if TYPE_CHECKING:
+    from aggregator.rounds.state import EngineState
+
+
+def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) -> RunFacts:
+    """Return the facts of a run.
+
+    Args:
+        state: of the engine.
+        since_s: unix seconds since when the open round, or the gathering, lasts.
+        deadline_at_s: unix seconds at which it is over; None if there is no deadline.
+    """
+    phase, short = phase_of(state), shortage(state)
+    waiting: tuple[str, ...] = ()
+    needed = received = 0
+    if phase is RunPhase.GATHERING:
+        waiting = tuple(d for d in sorted(state.devices) if d not in state.online)
+        needed, received = online_needed(state), len(state.online)
+    elif phase is not RunPhase.FINISHED:
+        waiting = tuple(d for d in state.waiting if d in state.devices)
+        needed, received = uploads_needed(state), len(state.received)
+    return RunFacts(
+        run=state.run.run,
+        phase=phase.value,
+        round=state.round,
+        since_s=since_s,
+        deadline_at_s=None if phase is RunPhase.FINISHED else deadline_at_s,
+        deadline_passed=state.deadline_passed,
+        needed=needed,
+        received=received,
+        waiting=waiting,
+        obstacle=awaited_keys(state),
+        shortage="" if short is None else short.reason,
+        advice="" if short is None else short.hint,
+    )

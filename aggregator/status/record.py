@@ -1,0 +1,458 @@
+"""The record of a fleet's state, and the pure function that builds it.
+
+`build` decides by these rules, in this order:
+
+    the daemon does not run           which devices are online is unknown; the reason is how the daemon ended
+    it is not connected               which devices are online is unknown; the reason is the broker, and no device is missing
+    its loop shows no sign of life    which devices are online is unknown; the reason is the daemon
+    the connection has just come back devices that were online before are given RETURN_S seconds
+    otherwise                         each device by its presence, its last decline, its clock and the open round
+
+Example: a device that was killed.
+
+    >>> from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts
+    >>> from aggregator.status.record import Facts, build
+    >>> up = ConnectionFacts(broker="mqtt://reef:1883", connected=True, since_s=1000)
+    >>> gone = DeviceFacts(online=False, since_s=5000, last_seen_s=4990)
+    >>> live = Live(LiveFacts(version="0.1.0", started_at_s=990, connection=up, devices={"dev-1": gone}), 5060)
+    >>> facts = Facts(fleet="reef", running=True, live=live, broker="", active=("dev-1",), now_s=5061)
+    >>> build(facts).devices[0].reason, build(facts).devices[0].online
+    ('offline', False)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aggregator.rounds.phases import RunPhase
+from aggregator.run_log import DECLINE_REASONS
+from aggregator.status.facts import DeviceFacts, Live, RunFacts
+from shoal import limits
+from shoal.protocol.messages import DeclineReason
+from shoal.util.times import second, span
+
+RETURN_S: Final = limits.RECONNECT_MAX_S + 10
+"""Time that devices may take to connect again after the broker was away: their longest pause, and a handshake."""
+LOST_WITH_S: Final = 10
+"""A device whose presence ended this long before the aggregator's connection did was lost together with it."""
+ALIVE_EVERY_S: Final = 5
+"""Interval at which the daemon shows that its loop is alive."""
+SILENT_S: Final = 6 * ALIVE_EVERY_S
+"""Time without a sign of life after which the daemon's loop counts as stuck."""
+FIRST_PRESENCES_S: Final = 5
+"""Time after a connection within which the broker sends the presences that it retains."""
+CLOCK_OFF_S: Final = 300
+"""Difference of two clocks above which it is reported. Messages may take a while, so a smaller one can't be measured."""
+DISK_FULL_BYTES: Final = 1 << 20
+"""With less free space than this the aggregator's disk is reported as full."""
+NOT_SERVED: Final = "not_served"
+"""Phase of a run that is neither finished nor served now; the other phases are those of `RunPhase`."""
+
+START_HINT: Final = "start it: shoal-aggregator serve DIR; it continues where it was"
+BROKER_HINT: Final = "start the broker, or mend the network between; aggregator and devices connect again by themselves"
+OFFLINE_HINT: Final = "start it again; if it is gone for good: shoal-fleet revoke FLEET_DIR NAME"
+CLOCK_HINT: Final = (
+    "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
+)
+DECLINE_HINTS: Final = {
+    DeclineReason.DATA: "its log and `shoal-edge doctor DIR --data FILE` there have the reason; start it with data that fit",
+    DeclineReason.TASK: "the device's log has the reason",
+    DeclineReason.REFUSED: "the device's log says which rule of its own was broken",
+    DeclineReason.OTHER: "the device's log has the reason",
+    DeclineReason.UPLOAD: "the aggregator's log has the reason",
+    DeclineReason.DISK: "free some space on the device, and start it again: `shoal-edge status` there shows the error",
+    DeclineReason.STATE: "wait: it takes a checkpoint by itself in one of the next rounds",
+    DeclineReason.KEYS: "wait: it takes part again in the first round under the newer keys",
+}
+_BY_NAME: Final = {reason.name.lower(): reason for reason in DeclineReason}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run as the store and the owner's plan have it.
+
+    Attributes:
+        run, algorithm, rounds: of the plan.
+        closed: number of the last closed round; 0 before the first.
+        finished: whether the final round is closed.
+        clusters: device -> cluster.
+        tests: device -> (correct, tested) of the last round in which devices reported them.
+        losses: cluster -> mean loss of its devices in the last closed round.
+    """
+
+    run: int
+    algorithm: str
+    rounds: int
+    closed: int = 0
+    finished: bool = False
+    clusters: Mapping[str, int] = field(default_factory=dict)
+    tests: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that `build` decides by. Times are unix seconds.
+
+    Attributes:
+        fleet: its name.
+        running: whether a daemon holds the lock of the directory.
+        live: the facts that the last daemon wrote; None without any.
+        broker: the address in the grant, in case that no daemon has written another.
+        active: the devices of the roster.
+        revoked: the devices that the owner has revoked.
+        run: the run to report; None if there is none.
+        disk_free_bytes: of the aggregator's directory; None if it can't be read.
+        now_s: the time.
+    """
+
+    fleet: str
+    running: bool
+    live: Live | None
+    broker: str
+    active: tuple[str, ...]
+    revoked: tuple[str, ...] = ()
+    run: StoredRun | None = None
+    disk_free_bytes: int | None = None
+    now_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An obstacle to the fleet's work, and advice to the operator."""
+
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingDevice:
+    """A device that the open round, or the gathering before it, still waits for."""
+
+    device: str
+    since_s: int | None
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """A cluster: accuracy on its devices' test shares and mean loss, None where no device has reported one."""
+
+    id: int
+    members: tuple[str, ...]
+    accuracy: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The run that is served, or the next, or the last. Times are unix seconds.
+
+    Attributes:
+        round: the open round; without one, the last closed.
+        phase: value of a `RunPhase`, or NOT_SERVED.
+        since_s: since when the round is open, or devices are gathered; None in other phases.
+        deadline_at_s: end of the time for it.
+        deadline_passed: whether it is over.
+        quorum: uploads with which the open round closes; while gathering, devices that must be online.
+        received: durable uploads to the open round; while gathering, devices that are online.
+        missing: the devices that it waits for; empty while the aggregator can't know.
+        clusters: by id.
+    """
+
+    run: int
+    algorithm: str
+    round: int
+    rounds: int
+    phase: str
+    since_s: int | None = None
+    deadline_at_s: int | None = None
+    deadline_passed: bool = False
+    quorum: int = 0
+    received: int = 0
+    missing: tuple[MissingDevice, ...] = ()
+    clusters: tuple[ClusterStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStatus:
+    """One device. Times are unix seconds, None where unknown.
+
+    Attributes:
+        online: None while the aggregator can't know.
+        since_s: since when it is online or offline.
+        last_seen_s: time of its last signed message; a connected device is silent between rounds.
+        cluster: in the run; None before it has one.
+        version: of its software; empty before it has connected.
+        clock_ahead_s: its clock less the aggregator's, when it last connected.
+        reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
+    """
+
+    name: str
+    online: bool | None
+    since_s: int | None
+    last_seen_s: int | None
+    last_upload_s: int | None
+    cluster: int | None
+    version: str
+    clock_ahead_s: int | None
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """The state of a fleet, as its aggregator knows it.
+
+    Attributes:
+        running: whether the daemon runs.
+        connected: whether it is connected to the broker.
+        broker: the broker's address, without user and password.
+        since_s: unix seconds since when it is connected, or not connected, or not running; None if it never ran.
+        problems: those of the aggregator, the broker and the run. A device's own are in `DeviceStatus.reason`.
+    """
+
+    fleet: str
+    running: bool
+    connected: bool
+    broker: str
+    since_s: int | None
+    problems: tuple[Problem, ...]
+    run: RunStatus | None
+    devices: tuple[DeviceStatus, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
+        document: dict[str, Any] = _document(dataclasses.asdict(self))
+        return document
+
+
+def _document(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else _document(v)
+            for k, v in value.items()
+        }
+    return [_document(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith("_s") and name != "clock_ahead_s"
+
+
+def _time(at_s: int | None) -> str | None:
+    return None if at_s is None else second(at_s)
+
+
+def build(facts: Facts) -> FleetStatus:
+    """Return the state of a fleet."""
+    return _Builder(facts).status()
+
+
+class _Builder:
+    """The facts, and the conclusions from them for the whole fleet."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        live = facts.live
+        # A daemon that has just started has not replaced its predecessor's file yet.
+        current = live is not None and not (facts.running and live.facts.ended_at_s is not None)
+        self.live = live.facts if live is not None and current else None
+        self.connection = None if self.live is None else self.live.connection
+        self.connected = facts.running and self.connection is not None and self.connection.connected
+        self.silent = facts.running and live is not None and facts.now_s - live.alive_at_s > SILENT_S
+        self.watched = self.connected and not self.silent
+        self.heard = {} if live is None else live.facts.devices
+        self.served = self.live.run if self.live is not None and facts.running else None
+        lost_s = None if self.connection is None else self.connection.lost_s
+        self.lost_s = None
+        if self.watched and self.connection is not None and facts.now_s - self.connection.since_s < RETURN_S:
+            self.lost_s = lost_s
+        self.skew_s = self._skew()
+
+    def status(self) -> FleetStatus:
+        facts = self.facts
+        devices = {name: self.device(name) for name in facts.active}
+        revoked = [self.device(name) for name in facts.revoked if name not in devices]
+        return FleetStatus(
+            fleet=facts.fleet,
+            running=facts.running,
+            connected=self.connected,
+            broker=facts.broker if self.connection is None else self.connection.broker,
+            since_s=self.since_s(),
+            problems=tuple(self.problems()),
+            run=None if facts.run is None else self.run(facts.run, devices),
+            devices=(*devices.values(), *revoked),
+        )
+
+    def since_s(self) -> int | None:
+        live = self.facts.live
+        if self.facts.running:
+            return None if self.connection is None else self.connection.since_s
+        return None if live is None else live.facts.ended_at_s or live.alive_at_s
+
+    def problems(self) -> list[Problem]:
+        facts, found = self.facts, []
+        if not facts.running and facts.live is not None:
+            ended = facts.live.facts
+            idle = facts.run is None or facts.run.finished
+            if not (idle and ended.ended_at_s is not None and not ended.error):  # it may end once its work is done
+                found.append(_ended(facts.live))
+        elif facts.running and not self.connected:
+            broker = facts.broker if self.connection is None else self.connection.broker
+            if self.connection is not None and self.connection.reason:
+                found.append(Problem(f"no connection to the broker at {broker}: {self.connection.reason}", BROKER_HINT))
+            else:
+                found.append(
+                    Problem(f"not connected to the broker at {broker} yet", "wait a moment; then read the log")
+                )
+        if self.silent and facts.live is not None:
+            since = f"no sign of life from the aggregator's loop since {second(facts.live.alive_at_s)}"
+            found.append(Problem(since, "a long computation, a stopped process or a full disk: read its log"))
+        if facts.disk_free_bytes is not None and facts.disk_free_bytes < DISK_FULL_BYTES:
+            free = f"the aggregator's disk is full: {facts.disk_free_bytes} bytes are free"
+            found.append(Problem(free, "free some space, then start the aggregator again"))
+        if self.skew_s:
+            skew = f"most devices' clocks are {_ahead(self.skew_s)} the aggregator's"
+            found.append(Problem(skew, "set the clock of this machine (timedatectl set-ntp true)"))
+        if self.served is not None and self.watched and self.lost_s is None:
+            if self.served.obstacle:
+                found.append(Problem(self.served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
+            if self.served.shortage:
+                passed = f"run {self.served.run} can't go on: its deadline has passed, {self.served.shortage}"
+                found.append(Problem(passed, self.served.advice))
+        return found
+
+    def device(self, name: str) -> DeviceStatus:
+        heard = self.heard.get(name) or DeviceFacts()
+        online = self.online(heard)
+        reason, advice = self.reason(name, heard, online)
+        clusters = {} if self.facts.run is None else self.facts.run.clusters
+        return DeviceStatus(
+            name=name,
+            online=online,
+            since_s=heard.since_s if online is not None else None,
+            last_seen_s=heard.last_seen_s,
+            last_upload_s=heard.last_upload_s,
+            cluster=clusters.get(name),
+            version=heard.version,
+            clock_ahead_s=heard.clock_ahead_s,
+            reason=reason,
+            advice=advice,
+        )
+
+    def online(self, heard: DeviceFacts) -> bool | None:
+        if not self.watched or heard.online is not None:
+            return heard.online if self.watched else None
+        # The broker retains each device's presence: without one, the device has never connected.
+        waited = self.connection is not None and self.facts.now_s - self.connection.since_s >= FIRST_PRESENCES_S
+        return False if waited else None
+
+    def reason(self, name: str, heard: DeviceFacts, online: bool | None) -> tuple[str, str]:
+        """Return why a device can't take part, and advice; empty if it can, or if that is unknown."""
+        if name in self.facts.revoked:
+            return "revoked by the owner", "switch it off; it learns so when it connects, and ends with status 6"
+        if online is None:
+            return "", ""
+        if not online:
+            return self._absence(heard)
+        ahead_s = heard.clock_ahead_s
+        if ahead_s is not None and not self.skew_s and abs(ahead_s) > CLOCK_OFF_S:
+            return f"its clock is {_ahead(ahead_s)} the aggregator's", CLOCK_HINT
+        declined = _BY_NAME.get(heard.declined)
+        if declined is not None:
+            return DECLINE_REASONS[declined], DECLINE_HINTS[declined]
+        if self.served is not None and self.served.deadline_passed and name in self.served.waiting:
+            late = f"online, but has not answered round {self.served.round} within its deadline"
+            return late, "read its log, and `shoal-edge status` on it; starting it again is safe"
+        return "", ""
+
+    def _absence(self, heard: DeviceFacts) -> tuple[str, str]:
+        if heard.declined == DeclineReason.DISK.name.lower():
+            return f"offline: its {DECLINE_REASONS[DeclineReason.DISK]}", DECLINE_HINTS[DeclineReason.DISK]
+        if heard.last_seen_s is None and heard.online is None:
+            return "has not connected yet", "start it: shoal-edge run DIR --data FILE"
+        if self.lost_s is not None and (heard.since_s is None or heard.since_s >= self.lost_s - LOST_WITH_S):
+            return "not back yet since the broker was away", f"wait: devices connect again within {RETURN_S} s"
+        return "offline", OFFLINE_HINT
+
+    def run(self, stored: StoredRun, devices: Mapping[str, DeviceStatus]) -> RunStatus:
+        clusters = tuple(_clusters(stored, devices))
+        served = self.served
+        if served is None or served.run != stored.run:
+            phase = RunPhase.FINISHED.value if stored.finished else NOT_SERVED
+            round_ = min(stored.closed, stored.rounds)
+            return RunStatus(
+                run=stored.run,
+                algorithm=stored.algorithm,
+                round=round_,
+                rounds=stored.rounds,
+                phase=phase,
+                clusters=clusters,
+            )
+        return RunStatus(
+            run=stored.run,
+            algorithm=stored.algorithm,
+            round=served.round,
+            rounds=stored.rounds,
+            phase=served.phase,
+            since_s=served.since_s,
+            deadline_at_s=served.deadline_at_s,
+            deadline_passed=served.deadline_passed,
+            quorum=served.needed,
+            received=served.received,
+            missing=tuple(self._missing(served, devices)) if self.watched else (),
+            clusters=clusters,
+        )
+
+    def _missing(self, served: RunFacts, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:
+        found = []
+        for name in served.waiting:
+            device = devices.get(name)
+            if device is None:
+                continue
+            reason, advice = device.reason, device.advice
+            if not reason:
+                until = "" if served.deadline_at_s is None else f": the deadline is {second(served.deadline_at_s)}"
+                reason, advice = "has not uploaded yet", f"wait{until}"
+            found.append(MissingDevice(name, served.since_s if device.online else device.since_s, reason, advice))
+        return found
+
+    def _skew(self) -> int:
+        """Return by how many seconds most clocks of at least three devices are ahead of ours (behind: negative); 0 if not."""
+        known = [d.clock_ahead_s for d in self.heard.values() if d.online and d.clock_ahead_s is not None]
+        middle = round(statistics.median(known)) if len(known) > 2 else 0
+        off = sum(abs(ahead_s - middle) <= CLOCK_OFF_S for ahead_s in known)
+        return middle if abs(middle) > CLOCK_OFF_S and 2 * off > len(known) else 0
+
+
+def _ended(live: Live) -> Problem:
+    """Return how a daemon that does not run any more has ended."""
+    if live.facts.ended_at_s is None:
+        return Problem("the aggregator ended without a word: it was killed, or the machine stopped", START_HINT)
+    if live.facts.error:
+        return Problem(f"the aggregator ended: {live.facts.error}", live.facts.hint or START_HINT)
+    return Problem("the aggregator was stopped", START_HINT)
+
+
+def _ahead(seconds: int) -> str:
+    return f"{span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def _clusters(stored: StoredRun, devices: Mapping[str, DeviceStatus]) -> list[ClusterStatus]:
+    members: dict[int, list[str]] = {}
+    for device, cluster in sorted(stored.clusters.items()):
+        if device in devices:
+            members.setdefault(cluster, []).append(device)
+    found = []
+    for cluster, names in sorted(members.items()):
+        tests = [stored.tests[name] for name in names if name in stored.tests]
+        tested = sum(test[1] for test in tests)
+        accuracy = sum(test[0] for test in tests) / tested if tested else None
+        found.append(ClusterStatus(cluster, tuple(names), accuracy, stored.losses.get(cluster)))
+    return found

@@ -1,0 +1,62 @@
+"""The record of a fleet's state as lines for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from aggregator.rounds.phases import RunPhase
+from aggregator.rounds.standstill import NAMES_SHOWN, named
+from shoal.util.times import second
+
+if TYPE_CHECKING:
+    from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
+
+REVOKED: Final = "revoked by the owner"
+
+
+def state_words(status: FleetStatus) -> str:
+    """Return whether the aggregator runs and is connected, and since when."""
+    since = "" if status.since_s is None else f" since {second(status.since_s)}"
+    if not status.running:
+        return f"not running{since}"
+    return f"running, {'' if status.connected else 'not '}connected to {status.broker}{since}"
+
+
+def problem_lines(status: FleetStatus) -> list[str]:
+    """Return the problems with their advice."""
+    return [line for p in status.problems for line in (f"problem: {p.reason}", f"  hint: {p.advice}")]
+
+
+def device_lines(status: FleetStatus) -> list[str]:
+    """Return how many devices are online, and those that can't take part; empty while the aggregator can't know."""
+    devices = [d for d in status.devices if d.reason != REVOKED]
+    known = [d for d in devices if d.online is not None]
+    lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online"] if known else []
+    impaired = [d for d in devices if d.reason]
+    for device in impaired[:NAMES_SHOWN]:
+        lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
+    if len(impaired) > NAMES_SHOWN:
+        lines.append(f"  and {len(impaired) - NAMES_SHOWN} more: --json lists all")
+    revoked = [d.name for d in status.devices if d.reason == REVOKED]
+    return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
+
+
+def _since(device: DeviceStatus) -> str:
+    since = f" since {second(device.since_s)}" if device.online is False and device.since_s is not None else ""
+    upload = f", last upload {second(device.last_upload_s)}" if device.last_upload_s is not None else ""
+    return f"{since}{upload}"
+
+
+def round_line(run: RunStatus) -> str:
+    """Return where a run is; empty if it is not served."""
+    if run.since_s is None or run.phase == RunPhase.FINISHED.value:
+        return ""
+    if run.phase == RunPhase.GATHERING.value:
+        place = f"gathering: {run.received} devices online, {run.quorum} needed"
+    else:
+        place = f"round {run.round}: {run.received} uploads, {run.quorum} needed"
+    deadline = ""
+    if run.deadline_at_s is not None:
+        deadline = f", deadline {'passed at ' if run.deadline_passed else ''}{second(run.deadline_at_s)}"
+    missing = f"; waiting for {named([m.device for m in run.missing])}" if run.missing else ""
+    return f"run {run.run} now: {place}, since {second(run.since_s)}{deadline}{missing}"

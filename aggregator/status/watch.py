@@ -1,0 +1,152 @@
+"""Recorders of the facts that `status` needs: they outlive the runs that the daemon serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from aggregator.status.facts import ConnectionFacts, DeviceFacts
+from shoal.transport.base import Connected, Disconnected
+
+if TYPE_CHECKING:
+    from shoal.protocol.messages import DeclineReason, Presence
+    from shoal.transport.base import TransportEvent
+
+SETTLED_S: Final = 10.0
+"""Time after a connection during which presences may be late: the broker first sends its queue."""
+
+
+VERSION_FORM: Final = re.compile(r"[0-9A-Za-z.+-]{1,32}", re.ASCII)
+"""A version of another form is not recorded: a device could send escape sequences for the operator's terminal."""
+
+
+class DeviceWatch:
+    """Records facts from the devices' messages.
+
+    Args:
+        clock: returns unix seconds.
+        known: facts of an earlier daemon, of which the times are taken over: its presences are no longer true.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time, known: Mapping[str, DeviceFacts] | None = None) -> None:
+        self._clock = clock
+        self._devices = {
+            name: dataclasses.replace(facts, online=None, since_s=None, declined="")
+            for name, facts in (known or {}).items()
+        }
+
+    @property
+    def devices(self) -> Mapping[str, DeviceFacts]:
+        """The facts by device; a copy."""
+        return dict(self._devices)
+
+    def came(self, presence: Presence, *, retained: bool, settled: bool) -> None:
+        """Record a verified presence: online or offline.
+
+        Args:
+            presence: the message.
+            retained: whether the broker had stored it before we subscribed: then its time says nothing.
+            settled: whether it can't be late because it was queued at the broker.
+        """
+        facts = self._of(presence.device)
+        changed = facts.online is not presence.online
+        now_s = self._now_s()
+        if changed:
+            facts = dataclasses.replace(facts, online=presence.online, since_s=None if retained else now_s)
+            if presence.online:
+                facts = dataclasses.replace(facts, declined="")
+        if not presence.online:  # also a will, which the broker sends: the device itself was heard earlier
+            self._devices[presence.device] = facts
+            return
+        ahead_s = presence.sent_at_s - now_s
+        # A message may arrive late, but never early.
+        measured = not retained and presence.sent_at_s > 0 and (settled or ahead_s > 0)
+        self._devices[presence.device] = dataclasses.replace(
+            facts,
+            version=presence.version if VERSION_FORM.fullmatch(presence.version) else "",
+            last_seen_s=facts.last_seen_s if retained else now_s,
+            clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
+        )
+
+    def went(self, device: str) -> None:
+        """Record that a device is not there, without a presence that could be opened."""
+        facts = self._of(device)
+        if facts.online is not False:
+            self._devices[device] = dataclasses.replace(facts, online=False, since_s=self._now_s())
+
+    def uploaded(self, device: str) -> None:
+        """Record that an upload of a device is durable."""
+        now_s = self._now_s()
+        self._devices[device] = dataclasses.replace(
+            self._of(device), last_seen_s=now_s, last_upload_s=now_s, declined=""
+        )
+
+    def declined(self, device: str, reason: DeclineReason) -> None:
+        """Record that a device declined a round, or that its upload was refused."""
+        self._devices[device] = dataclasses.replace(
+            self._of(device), last_seen_s=self._now_s(), declined=reason.name.lower()
+        )
+
+    def _of(self, device: str) -> DeviceFacts:
+        return self._devices.get(device) or DeviceFacts()
+
+    def _now_s(self) -> int:
+        return int(self._clock())
+
+
+class ConnectionWatch:
+    """Records the state of the connection to the broker.
+
+    Args:
+        broker: its address, without user and password.
+        clock: returns unix seconds.
+
+    Attributes:
+        facts: the newest.
+    """
+
+    def __init__(self, broker: str, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self.facts = ConnectionFacts(broker=broker, connected=False, since_s=int(clock()))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the connection stands for SETTLED_S."""
+        return self.facts.connected and self._clock() - self.facts.since_s >= SETTLED_S
+
+    def on_event(self, event: TransportEvent) -> None:
+        """Take an event of the transport; messages are ignored."""
+        now_s = int(self._clock())
+        if isinstance(event, Connected):
+            self.facts = dataclasses.replace(self.facts, connected=True, since_s=now_s, reason="")
+        elif isinstance(event, Disconnected) and self.facts.connected:
+            reason = event.reason or "the connection ended"
+            self.facts = dataclasses.replace(self.facts, connected=False, since_s=now_s, reason=reason, lost_s=now_s)
+
+
+class FleetWatch:
+    """Records facts about the broker and the devices.
+
+    Args:
+        broker: the broker's address, without user and password.
+        clock: returns unix seconds.
+        known: see `DeviceWatch`.
+
+    Attributes:
+        clock: as given.
+        connection, devices: the recorders.
+    """
+
+    def __init__(
+        self, broker: str = "", clock: Callable[[], float] = time.time, known: Mapping[str, DeviceFacts] | None = None
+    ) -> None:
+        self.clock = clock
+        self.connection = ConnectionWatch(broker, clock)
+        self.devices = DeviceWatch(clock, known)
+
+    def came(self, presence: Presence, *, retained: bool) -> None:
+        """Record a verified presence."""
+        self.devices.came(presence, retained=retained, settled=self.connection.settled)

@@ -1,0 +1,120 @@
+"""`shoal-edge doctor`: the health checks of a device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_client.membership import REVOKED_HINT, DeviceMembership
+from edge_client.storage.pending_upload import PENDING_FILES
+from edge_client.storage.state import DeviceState
+from shoal.errors import ShoalError
+from shoal.membership.doctor import local_checks, membership_checks
+from shoal.util.checks import Check, checked, ok
+from shoal.util.locks import in_use
+from shoal.util.telemetry import import_onnxruntime
+from shoal.version import VERSION
+
+if TYPE_CHECKING:
+    from edge_client.followed_run import Run
+
+
+def diagnose(
+    directory: Path, *, data: Path | None, broker: str, ca: Path | None, cert: Path | None, key: Path | None
+) -> list[Check]:
+    """Return the checks of a device; its program may be running.
+
+    Args:
+        directory: the device's.
+        data: its samples; None if they are not to be checked.
+        broker: the broker's address; empty for that in the grant.
+        ca: PEM file of trusted CA certificates; None for the system's.
+        cert: PEM file of the client certificate; None without one.
+        key: PEM file of its private key.
+    """
+    try:
+        member = DeviceMembership(directory)
+    except ShoalError as error:
+        return [Check("membership", "failure", str(error), error.hint), *local_checks(directory)]
+    files = DeviceState(directory)
+    return [
+        _membership(member),
+        *local_checks(directory),
+        *membership_checks(member, member.name, broker, ca=ca, cert=cert, key=key),
+        _service(files),
+        checked("state", lambda: _state(files, member)),
+        checked("data", lambda: _data(data, files, member)),
+        checked("versions", _versions),
+    ]
+
+
+def _membership(member: DeviceMembership) -> Check:
+    if not member.listed:
+        return Check("membership", "failure", f"{member.name} is not in the fleet any more", REVOKED_HINT)
+    return ok("membership", f"{member.name} of fleet {member.fleet}")
+
+
+def _service(files: DeviceState) -> Check:
+    trouble = files.load_trouble()
+    if trouble is not None:
+        return Check("service", "failure", f"stopped at {trouble['at']}: {trouble['error']}", trouble["hint"])
+    if not in_use(files.directory):
+        return Check("service", "warning", "not running", "start it: shoal-edge run DIR --data FILE")
+    connection = (files.load_status() or {}).get("connection")
+    if isinstance(connection, dict) and connection.get("connected") is False:
+        lost = f"running, not connected to {connection.get('broker')} since {connection.get('since')}"
+        return Check("service", "warning", lost, "start the broker, or mend the network between")
+    return ok("service", "running")
+
+
+def _state(files: DeviceState, member: DeviceMembership) -> Check:
+    """Read the stored upload, run and models.
+
+    Raises:
+        IntegrityError: one of them is damaged.
+    """
+    from edge_client.storage.finished_models import FinishedModels
+
+    if any((files.directory / name).exists() for name in PENDING_FILES):
+        files.pending.load()
+    run = _run(files, member)
+    finished = len(FinishedModels(files.directory).standing().models)
+    following = "no run yet" if run is None else f"run {run.plan.run}"
+    return ok("state", f"readable: {following}, finished models: {finished}")
+
+
+def _run(files: DeviceState, member: DeviceMembership) -> Run | None:
+    from edge_client.run.beginning import stored_run
+
+    package = files.load_run()
+    return None if package is None else stored_run(package, member)
+
+
+def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> Check:
+    """Read the samples, in the shapes of the task if the device knows one.
+
+    Raises:
+        DataError: they can't be read, or do not fit the task.
+        IntegrityError: the stored run is damaged.
+    """
+    from edge_client.learning.data import files_of, load, split
+
+    if source is None:
+        return Check("data", "warning", "not checked", "give --data FILE as for `shoal-edge run`")
+    count = len(files_of(source))
+    run = _run(files, member)
+    if run is None:
+        return ok("data", f"{source}: files: {count}; no task yet to compare them with")
+    dataset = load(source, run.bundle.manifest)
+    split(dataset, b"doctor")
+    return ok("data", f"{source}: {len(dataset)} samples, which fit the task of run {run.plan.run}")
+
+
+def _versions() -> Check:
+    python = ".".join(map(str, sys.version_info[:3]))
+    try:
+        runtime = import_onnxruntime().__version__
+    except ImportError as error:
+        return Check("versions", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
+    return ok("versions", f"shoal {VERSION}, Python {python}, ONNX Runtime {runtime}")

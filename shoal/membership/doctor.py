@@ -1,0 +1,123 @@
+"""The health checks that a device and an aggregator share: directory, disk, roster and clock, broker, TLS."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError
+from shoal.membership.directory import ROSTER_FILE
+from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
+from shoal.util.checks import Check, checked, ok
+from shoal.util.files import check_directory, check_own, read_failed
+from shoal.util.times import span, utc
+
+if TYPE_CHECKING:
+    from shoal.membership.directory import Membership
+    from shoal.protocol.documents import Roster
+
+DISK_FULL_BYTES: Final = 1 << 20
+DISK_LOW_BYTES: Final = 100 << 20
+EXPIRES_SOON_S: Final = 14 * 86400
+CLOCK_SLACK_S: Final = 300
+PUBLIC: Final = (".card", ROSTER_FILE)
+"""Endings of files in a party's directory that others may read: people copy them."""
+
+
+def local_checks(directory: Path) -> list[Check]:
+    """Return the checks of a party's directory and its disk."""
+    return [
+        checked("directory", lambda: _directory(directory)),
+        checked("disk", lambda: _disk(directory)),
+    ]
+
+
+def membership_checks(
+    member: Membership[Any], name: str, url: str, *, ca: Path | None, cert: Path | None, key: Path | None
+) -> list[Check]:
+    """Return the checks of roster and clock, and of the broker.
+
+    Args:
+        member: of a device or an aggregator.
+        name: the party's name.
+        url: the broker's address; empty for that in the grant.
+        ca: PEM file of trusted CA certificates; None for the system's.
+        cert: PEM file of the client certificate; None without one.
+        key: PEM file of its private key.
+    """
+    roster = checked("roster", lambda: _roster(member.roster, int(time.time())))
+    try:
+        address = BrokerAddress.parse(url or member.broker, ca_file=ca, cert_file=cert, key_file=key)
+    except ConfigError as error:
+        return [roster, Check("broker", "failure", str(error), error.hint)]
+    return [
+        roster,
+        checked("broker", lambda: _broker(address, f"shoal-{member.fleet}-{name}-doctor")),
+        checked("tls", lambda: _tls(address, int(time.time()))),
+    ]
+
+
+def _directory(directory: Path) -> Check:
+    check_directory(directory)
+    try:
+        names = sorted(entry.name for entry in os.scandir(directory) if not entry.is_dir(follow_symlinks=False))
+    except OSError as error:
+        raise read_failed(directory, error) from error
+    files = [directory / name for name in names if not name.endswith(PUBLIC)]
+    for path in files:
+        with suppress(FileNotFoundError):  # a running program has replaced it meanwhile
+            check_own(path)
+    return ok("directory", f"{directory} and its {len(files)} private files can be read by this user alone")
+
+
+def _disk(directory: Path) -> Check:
+    try:
+        room = os.statvfs(directory)
+    except OSError as error:
+        raise read_failed(directory, error) from error
+    free = room.f_bavail * room.f_frsize
+    detail = f"{free / (1 << 20):.0f} MiB free"
+    if free < DISK_LOW_BYTES:
+        return Check("disk", "failure" if free < DISK_FULL_BYTES else "warning", detail, "free some space")
+    return ok("disk", detail)
+
+
+def _roster(roster: Roster, now_s: int) -> Check:
+    detail = f"sequence {roster.sequence}, valid until {expiry_of(roster)}"
+    if now_s < roster.issued_at_s - CLOCK_SLACK_S:
+        behind = f"this machine's clock is at least {span(roster.issued_at_s - now_s)} behind the owner's: {utc(now_s)}"
+        return Check("roster", "failure", behind, "set the clock (timedatectl set-ntp true)")
+    if has_expired(roster, now_s):
+        return Check("roster", "failure", f"expired: {detail}; this machine's clock says {utc(now_s)}", EXPIRED_HINT)
+    if roster.expires_at_s - now_s < EXPIRES_SOON_S:
+        return Check("roster", "warning", detail, "the owner runs `shoal-fleet renew` and `shoal-fleet publish`")
+    return ok("roster", detail)
+
+
+def _broker(address: BrokerAddress, client_id: str) -> Check:
+    from shoal.transport.probe import log_in
+
+    version = log_in(address, client_id)
+    return ok("broker", f"{address} accepts the connection, MQTT {version}")
+
+
+def _tls(address: BrokerAddress, now_s: int) -> Check:
+    from shoal.transport.probe import certificate_expiry, client_certificate_expiry
+
+    if not address.tls:
+        if address.is_loopback:
+            return ok("tls", "none: the broker is on this machine")
+        return Check("tls", "warning", "none: user and password travel in clear", "use mqtts:// and --ca")
+    found = {"the broker's certificate": certificate_expiry(address)}
+    if address.cert_file is not None:
+        found["this client's certificate"] = client_certificate_expiry(address.cert_file)
+    detail = ", ".join(f"{thing} is valid until {utc(at_s)}" for thing, at_s in found.items())
+    if min(found.values()) < now_s:
+        return Check("tls", "failure", detail, "issue a new certificate")
+    if min(found.values()) - now_s < EXPIRES_SOON_S:
+        return Check("tls", "warning", detail, "issue a new certificate soon")
+    return ok("tls", detail)

@@ -1,0 +1,65 @@
+"""The histories of a run that devices have seen, compared by the heads of the transcript in their presences.
+
+Example: pi-1 and pi-2 give one head for round 20 of run 3, and pi-3 gives another. The aggregator has shown two histories,
+or one of the devices lies.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from shoal.errors import UntrustedError
+from shoal.protocol import channels
+from shoal.protocol.codec import decode
+from shoal.protocol.messages import Presence
+from shoal.protocol.states import FORKED_ROUND, TranscriptHead
+
+if TYPE_CHECKING:
+    from shoal.owner.keys.directory import FleetDirectory
+
+
+def head_in_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory) -> TranscriptHead | None:
+    """Return the head of the transcript in a device's presence; None if the device has given none.
+
+    Raises:
+        UntrustedError: it is not the presence of a device in the roster, or under keys that the owner no longer has.
+        SealError, WireError: it is altered or malformed.
+    """
+    member, (head, at) = fleet.roster.device(device), read_head(sealed)
+    if member is None or head != channels.PRESENCE.head(fleet.name, device):
+        raise UntrustedError(f"no presence of {device}")
+    for version in fleet.versions:
+        try:
+            group = GroupKey(fleet.name, "broadcast", version.broadcast_key)
+            presence = decode(open_from_group(group, sealed, head, at, member.sign_key), Presence)
+        except SealError:
+            continue
+        return presence.head if presence.device == device else None
+    raise UntrustedError(f"a presence of {device} that is forged, or under keys that the owner does not have")
+
+
+def disagreements(heads: Mapping[str, TranscriptHead], runs: Mapping[bytes, int]) -> list[str]:
+    """Return a sentence for each round of which parties give different heads, and for each device that has left its run.
+
+    Args:
+        heads: party -> its head; that of the aggregator is in its announcement.
+        runs: run id -> number, of the owner's runs; heads of other runs are left out.
+    """
+    seen: dict[tuple[int, int], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    found = []
+    for party, head in sorted(heads.items()):
+        run = runs.get(head.run_id)
+        if run is not None and head.round == FORKED_ROUND:
+            found.append(
+                f"{party} has left run {run}: the aggregator has shown it another history than before or than others"
+            )
+        elif run is not None:
+            seen[run, head.round][head.transcript].append(party)
+    for (run, round_), parties in sorted(seen.items()):
+        if len(parties) > 1:
+            groups = "; ".join(", ".join(names) for names in parties.values())
+            found.append(f"two histories of run {run}: the heads of round {round_} differ between {groups}")
+    return found

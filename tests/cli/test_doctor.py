@@ -1,0 +1,89 @@
+"""`doctor` of device and aggregator, and `status`, as a user calls them: success, a mistake, and JSON."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import LoopbackFleet
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.fleets import FULL_BATCH, grouped_data
+from tests.helpers.tasks import logistic_bundle
+
+PASSWORD = "hunter2-hunter2"
+NAMES = {
+    "shoal-aggregator": "membership directory disk roster broker tls service devices runs versions",
+    "shoal-edge": "membership directory disk roster broker tls service state data versions",
+}
+PLACES = {"shoal-aggregator": "server", "shoal-edge": "dev-1"}
+
+
+def results(data):
+    return {c["name"]: c["result"] for c in data["checks"]}
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.parametrize("program", NAMES)
+def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
+    """Status 0, and a line each; the service is not started, which is a warning."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    more = ["--data", "d.npz"] if program == "shoal-edge" else []
+    with start_broker("mosquitto", tmp_path / "broker") as broker:
+        url = broker.url.replace("://", f"://user:{PASSWORD}@")
+        told = call(program, "doctor", PLACES[program], "--broker", url, *more)
+        found = call(program, "doctor", PLACES[program], "--broker", url, *more, "--json").data
+    assert f"ok       broker: {broker.url} accepts the connection, MQTT 5" in told.out
+    assert PASSWORD not in told.out + told.err
+    assert " ".join(results(found)) == NAMES[program]
+    assert {name for name, result in results(found).items() if result != "ok"} == {"service"}
+    assert all(set(c) == {"name", "result", "detail", "advice"} for c in found["checks"])
+
+
+@pytest.mark.parametrize("program", NAMES)
+def test_a_broker_that_is_down_ends_with_status_10(call, fleet, program):
+    """In both forms, without the password of the address."""
+    url = f"mqtt://user:{PASSWORD}@127.0.0.1:1"
+    told = call(program, "doctor", PLACES[program], "--broker", url, status=10)
+    assert "failure  broker: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.out
+    assert "         hint: check the address" in told.out
+    found = call(program, "doctor", PLACES[program], "--broker", url, "--json", status=10)
+    assert results(found.data)["broker"] == "failure"
+    assert PASSWORD not in told.out + told.err + found.out + found.err
+
+
+@pytest.mark.parametrize(("program", "status"), [("shoal-aggregator", 3), ("shoal-edge", 2)])
+def test_without_a_directory_there_is_nothing_to_check(call, program, status):
+    assert "error: " in call(program, "doctor", status=status).err
+
+
+def test_data_that_do_not_fit_the_task_of_the_run_are_found(call):
+    data = grouped_data(3)
+    options = RunOptions("fedavg", rounds=1, local=FULL_BATCH, seed=1, min_contributors=1)
+    with LoopbackFleet(call.home / "fleet", logistic_bundle(6, 4), data, options) as made:
+        made.run(100)
+        place = made.stage.device_dir("dev-00")
+    for name, columns in (("right", 6), ("wrong", 5)):
+        batch = data["dev-00"]
+        np.savez(call.home / f"{name}.npz", x=np.ascontiguousarray(batch.x[:, :columns]), y=batch.y)
+    broker = ["--broker", "mqtt://127.0.0.1:1", "--json"]
+    right = call("shoal-edge", "doctor", place, "--data", "right.npz", *broker, status=10).data
+    wrong = call("shoal-edge", "doctor", place, "--data", "wrong.npz", *broker, status=10).data
+    assert (results(right)["data"], results(wrong)["data"], results(wrong)["state"]) == ("ok", "failure", "ok")
+    (found,) = [c for c in right["checks"] if c["name"] == "data"]
+    assert found["detail"] == "right.npz: 60 samples, which fit the task of run 1"
+
+
+@pytest.mark.parametrize("program", NAMES)
+def test_status_of_a_program_that_is_not_running(call, fleet, program):
+    """As text and as JSON."""
+    assert "not running" in call(program, "status", PLACES[program]).out
+    data = call(program, "status", PLACES[program], "--json").data
+    assert (data["running"], data["connected"], data["since"]) == (False, False, None)
+
+
+@pytest.mark.parametrize("program", NAMES)
+def test_status_of_a_directory_that_is_nobody_s(call, program):
+    """Status 4."""
+    assert call(program, "status", "gone", "--json", status=4).error["type"] == "NotEnrolledError"

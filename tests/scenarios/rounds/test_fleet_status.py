@@ -1,0 +1,140 @@
+"""`shoal-aggregator status` tells the state of a fleet truly: devices that die, a broker that is away, a wrong clock."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from aggregator.cli import app
+from aggregator.status import watch as watches
+from aggregator.status.live_file import LiveFile
+from aggregator.status.record import RETURN_S
+from edge_client.learning.data import Dataset
+from edge_client.protocol import presence
+from shoal.util.locks import exclusive
+from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
+
+
+def status(fleet, *, running=True):
+    """Write what the daemon writes, and return the status as JSON."""
+    directory = fleet.stage.aggregator_dir
+    if fleet.service is not None:
+        LiveFile(directory, fleet.service.watch).keep_up(fleet.service.facts, fleet.now_s)
+    call = ["status", str(directory), "--json"]
+    if not running:
+        return json.loads(CliRunner().invoke(app, call).output)["data"]
+    with exclusive(directory, wait_s=0, hint=""):
+        told = CliRunner().invoke(app, call)
+    assert told.exit_code == 0, told.output
+    return json.loads(told.output)["data"]
+
+
+def reasons(data):
+    return {d["name"]: d["reason"] for d in data["devices"] if d["reason"]}
+
+
+@pytest.fixture
+def tap():
+    return Wiretap()
+
+
+@pytest.fixture
+def fleet(tmp_path, tap):
+    """A fleet of three in which one round is closed, and the next waits for dev-02 for 20 s."""
+    options = {"quorum": 1.0, "min_contributors": 3, "deadline_s": 20.0, "rounds": 30}
+    with make_fleet(tmp_path / "fleet", faults=tap, **options) as made:
+        made.run_until(lambda: len(made.records()) == 1, 10)
+        tap.lose(client=made.client_id("dev-02"), ending="/up")
+        made.run_until(lambda: "2 of 3" in made.service.status(), 10)
+        yield made
+
+
+def test_a_fleet_at_work(fleet):
+    data = status(fleet)
+    assert (data["running"], data["connected"], data["problems"], reasons(data)) == (True, True, [], {})
+    run = data["run"]
+    assert (run["run"], run["algorithm"], run["round"], run["rounds"], run["phase"]) == (1, "fedavg", 2, 30, "round")
+    assert (run["quorum"], run["received"]) == (3, 2)
+    assert [(m["device"], m["reason"]) for m in run["missing"]] == [("dev-02", "has not uploaded yet")]
+    assert [c["members"] for c in run["clusters"]] == [["dev-00", "dev-01", "dev-02"]]
+    assert run["clusters"][0]["loss"] == pytest.approx(fleet.records()[-1]["loss"])
+    first = data["devices"][0]
+    assert (first["name"], first["online"], first["cluster"]) == ("dev-00", True, 0)
+    assert first["version"]
+    assert first["last_upload"] == first["last_seen"]
+
+
+def test_a_device_that_dies_is_offline_at_once_and_what_to_do_comes_with_the_deadline(fleet):
+    fleet.kill_device("dev-02")
+    fleet.settle()
+    data = status(fleet)
+    assert reasons(data) == {"dev-02": "offline"}
+    assert data["devices"][2]["online"] is False
+    assert data["problems"] == []
+    fleet.run_until(lambda: fleet.service.state.deadline_passed, 60)
+    data = status(fleet)
+    (problem,) = data["problems"]
+    assert "its deadline has passed, 2 answered and 3 must" in problem["reason"]
+    assert "start dev-02 again" in problem["advice"]
+    assert data["run"]["deadline_passed"] is True
+
+
+def test_with_the_broker_away_it_says_so_and_blames_no_device(fleet):
+    """Not even after the deadline; the log's line says the same."""
+    fleet.broker.disconnect(fleet.client_id("aggregator"))
+    fleet.run_until(lambda: fleet.service.state.deadline_passed, 60)
+    fleet.run_until(lambda: status(fleet)["runs"][0]["waiting"], 10)
+    data = status(fleet)
+    assert (data["running"], data["connected"], reasons(data), data["run"]["missing"]) == (True, False, {}, [])
+    assert {d["online"] for d in data["devices"]} == {None}
+    assert "no connection to the broker" in data["problems"][0]["reason"]
+    assert "waiting for the broker" in data["runs"][0]["waiting"]
+    assert data["runs"][0]["shortage"] is None
+    fleet.broker.reconnect(fleet.client_id("aggregator"))
+    fleet.settle()
+    data = status(fleet)
+    assert (data["connected"], data["problems"]) == (True, []), f"devices may take {RETURN_S} s to return"
+
+
+def test_a_device_whose_data_do_not_fit(tmp_path):
+    data = grouped_data(3)
+    odd = data["dev-01"]
+    data["dev-01"] = Dataset(np.ascontiguousarray(odd.x[:, 1:]), odd.y)
+    with make_fleet(tmp_path / "fleet", data, quorum=0.5, rounds=30) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        found = status(fleet)
+        assert reasons(found) == {"dev-01": "data do not fit the task"}
+        assert found["devices"][1]["online"] is True
+        assert found["devices"][1]["advice"]
+
+
+def test_a_device_that_was_revoked_while_off(fleet):
+    fleet.kill_device("dev-02")
+    fleet.stage.fleet.revoke("dev-02")
+    fleet.publish()
+    fleet.settle()
+    data = status(fleet)
+    assert reasons(data) == {"dev-02": "revoked by the owner"}
+    assert "dev-02" not in [m["device"] for m in (data["run"]["missing"])]
+
+
+def test_a_wrong_clock_of_one_device(fleet, monkeypatch):
+    """Only the device's own clock is wrong here; both run in one process."""
+    monkeypatch.setattr(watches, "SETTLED_S", -1.0)
+    real = presence.time.time
+    monkeypatch.setattr(presence, "time", type("Time", (), {"time": staticmethod(lambda: real() - 7200)}))
+    fleet.kill_device("dev-01")
+    fleet.revive_device("dev-01")
+    fleet.settle()
+    assert reasons(status(fleet)) == {"dev-01": "its clock is 2 h behind the aggregator's"}
+
+
+def test_a_killed_aggregator_is_not_running(fleet):
+    status(fleet)
+    fleet.kill_aggregator()
+    data = status(fleet, running=False)
+    assert (data["running"], data["connected"], reasons(data)) == (False, False, {})
+    assert data["since"] is not None
+    assert "killed" in data["problems"][0]["reason"]
+    assert data["run"]["phase"] == "not_served"

@@ -1,0 +1,338 @@
+"""Private parameters in whole fleets: they are trained and used on the device, and no byte of them leaves it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from edge_client import inference
+from edge_client.learning.data import split
+from edge_client.models.private_values import PRIVATE_FILE
+from edge_client.models.store import FOLDER
+from edge_client.protocol.round_state import Stage
+from edge_client.run.jobs import split_seed
+from edge_client.storage.finished_models import FinishedModels
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    Wiretap,
+    grouped_data,
+    make_exact_fleet,
+    make_fleet,
+    open_upload,
+    thetas,
+    uploads_of,
+)
+from tests.helpers.round_fleets import held_states
+from tests.helpers.tasks import logistic_bundle
+
+INITIAL = np.array([0.5, -0.25, 0.125, 1.0], np.float32)
+BUNDLE = logistic_bundle(INPUTS, CLASSES, private=INITIAL)
+FEDERATED = INPUTS * CLASSES
+MODES = ("rotation", "permutation", "signed-permutation", "none")
+MINI = LocalTraining(epochs=1, batch_size=8, lr=0.3)
+NAME = "dev-01"
+
+
+def private_file(fleet, name):
+    return fleet.stage.device_dir(name) / FOLDER / PRIVATE_FILE
+
+
+def stored(fleet, name):
+    """Return the private values (before, after) the last round of a device, from its disk."""
+    data = private_file(fleet, name).read_bytes()
+    return np.frombuffer(data[-32 - 8 * CLASSES : -32], "<f4").reshape(2, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """Device -> bytes of the model it ends a calm run with."""
+    with make_exact_fleet(tmp_path_factory.mktemp("calm") / "fleet", bundle=BUNDLE, local=MINI, rounds=5) as fleet:
+        fleet.run(30)
+        return thetas(fleet)
+
+
+def test_devices_share_the_federated_part_and_no_private_one(calm):
+    cut = 4 * FEDERATED
+    assert len({theta[:cut] for theta in calm.values()}) == 1
+    assert len({theta[cut:] for theta in calm.values()}) == len(calm)
+    assert INITIAL.tobytes() not in {theta[cut:] for theta in calm.values()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_federated_coordinates_are_uploaded_in_every_mode(tmp_path, calm, mode):
+    """The vectors have d coordinates (rotation pads them inside the mask only), and the run ends as in any other mode."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, mode=mode, faults=tap) as fleet:
+        assert fleet.plan.length == FEDERATED
+        fleet.run(30)
+        bodies = [open_upload(fleet, NAME, sealed) for sealed in uploads_of(fleet, tap, NAME)]
+        assert [upload.length for upload, _ in bodies] == [FEDERATED] * 5 + [0]
+        found = fleet.model(NAME).theta
+    np.testing.assert_allclose(found, np.frombuffer(calm[NAME], np.float32), atol=1e-5)
+
+
+def test_no_private_byte_leaves_a_device(tmp_path):
+    """Neither sealed nor opened, in uploads, states, checkpoints or on the aggregator's disk, under no mask."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4, mode="none", faults=tap) as fleet:
+        values, changes = set(), []
+        for rounds in range(1, 5):
+            fleet.run_until(lambda rounds=rounds: len(fleet.records()) >= rounds, 30)
+            for before, after in (stored(fleet, name) for name in fleet.stage.devices):
+                values |= {before.tobytes(), after.tobytes()}
+                changes.append(after - before)
+        fleet.run(30)
+        for name in fleet.stage.devices:
+            assert fleet.personalise(name)
+        values -= {INITIAL.tobytes()}
+        assert len(values) > 10
+        # Single values too: no float32 of them may stand anywhere by itself.
+        pieces = {value[at : at + 4] for value in values for at in range(0, len(value), 4)} | values
+        uploads = {name: uploads_of(fleet, tap, name) for name in fleet.stage.devices}
+        clear = [open_upload(fleet, name, sealed) for name, each in uploads.items() for sealed in each]
+        vectors = np.concatenate([np.frombuffer(body[: 4 * upload.length], "<f4") for upload, body in clear])
+        assert not {vector.tobytes() for vector in vectors} & pieces
+        windows = np.lib.stride_tricks.sliding_window_view(vectors, CLASSES)
+        assert min(np.abs(windows - change).max(1).min() for change in changes) > 1e-4
+        assert not [body for _, body in clear if any(value in body for value in values)]
+        assert not [p.topic for p in tap.heard if any(value in p.payload for value in values)]
+        server = [path for path in fleet.stage.aggregator_dir.rglob("*") if path.is_file()]
+        assert server
+        assert not [path for path in server if any(value in path.read_bytes() for value in values)]
+        for state in itertools.chain.from_iterable(held_states(fleet, n).values() for n in fleet.stage.devices):
+            assert len(state) == FEDERATED
+
+
+def test_the_values_are_private_to_the_devices_user_and_go_with_their_run(tmp_path):
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
+        fleet.run(30)
+        assert private_file(fleet, NAME).stat().st_mode & 0o777 == 0o600
+        before, after = stored(fleet, NAME)
+        assert not np.array_equal(before, after)
+        np.testing.assert_array_equal(fleet.model(NAME).theta[FEDERATED:], after)
+        begin_run(fleet, logistic_bundle(INPUTS, CLASSES))
+        fleet.run(30)
+        assert fleet.model(NAME).run == 2
+        assert not private_file(fleet, NAME).exists()
+        # The finished model of the earlier run keeps them, as it keeps the rest of that model.
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        first = store.models()[0]
+        np.testing.assert_array_equal(store.load(first, first.own).theta[FEDERATED:], after)
+
+
+def test_a_new_run_begins_with_the_tasks_values(tmp_path):
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
+        fleet.run(30)
+        begin_run(fleet, BUNDLE)
+        fleet.run_until(lambda: bool(fleet.records()), 30)
+        np.testing.assert_array_equal(stored(fleet, NAME)[0], INITIAL)
+
+
+def begin_run(fleet, bundle):
+    options = RunOptions("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
+    plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, 5), options)
+    fleet.kill_aggregator()
+    fleet.plan = plan
+    fleet.revive_aggregator()
+
+
+@pytest.mark.parametrize("victim", ["between two writes", "sending device", "aggregator"])
+def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim):
+    """A round is trained once, even if it is worked on twice."""
+    tap = Wiretap()
+    with make_exact_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, quorum=1.0, faults=tap) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        if victim == "aggregator":
+            fleet.kill_aggregator()
+            fleet.step()
+            fleet.revive_aggregator()
+        elif victim == "sending device":
+            hold = tap.lose(client=fleet.client_id(NAME), ending="/up", hop=Hop.UP)
+            fleet.run_until(lambda: fleet.devices[NAME].runtime.session.round.stage is Stage.SENDING, 30)
+            fleet.settle()
+            fleet.kill_device(NAME)
+            tap.forgive(hold)
+            fleet.step()
+            fleet.revive_device(NAME)
+        else:
+            uplink = fleet.devices[NAME].runtime._uplink
+            monkeypatch.setattr(uplink, "keep", power_cut)
+            earlier = stored(fleet, NAME)[1].copy()
+            with pytest.raises(PowerCutError):
+                fleet.run_until(lambda: fleet.finished, 30)
+            np.testing.assert_array_equal(stored(fleet, NAME)[0], earlier)
+            fleet.kill_device(NAME)
+            fleet.revive_device(NAME)
+        fleet.run(100)
+        assert thetas(fleet) == calm
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def power_cut(*_):
+    raise PowerCutError
+
+
+def test_damaged_values_begin_again_and_the_run_ends(tmp_path, caplog):
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.kill_device(NAME)
+        path = private_file(fleet, NAME)
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        fleet.revive_device(NAME)
+        assert "private values are lost" in caplog.text
+        fleet.run(100)
+        assert fleet.model(NAME).round == 5
+
+
+def test_a_device_that_joins_for_the_final_round_has_the_initial_values(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=4, bundle=BUNDLE, local=MINI, rounds=2, quorum=0.5) as fleet:
+        fleet.kill_device("dev-03")
+        fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+        fleet.revive_device("dev-03")
+        fleet.run(100)
+        model = fleet.model("dev-03")
+        np.testing.assert_array_equal(model.theta[FEDERATED:], INITIAL)
+        np.testing.assert_array_equal(model.theta[:FEDERATED], fleet.model(NAME).theta[:FEDERATED])
+        assert not private_file(fleet, "dev-03").exists()
+
+
+def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), bundle=BUNDLE, local=MINI) as fleet:
+        fleet.run(30)
+        fleet.settle()
+        folder, data = fleet.stage.device_dir(NAME), grouped_data(4, 2)[NAME]
+        np.savez(tmp_path / "x.npz", x=data.x)
+        theta = fleet.model(NAME).theta
+        expected = (data.x @ theta[:FEDERATED].reshape(INPUTS, CLASSES) + theta[FEDERATED:]).argmax(1)
+        assert np.array_equal(inference.predict(folder, tmp_path / "x.npz"), expected)
+        exported = inference.export(folder, tmp_path / "own.onnx")
+        np.testing.assert_array_equal(exported.theta, theta)
+        assert theta.astype("<f4").tobytes() in (tmp_path / "own.onnx").read_bytes()
+        store = FinishedModels(folder)
+        before = store.models()[-1].validation.loss
+        assert fleet.personalise(NAME)
+        choice, _ = store.personal(store.models()[-1])
+        assert choice.fits[0].name == "cluster"
+        assert choice.fits[0].loss == pytest.approx(before, rel=1e-4)
+        assert len(inference.choose(folder).at(None).theta) == BUNDLE.length
+
+
+def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
+    cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), bundle=BUNDLE, settings={"path": "on"}, **cfl) as fleet:
+        fleet.run(30)
+        fleet.settle()
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        model = store.models()[-1]
+        assert model.above, "the clusters have split"
+        for node in (*model.above, model.own):
+            np.testing.assert_array_equal(store.load(model, node).theta[FEDERATED:], stored(fleet, NAME)[1])
+        assert fleet.personalise(NAME)
+        choice, _ = store.personal(model)
+        assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
+
+
+@pytest.mark.torch
+def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
+    """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
+    from shoal.owner.task_compiler.builtin import build
+    from shoal.owner.task_compiler.compile import compile_task
+
+    data = grouped_data(8, 4, n=150)
+    local = LocalTraining(epochs=3, batch_size=10, lr=0.2)
+    accuracy = {}
+    for private in ((), ("readout",)):
+        source = build("mlp", inputs=INPUTS, hidden=16, classes=CLASSES)
+        bundle = compile_task(*source[:3], name="heads", kind="classification", private=private)
+        with make_fleet(tmp_path / f"fleet{len(private)}", data, bundle=bundle, local=local, rounds=15) as fleet:
+            last = fleet.run(60)[-1]
+            accuracy[private] = last["correct"] / last["tested"]
+            assert len(set(last["clusters"].values())) == 1
+    assert accuracy[()] < 0.5
+    assert accuracy["readout",] > 0.8
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("private", "algorithm", "shared"),
+    [
+        ("readout", "fedavg", ()),
+        ("hidden", "fedavg", ()),
+        ("readout", "ifca", ()),
+        ("readout.bias", "ifca", ("hidden",)),
+    ],
+)
+def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm, shared):
+    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
+    from shoal.owner.task_compiler.builtin import build
+    from shoal.owner.task_compiler.compile import compile_task
+    from shoal.simulation.data import Population, Shard
+    from shoal.simulation.engine import personal, simulate
+    from shoal.simulation.engine.private import PrivateStart
+    from shoal.simulation.engine.records import SimOptions
+    from shoal.simulation.trainers.networks import OneHidden
+
+    hidden = 5
+    settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
+    data = grouped_data(4, 2, n=80)
+    source = build("mlp", inputs=INPUTS, hidden=hidden, classes=CLASSES)
+    bundle = compile_task(*source[:3], name="small", kind="classification", shared=shared, private=[private])
+    manifest = bundle.manifest
+    options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
+    with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        devices = fleet.stage.devices
+        cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in devices]
+        owns = [fleet.model(name) for name in devices]
+        seed = fleet.plan.seed
+        assert fleet.personalise(NAME)
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        choice, _ = store.personal(store.models()[-1])
+
+    def shards(share):
+        return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
+
+    network = OneHidden(INPUTS, hidden, CLASSES)
+    body, bias = INPUTS * hidden + hidden, network.length - CLASSES
+    spans = {"hidden": (0, body), "readout": (body, network.length), "readout.bias": (bias, network.length)}
+    places = np.arange(*spans[private])
+    assert len(places) == manifest.private_length
+    start = PrivateStart(places, np.frombuffer(bundle.private, "<f4"))
+    population = Population(shards("train"), shards("validation"), shards("test"), names=tuple(devices))
+    segments = tuple((s.name, s.length) for s in bundle.segments)
+    done = simulate.simulate(
+        algorithm,
+        settings,
+        population,
+        network,
+        SimOptions(rounds=4, local=MINI, seed=seed, mask="none", min_contributors=1, segments=segments),
+        start=draw_origins(manifest, count, seed),
+        private=start,
+    )
+    taken = done.taken()
+    assert [own.cluster for own in owns] == list(taken)
+    models = np.stack([done.thetas[int(model)] for model in taken])
+    whole = done.workforce.whole(models, np.arange(len(devices)))
+    order = np.concatenate((start.federated(network.length), places))
+    for own, found in zip(owns, whole, strict=True):
+        np.testing.assert_allclose(own.theta, found[order], atol=1e-4)
+    # The same candidates at the end, also the one that begins afresh.
+    place = devices.index(NAME)
+    fresh = personal.drawn_start(network, draw_origins(manifest, count, seed)[0], seed, start)
+    alone = simulate.simulate(
+        "local", {}, population, network, SimOptions(rounds=4, local=MINI, seed=seed, min_contributors=1), start=fresh
+    )
+    trained = np.stack([alone.thetas[int(model)] for model in alone.taken()])
+    found = personal.candidates(done.workforce, whole, done.all_rounds + 1, trained)[place]
+    losses = personal.sample_losses(done.workforce, place, found)
+    assert [fit.name for fit in choice.fits] == list(losses)
+    np.testing.assert_allclose([f.loss for f in choice.fits], [each.mean() for each in losses.values()], rtol=1e-3)

@@ -1,0 +1,82 @@
+"""Which facts of a directory the record is built from."""
+
+import pytest
+
+from aggregator.status.gathering import fleet_status, free_bytes, stored_run
+from aggregator.status.live_file import LiveFile
+from aggregator.status.record import StoredRun
+from aggregator.status.watch import FleetWatch
+from shoal.transport.base import Connected
+from shoal.util.locks import exclusive
+from tests.helpers.parties import Parties
+from tests.helpers.plans import run_plan
+from tests.unit.aggregator.status.test_live_file import RUN
+
+RUNS = tuple(StoredRun(run=n, algorithm="fedavg", rounds=3, finished=n < 2) for n in (1, 2, 3))
+
+
+@pytest.fixture
+def server(tmp_path):
+    return Parties(tmp_path, "dev-1", "dev-2").server
+
+
+def record(round_, **changes):
+    plain = {"round": round_, "final": False, "clusters": {}, "device_accuracy": {}, "cluster_losses": {}}
+    return plain | changes
+
+
+def test_figures_of_a_run_are_the_newest_that_there_are():
+    plan = run_plan(rounds=9)
+    found = stored_run(
+        plan,
+        [
+            record(1, clusters={"dev-1": 0}, device_accuracy={"dev-1": [3, 4]}, cluster_losses={"0": 0.9}),
+            record(2, clusters={"dev-1": 5}, cluster_losses={"5": 0.5}),
+            record(3),
+        ],
+    )
+    assert (found.run, found.rounds, found.closed, found.finished) == (plan.run, 9, 3, False)
+    assert (found.clusters, found.tests, found.losses) == ({"dev-1": 5}, {"dev-1": [3, 4]}, {})
+    assert stored_run(plan, [record(1, cluster_losses={"5": 0.5})]).losses == {5: 0.5}
+    assert stored_run(plan, []).closed == 0
+
+
+def test_records_of_an_earlier_version_have_no_losses():
+    old = record(1)
+    del old["cluster_losses"]
+    assert stored_run(run_plan(), [old]).losses == {}
+
+
+def test_the_run_is_the_one_that_is_served_or_the_next_or_the_last(server):
+    assert fleet_status(server, RUNS).run.run == 2
+    assert fleet_status(server, RUNS[:1]).run.run == 1
+    assert fleet_status(server, ()).run is None
+    watch = FleetWatch("mqtt://reef:1883")
+    LiveFile(server.directory, watch).keep_up(lambda: RUN, 0.0)
+    assert fleet_status(server, RUNS).run.run == 2, "nothing is served while nothing runs"
+    with exclusive(server.directory, wait_s=0, hint=""):
+        assert fleet_status(server, RUNS).run.run == RUN.run == 1
+
+
+def test_a_lock_and_not_a_file_says_that_the_daemon_runs(server):
+    watch = FleetWatch("mqtt://reef:1883")
+    watch.connection.on_event(Connected(session_present=False))
+    LiveFile(server.directory, watch).keep_up(lambda: RUN, 0.0)
+    dead = fleet_status(server, RUNS)
+    assert (dead.running, dead.connected) == (False, False)
+    with exclusive(server.directory, wait_s=0, hint=""):
+        alive = fleet_status(server, RUNS)
+    assert (alive.running, alive.connected, alive.run.phase) == (True, True, "round")
+
+
+def test_revoked_devices_are_listed_last(tmp_path):
+    parties = Parties(tmp_path, "dev-1", "dev-2")
+    parties.owner.revoke("dev-1")
+    parties.server.adopt(parties.owner.roster_bytes)
+    found = fleet_status(parties.server, ())
+    assert [(d.name, d.reason) for d in found.devices] == [("dev-2", ""), ("dev-1", "revoked by the owner")]
+
+
+def test_a_directory_that_is_gone_has_no_free_space_to_report(tmp_path):
+    assert free_bytes(tmp_path) > 0
+    assert free_bytes(tmp_path / "gone") is None

@@ -1,0 +1,308 @@
+"""What the fleet's state is in each situation that an operator meets, and who is to blame for it."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.run_log import DECLINE_REASONS
+from aggregator.status import record
+from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts
+from aggregator.status.record import NOT_SERVED, Facts, StoredRun, build
+from shoal.protocol.messages import DeclineReason
+
+NOW = 1_795_000_000
+NAMES = ("dev-1", "dev-2", "dev-3")
+UP = ConnectionFacts(broker="mqtt://reef:1883", connected=True, since_s=NOW - 9000)
+HERE = DeviceFacts(online=True, since_s=NOW - 8000, last_seen_s=NOW - 60, last_upload_s=NOW - 60, version="0.1.0")
+ROUND = RunFacts(
+    run=4,
+    phase="round",
+    round=7,
+    since_s=NOW - 20,
+    deadline_at_s=NOW + 100,
+    needed=3,
+    received=2,
+    waiting=("dev-2",),
+)
+RUN = StoredRun(run=4, algorithm="cfl", rounds=20, closed=6, clusters={"dev-1": 0, "dev-2": 1, "dev-3": 1})
+
+
+def live(*, connection=UP, devices=None, run=ROUND, alive_s=1, **changes):
+    """Return the daemon's facts: all devices are online, and a round is open."""
+    heard = dict.fromkeys(NAMES, HERE) | (devices or {})
+    facts = LiveFacts(
+        version="0.1.0", started_at_s=NOW - 9001, connection=connection, devices=heard, run=run, **changes
+    )
+    return Live(facts, NOW - alive_s)
+
+
+def status(found=None, *, running=True, **changes):
+    facts = Facts(
+        fleet="reef",
+        running=running,
+        live=live() if found is None else found,
+        broker="mqtt://granted:1883",
+        active=NAMES,
+        run=RUN,
+        disk_free_bytes=1 << 40,
+        now_s=NOW,
+    )
+    return build(dataclasses.replace(facts, **changes))
+
+
+def device(built, name="dev-2"):
+    return next(d for d in built.devices if d.name == name)
+
+
+def blamed(built):
+    """Return the devices of which anything is said."""
+    missing = () if built.run is None else built.run.missing
+    return {d.name for d in built.devices if d.reason} | {m.device for m in missing}
+
+
+def test_a_fleet_at_work_has_no_problem():
+    built = status()
+    assert (built.running, built.connected, built.broker, built.since_s) == (True, True, UP.broker, UP.since_s)
+    assert built.problems == ()
+    assert [d.reason for d in built.devices] == ["", "", ""]
+    run = built.run
+    assert (run.run, run.algorithm, run.round, run.rounds, run.phase) == (4, "cfl", 7, 20, "round")
+    assert (run.deadline_at_s, run.deadline_passed, run.quorum, run.received) == (NOW + 100, False, 3, 2)
+    (missing,) = run.missing
+    assert (missing.device, missing.since_s, missing.reason) == ("dev-2", ROUND.since_s, "has not uploaded yet")
+    assert missing.advice == "wait: the deadline is 2026-11-18T11:08:20Z"
+
+
+def test_a_device_that_was_killed_is_offline_since_its_will():
+    gone = dataclasses.replace(HERE, online=False, since_s=NOW - 5)
+    built = status(live(devices={"dev-2": gone}))
+    found = device(built)
+    assert (found.online, found.since_s, found.reason, found.advice) == (False, NOW - 5, "offline", record.OFFLINE_HINT)
+    assert (found.last_seen_s, found.last_upload_s) == (NOW - 60, NOW - 60)
+    (missing,) = built.run.missing
+    assert (missing.device, missing.since_s, missing.reason) == ("dev-2", NOW - 5, "offline")
+    assert blamed(built) == {"dev-2"}
+    assert built.problems == ()
+
+
+def test_with_the_broker_down_no_device_is_blamed():
+    """Not even one that was offline before, or past the deadline: nobody can know."""
+    down = ConnectionFacts(
+        broker="mqtt://reef:1883", connected=False, since_s=NOW - 30, reason="Connection refused", lost_s=NOW - 30
+    )
+    gone = dataclasses.replace(HERE, online=False, since_s=NOW - 30)
+    late = dataclasses.replace(ROUND, deadline_passed=True, shortage="2 answered and 3 must", advice="start dev-2")
+    built = status(live(connection=down, devices={"dev-2": gone}, run=late))
+    assert (built.running, built.connected, built.since_s) == (True, False, NOW - 30)
+    assert blamed(built) == set()
+    assert {d.online for d in built.devices} == {None}
+    (problem,) = built.problems
+    assert problem.reason == "no connection to the broker at mqtt://reef:1883: Connection refused"
+    assert problem.advice == record.BROKER_HINT
+    assert (built.run.phase, built.run.received) == ("round", 2), "what is known stays"
+
+
+def test_after_the_broker_is_back_devices_have_time_to_return():
+    back = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - 20, lost_s=NOW - 60)
+    with_it = dataclasses.replace(HERE, online=False, since_s=NOW - 61)
+    before = dataclasses.replace(HERE, online=False, since_s=NOW - 600)
+    late = dataclasses.replace(ROUND, deadline_passed=True, shortage="2 answered and 3 must", advice="start dev-2")
+    built = status(live(connection=back, devices={"dev-2": with_it, "dev-3": before}, run=late))
+    assert device(built).reason == "not back yet since the broker was away"
+    assert device(built, "dev-3").reason == "offline"
+    assert built.problems == (), "the shortage may be over in a moment"
+    later = status(
+        live(connection=dataclasses.replace(back, since_s=NOW - record.RETURN_S), devices={"dev-2": with_it})
+    )
+    assert device(later).reason == "offline"
+
+
+def test_a_deadline_that_passed_with_too_few_says_what_to_do():
+    late = dataclasses.replace(
+        ROUND, deadline_at_s=NOW - 3, deadline_passed=True, shortage="2 answered and 3 must", advice="start dev-2 again"
+    )
+    built = status(live(run=late))
+    (problem,) = built.problems
+    assert problem.reason == "run 4 can't go on: its deadline has passed, 2 answered and 3 must"
+    assert problem.advice == "start dev-2 again"
+    assert device(built).reason == "online, but has not answered round 7 within its deadline"
+    assert built.run.missing[0].reason == device(built).reason
+    assert blamed(built) == {"dev-2"}
+
+
+def test_a_device_that_was_revoked_while_off_is_listed_as_such():
+    gone = dataclasses.replace(HERE, online=False, since_s=NOW - 5)
+    built = status(live(devices={"dev-2": gone}), active=("dev-1", "dev-3"), revoked=("dev-2",))
+    found = device(built)
+    assert found.reason == "revoked by the owner"
+    assert "switch it off" in found.advice
+    assert built.run.missing == (), "the run waits for no device that is not in the fleet"
+    assert [c.members for c in built.run.clusters] == [("dev-1",), ("dev-3",)]
+
+
+def test_a_full_disk_stays_the_reason_after_the_device_has_ended():
+    full = dataclasses.replace(HERE, online=False, since_s=NOW - 5, declined="disk")
+    found = device(status(live(devices={"dev-2": full})))
+    assert found.reason == "offline: its disk is full or fails"
+    assert "free some space" in found.advice
+
+
+@pytest.mark.parametrize("reason", DeclineReason)
+def test_a_device_that_declined_says_why_and_each_reason_has_an_advice(reason):
+    odd = dataclasses.replace(HERE, declined=reason.name.lower())
+    found = device(status(live(devices={"dev-2": odd})))
+    assert (found.reason, found.online) == (DECLINE_REASONS[reason], True)
+    assert found.advice
+
+
+def test_wrong_data_are_told_with_where_the_reason_is():
+    odd = dataclasses.replace(HERE, declined="data")
+    built = status(live(devices={"dev-2": odd}))
+    assert built.run.missing[0].reason == "data do not fit the task"
+    assert "log" in built.run.missing[0].advice
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "words"),
+    [(7500, "its clock is 2 h 5 min ahead of the aggregator's"), (-400, "its clock is 6 min behind the aggregator's")],
+)
+def test_a_wrong_clock_of_one_device_is_its_own(ahead_s, words):
+    wrong = dataclasses.replace(HERE, clock_ahead_s=ahead_s)
+    right = dataclasses.replace(HERE, clock_ahead_s=-2)
+    built = status(live(devices={"dev-1": right, "dev-2": wrong, "dev-3": right}))
+    assert device(built).reason == words
+    assert device(built).advice == record.CLOCK_HINT
+    assert (device(built, "dev-1").reason, built.problems) == ("", ())
+
+
+def test_a_clock_that_most_devices_contradict_is_the_aggregators():
+    ahead = {name: dataclasses.replace(HERE, clock_ahead_s=86400 + i) for i, name in enumerate(NAMES)}
+    built = status(live(devices=ahead))
+    assert [d.reason for d in built.devices] == ["", "", ""]
+    (problem,) = built.problems
+    assert problem.reason == "most devices' clocks are 1 d ahead of the aggregator's"
+    assert "this machine" in problem.advice
+
+
+def test_a_small_difference_of_clocks_is_none():
+    late = dataclasses.replace(HERE, clock_ahead_s=-record.CLOCK_OFF_S)
+    assert device(status(live(devices={"dev-2": late}))).reason == ""
+
+
+def test_a_killed_daemon_is_not_running_since_its_last_sign_of_life():
+    built = status(live(alive_s=50), running=False)
+    assert (built.running, built.connected, built.since_s) == (False, False, NOW - 50)
+    (problem,) = built.problems
+    assert "killed" in problem.reason
+    assert problem.advice == record.START_HINT
+    assert blamed(built) == set()
+    assert (built.run.phase, built.run.round, built.run.deadline_at_s) == (NOT_SERVED, 6, None)
+    assert device(built).last_upload_s == NOW - 60, "what was known stays"
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (
+            {"error": "no MQTT broker can be used", "hint": "check the address"},
+            ("ended: no MQTT broker", "check the a"),
+        ),
+        ({"error": "a bug"}, ("ended: a bug", record.START_HINT)),
+        ({}, ("was stopped", record.START_HINT)),
+    ],
+)
+def test_a_daemon_that_ended_says_how(ended, words):
+    built = status(live(ended_at_s=NOW - 9, **ended), running=False)
+    assert built.since_s == NOW - 9
+    (problem,) = built.problems
+    assert words[0] in problem.reason
+    assert words[1] in problem.advice
+
+
+@pytest.mark.parametrize("run", [None, dataclasses.replace(RUN, finished=True)], ids=["no run", "a finished run"])
+def test_a_daemon_that_was_stopped_after_its_work_is_no_problem(run):
+    """As `serve --once` ends."""
+    assert status(live(ended_at_s=NOW - 9), running=False, run=run).problems == ()
+    assert status(live(), running=False, run=run).problems != (), "but one that was killed is"
+
+
+def test_a_daemon_that_never_ran_is_no_problem():
+    built = status(running=False, live=None)
+    assert (built.running, built.since_s, built.problems) == (False, None, ())
+    assert built.broker == "mqtt://granted:1883"
+
+
+@pytest.mark.parametrize("found", [None, live(ended_at_s=NOW - 9)], ids=["the first", "its predecessor's file"])
+def test_a_daemon_that_has_just_started_is_not_connected_yet(found):
+    built = status(running=True, live=found)
+    assert (built.running, built.connected, built.since_s) == (True, False, None)
+    assert built.problems[0].reason == "not connected to the broker at mqtt://granted:1883 yet"
+    assert blamed(built) == set()
+
+
+def test_a_daemon_whose_loop_is_stuck_says_so_and_blames_no_device():
+    gone = dataclasses.replace(HERE, online=False, since_s=NOW - 500)
+    built = status(live(alive_s=record.SILENT_S + 1, devices={"dev-2": gone}))
+    (problem,) = built.problems
+    assert problem.reason.startswith("no sign of life from the aggregator's loop since ")
+    assert blamed(built) == set()
+
+
+def test_a_full_disk_of_the_aggregator():
+    (problem,) = status(disk_free_bytes=4096).problems
+    assert problem.reason == "the aggregator's disk is full: 4096 bytes are free"
+
+
+def test_keys_that_are_awaited_are_a_problem_of_the_run():
+    built = status(live(run=dataclasses.replace(ROUND, obstacle="the newer ones have not arrived yet")))
+    (problem,) = built.problems
+    assert problem.reason == "the newer ones have not arrived yet"
+    assert "shoal-fleet publish" in problem.advice
+
+
+@pytest.mark.parametrize(("age_s", "online"), [(record.FIRST_PRESENCES_S, False), (1, None)])
+def test_a_device_of_which_the_broker_retains_nothing_has_never_connected(age_s, online):
+    young = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - age_s)
+    found = device(status(live(connection=young, devices={"dev-2": DeviceFacts()})))
+    assert (found.online, found.reason) == (online, "" if online is None else "has not connected yet")
+
+
+def test_figures_of_clusters_are_those_of_their_devices():
+    tests = {"dev-1": (1, 2), "dev-2": (3, 4), "dev-3": (1, 4)}
+    built = status(run=dataclasses.replace(RUN, tests=tests, losses={1: 0.25}))
+    first, second = built.run.clusters
+    assert (first.id, first.members, first.accuracy, first.loss) == (0, ("dev-1",), 0.5, None)
+    assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
+
+
+def test_a_run_that_is_finished_or_comes_next():
+    last = status(live(run=None), run=dataclasses.replace(RUN, closed=21, finished=True)).run
+    assert (last.phase, last.round, last.missing) == ("finished", 20, ())
+    assert status(live(run=None), run=dataclasses.replace(RUN, closed=0)).run.phase == NOT_SERVED
+    assert status(run=None).run is None
+
+
+def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
+    document = status().document()
+    assert {"running", "connected", "broker", "since", "run", "devices"} <= set(document)
+    assert document["since"] == "2026-11-18T08:36:40Z"
+    wanted = {
+        "run",
+        "algorithm",
+        "round",
+        "rounds",
+        "phase",
+        "deadline_at",
+        "quorum",
+        "received",
+        "missing",
+        "clusters",
+    }
+    assert wanted <= set(document["run"])
+    assert document["run"]["deadline_at"] == "2026-11-18T11:08:20Z"
+    assert set(document["run"]["missing"][0]) == {"device", "since", "reason", "advice"}
+    assert set(document["run"]["clusters"][0]) == {"id", "members", "accuracy", "loss"}
+    wanted = {"name", "online", "last_seen", "last_upload", "cluster", "version", "reason"}
+    assert wanted <= set(document["devices"][0])
+    assert document["devices"][0]["last_seen"] == "2026-11-18T11:05:40Z"
+    assert document["devices"][0]["clock_ahead_s"] is None

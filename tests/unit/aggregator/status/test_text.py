@@ -1,0 +1,109 @@
+"""The fleet's state as people read it."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.rounds.standstill import NAMES_SHOWN
+from aggregator.status import text
+from aggregator.status.record import DeviceStatus, FleetStatus, MissingDevice, Problem, RunStatus
+
+AT = 1_795_000_000
+STATUS = FleetStatus(
+    fleet="reef",
+    running=True,
+    connected=True,
+    broker="mqtt://reef:1883",
+    since_s=AT,
+    problems=(),
+    run=None,
+    devices=(),
+)
+RUN = RunStatus(
+    run=4,
+    algorithm="cfl",
+    round=7,
+    rounds=20,
+    phase="round",
+    since_s=AT,
+    deadline_at_s=AT + 60,
+    quorum=3,
+    received=2,
+    missing=(MissingDevice("dev-2", AT, "offline", "start it"),),
+)
+
+
+def device(name, online=True, reason="", **changes):
+    values = {"since_s": AT, "last_seen_s": AT, "last_upload_s": None, "cluster": None, "version": "", **changes}
+    return DeviceStatus(name=name, online=online, clock_ahead_s=None, reason=reason, advice="do this", **values)
+
+
+def with_devices(*devices):
+    return dataclasses.replace(STATUS, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "running, connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z"),
+        ({"connected": False}, "running, not connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z"),
+        ({"running": False}, "not running since 2026-11-18T11:06:40Z"),
+        ({"running": False, "since_s": None}, "not running"),
+    ],
+)
+def test_running_and_connected_in_words(changes, words):
+    assert text.state_words(dataclasses.replace(STATUS, **changes)) == words
+
+
+def test_each_problem_has_its_hint():
+    found = dataclasses.replace(STATUS, problems=(Problem("a", "b"), Problem("c", "d")))
+    assert text.problem_lines(found) == ["problem: a", "  hint: b", "problem: c", "  hint: d"]
+
+
+def test_devices_that_can_take_part_are_only_counted():
+    found = with_devices(
+        device("dev-1"), device("dev-2", online=False, reason="offline", last_upload_s=AT + 1), device("dev-3")
+    )
+    assert text.device_lines(found) == [
+        "devices: 2 of 3 online",
+        "  dev-2: offline since 2026-11-18T11:06:40Z, last upload 2026-11-18T11:06:41Z",
+        "    hint: do this",
+    ]
+
+
+def test_unknown_devices_have_no_lines_and_revoked_ones_are_named():
+    assert text.device_lines(with_devices(device("dev-1", online=None))) == []
+    gone = device("dev-2", online=None, reason=text.REVOKED)
+    assert text.device_lines(with_devices(device("dev-1"), gone)) == ["devices: 1 of 1 online", "revoked: dev-2"]
+
+
+def test_of_many_devices_some_are_shown():
+    lines = text.device_lines(with_devices(*(device(f"dev-{i}", reason="odd") for i in range(NAMES_SHOWN + 3))))
+    assert len(lines) == 2 * NAMES_SHOWN + 2
+    assert lines[-1] == "  and 3 more: --json lists all"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {},
+            "round 7: 2 uploads, 3 needed, since 2026-11-18T11:06:40Z, deadline 2026-11-18T11:07:40Z; waiting for dev-2",
+        ),
+        (
+            {"deadline_passed": True, "missing": ()},
+            "round 7: 2 uploads, 3 needed, since 2026-11-18T11:06:40Z, deadline passed at 2026-11-18T11:07:40Z",
+        ),
+        (
+            {"phase": "gathering", "missing": (), "deadline_at_s": None},
+            "gathering: 2 devices online, 3 needed, since 2026-11-18T11:06:40Z",
+        ),
+    ],
+)
+def test_where_a_run_is(changes, line):
+    assert text.round_line(dataclasses.replace(RUN, **changes)) == f"run 4 now: {line}"
+
+
+@pytest.mark.parametrize("changes", [{"phase": "finished"}, {"phase": "not_served", "since_s": None}])
+def test_a_run_that_is_not_served_is_nowhere(changes):
+    assert text.round_line(dataclasses.replace(RUN, **changes)) == ""

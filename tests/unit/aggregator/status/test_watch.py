@@ -1,0 +1,124 @@
+"""What the daemon records of its broker and its devices, and from which messages."""
+
+import pytest
+
+from aggregator.status.facts import DeviceFacts
+from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
+from shoal.protocol.messages import DeclineReason, Presence
+from shoal.transport.base import Connected, Disconnected, Message
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 5000.5
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def devices(clock):
+    return DeviceWatch(clock)
+
+
+def says(online, sent_at_s=5000, version="0.1.0"):
+    return Presence("reef", "dev-1", 7, online, version, sent_at_s)
+
+
+def come(devices, presence, *, retained=False, settled=True):
+    devices.came(presence, retained=retained, settled=settled)
+    return devices.devices["dev-1"]
+
+
+def test_a_device_comes_and_goes(devices, clock):
+    here = come(devices, says(True))
+    assert here == DeviceFacts(online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0)
+    clock.now_s = 5004
+    assert come(devices, says(True)).since_s == 5000, "said twice after each connection"
+    clock.now_s = 5100
+    gone = come(devices, says(False))
+    assert (gone.online, gone.since_s, gone.last_seen_s) == (False, 5100, 5004), "a will is the broker's word"
+
+
+def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
+    here = come(devices, says(True, sent_at_s=4000), retained=True)
+    assert here == DeviceFacts(online=True, version="0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("sent_at_s", "settled", "ahead_s"),
+    [(5700, True, 700), (5700, False, 700), (4300, True, -700), (4300, False, None), (0, True, None)],
+    ids=["ahead", "ahead, though it may be late", "behind", "perhaps late", "of an earlier version"],
+)
+def test_a_clock_is_compared_where_the_message_is_fresh(devices, sent_at_s, settled, ahead_s):
+    assert come(devices, says(True, sent_at_s), settled=settled).clock_ahead_s == ahead_s
+
+
+@pytest.mark.parametrize("version", ["\x1b[2J", "1" * 33, "1.0\n", ""])
+def test_a_version_that_is_none_is_not_recorded(devices, version):
+    assert come(devices, says(True, version=version)).version == ""
+
+
+def test_a_presence_under_replaced_keys_is_an_absence(devices, clock):
+    come(devices, says(True))
+    clock.now_s = 5050
+    devices.went("dev-1")
+    devices.went("dev-1")
+    assert (devices.devices["dev-1"].online, devices.devices["dev-1"].since_s) == (False, 5050)
+
+
+@pytest.mark.parametrize("ends", ["an upload", "a new start"])
+def test_a_decline_stands_until_the_device_uploads_or_starts_again(devices, clock, ends):
+    come(devices, says(True))
+    devices.declined("dev-1", DeclineReason.DISK)
+    assert come(devices, says(True)).declined == "disk"
+    assert come(devices, says(False)).declined == "disk"
+    clock.now_s = 6000
+    if ends == "an upload":
+        devices.uploaded("dev-1")
+        assert devices.devices["dev-1"].last_upload_s == 6000
+    else:
+        come(devices, says(True))
+    assert devices.devices["dev-1"].declined == ""
+    assert devices.devices["dev-1"].last_seen_s == 6000
+
+
+def test_of_an_earlier_daemon_only_the_times_are_true():
+    before = DeviceFacts(online=True, since_s=1, last_seen_s=2, last_upload_s=3, version="0.1.0", declined="data")
+    known = DeviceWatch(known={"dev-1": before}).devices
+    assert known == {"dev-1": DeviceFacts(last_seen_s=2, last_upload_s=3, version="0.1.0")}
+
+
+def test_a_connection_begins_ends_and_comes_back(clock):
+    watch = ConnectionWatch("mqtt://reef:1883", clock)
+    assert (watch.facts.connected, watch.facts.reason, watch.settled) == (False, "", False)
+    watch.on_event(Connected(session_present=False))
+    assert (watch.facts.connected, watch.facts.lost_s, watch.settled) == (True, None, False)
+    clock.now_s += SETTLED_S + 1
+    assert watch.settled
+    watch.on_event(Message("t", b"x"))
+    watch.on_event(Disconnected(""))
+    lost_s = int(clock.now_s)
+    assert (watch.facts.connected, watch.facts.since_s, watch.facts.lost_s) == (False, lost_s, lost_s)
+    assert watch.facts.reason == "the connection ended"
+    clock.now_s += 30
+    watch.on_event(Disconnected("again"))
+    assert watch.facts.since_s == lost_s, "failed attempts prolong it"
+    watch.on_event(Connected(session_present=True))
+    assert (watch.facts.connected, watch.facts.since_s, watch.facts.lost_s) == (True, lost_s + 30, lost_s)
+    assert watch.facts.reason == ""
+
+
+def test_right_after_a_connection_presences_may_be_late(clock):
+    watch = FleetWatch("mqtt://reef:1883", clock)
+    watch.connection.on_event(Connected(session_present=True))
+    watch.came(says(True, 4000), retained=False)
+    assert watch.devices.devices["dev-1"].clock_ahead_s is None
+    clock.now_s += SETTLED_S + 1
+    watch.came(says(True, 4000), retained=False)
+    assert watch.devices.devices["dev-1"].clock_ahead_s == -1011

@@ -1,0 +1,87 @@
+"""The health of a device: its membership, service, stored state and data. Data against a task: tests/cli/test_doctor.py."""
+
+import numpy as np
+import pytest
+
+from edge_client import doctor
+from edge_client.doctor import diagnose
+from edge_client.storage.pending_upload import PENDING_FILES
+from edge_client.storage.state import RUN_FILE, DeviceState
+from shoal.errors import StorageError
+from shoal.util.locks import exclusive
+from tests.helpers.parties import Parties
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1")
+
+
+@pytest.fixture
+def directory(parties):
+    return parties.members["dev-1"].directory
+
+
+def checks(directory, data=None):
+    found = diagnose(directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None)
+    return {c.name: c for c in found}
+
+
+def test_a_fresh_device_lacks_its_broker_its_start_and_its_data(directory):
+    found = checks(directory)
+    assert {name: c.result for name, c in found.items() if c.result != "ok"} == {
+        "broker": "failure",
+        "service": "warning",
+        "data": "warning",
+    }
+    assert not [name for name in PENDING_FILES if (directory / name).exists()], "it only reads"
+
+
+def test_a_directory_of_no_device_has_the_checks_that_need_none(tmp_path):
+    assert list(checks(tmp_path)) == ["membership", "directory", "disk"]
+
+
+def test_a_revoked_device_is_told_so(parties, directory):
+    parties.owner.revoke("dev-1")
+    parties.members["dev-1"].adopt(parties.owner.roster_bytes)
+    assert checks(directory)["membership"].result == "failure"
+
+
+def test_the_service_runs_is_connected_or_was_stopped_by_its_disk(directory):
+    files = DeviceState(directory)
+    with exclusive(directory, wait_s=0, hint=""):
+        assert checks(directory)["service"].result == "ok"
+        files.save_status({"connection": {"connected": False, "broker": "mqtt://reef:1883", "since": "T"}})
+        assert checks(directory)["service"].detail == "running, not connected to mqtt://reef:1883 since T"
+    files.clear_trouble()
+    files.save_trouble(StorageError("the disk is full", hint="free some space"), "T")
+    found = checks(directory)["service"]
+    assert (found.result, found.detail, found.advice) == (
+        "failure",
+        "stopped at T: the disk is full",
+        "free some space",
+    )
+
+
+@pytest.mark.parametrize("name", [PENDING_FILES[0], RUN_FILE])
+def test_damaged_state_is_a_failure(directory, name):
+    (directory / name).write_bytes(b"junk")
+    (directory / name).chmod(0o600)
+    found = checks(directory)["state"]
+    assert found.result == "failure"
+    assert found.detail
+
+
+def test_data_are_found_or_not(tmp_path, directory):
+    np.savez(tmp_path / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
+    assert checks(directory, tmp_path / "gone.npz")["data"].result == "failure"
+
+
+def test_a_device_without_its_runtime(directory, monkeypatch):
+    def missing():
+        raise ImportError("No module named 'onnxruntime'")
+
+    monkeypatch.setattr(doctor, "import_onnxruntime", missing)
+    found = checks(directory)["versions"]
+    assert (found.result, found.advice) == ("failure", "pip install 'shoal[edge]'")

@@ -1,0 +1,110 @@
+"""The health checks that devices and aggregators share."""
+
+import dataclasses
+import os
+
+import pytest
+
+from shoal.membership import doctor
+from shoal.membership.doctor import local_checks, membership_checks
+from shoal.util.checks import Check
+from tests.helpers.parties import Parties
+
+DAY_S = 86400
+
+
+@pytest.fixture
+def member(tmp_path):
+    return Parties(tmp_path, "dev-1").members["dev-1"]
+
+
+def roster_at(member, now_s):
+    return doctor._roster(member.roster, now_s)
+
+
+def test_a_directory_as_it_was_made_is_private(member):
+    directory, disk = local_checks(member.directory)
+    assert (directory.name, directory.result) == ("directory", "ok")
+    assert (disk.name, disk.result) == ("disk", "ok")
+
+
+@pytest.mark.parametrize("harm", ["mode", "link", "open directory"])
+def test_a_file_that_others_can_reach_is_named(member, harm):
+    path = member.directory / "notes.bin"
+    if harm == "link":
+        path.symlink_to("/etc/hostname")
+    else:
+        path.write_bytes(b"x")
+        path.chmod(0o644 if harm == "mode" else 0o600)
+    if harm == "open directory":
+        member.directory.chmod(0o777)
+    found = local_checks(member.directory)[0]
+    assert found.result == "failure"
+    assert str(member.directory if harm == "open directory" else path) in found.detail
+    assert found.advice
+
+
+def test_cards_and_the_roster_may_be_read_by_others(member):
+    for name in ("dev-1.card", "roster.signed"):
+        (member.directory / name).chmod(0o644)
+    assert local_checks(member.directory)[0].result == "ok"
+
+
+@pytest.mark.parametrize(("free", "result"), [(0, "failure"), (50 << 20, "warning"), (200 << 20, "ok")])
+def test_a_disk_without_room(member, monkeypatch, free, result):
+    room = os.statvfs_result((1, 1, 0, 0, free, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: room)
+    assert local_checks(member.directory)[1].result == result
+
+
+def test_a_directory_that_is_missing(tmp_path):
+    assert [c.result for c in local_checks(tmp_path / "gone")] == ["failure", "failure"]
+
+
+def test_the_rosters_dates_show_a_wrong_clock(member):
+    issued_at_s, expires_at_s = member.roster.issued_at_s, member.roster.expires_at_s
+    assert roster_at(member, issued_at_s).result == "ok"
+    assert roster_at(member, issued_at_s - doctor.CLOCK_SLACK_S).result == "ok"
+    behind = roster_at(member, issued_at_s - DAY_S)
+    assert behind.result == "failure"
+    assert behind.detail.startswith("this machine's clock is at least 1 d behind the owner's")
+    soon = roster_at(member, expires_at_s - DAY_S)
+    assert (soon.result, "shoal-fleet renew" in soon.advice) == ("warning", True)
+    late = roster_at(member, expires_at_s + 1)
+    assert late.result == "failure"
+    assert "clock" in late.advice
+
+
+def test_a_broker_that_does_not_answer_and_no_secret_is_shown(member):
+    url = "mqtt://user:hunter2@127.0.0.1:1"
+    roster, broker, tls = membership_checks(member, "dev-1", url, ca=None, cert=None, key=None)
+    assert roster.result == "ok"
+    assert (broker.name, broker.result) == ("broker", "failure")
+    assert "mqtt://127.0.0.1:1" in broker.detail
+    assert tls == Check("tls", "ok", "none: the broker is on this machine")
+    assert "hunter2" not in f"{broker}{tls}"
+
+
+def test_an_address_that_is_none_shows_no_secret_either(member):
+    _, broker = membership_checks(member, "dev-1", "http://user:hunter2@x", ca=None, cert=None, key=None)
+    assert (broker.name, broker.result) == ("broker", "failure")
+    assert "hunter2" not in str(broker)
+
+
+def test_a_connection_without_tls_to_another_machine_is_a_warning():
+    from shoal.address import BrokerAddress
+
+    assert doctor._tls(BrokerAddress.parse("mqtt://reef.example"), 0).result == "warning"
+
+
+@pytest.mark.parametrize(("left_s", "result"), [(-1, "failure"), (DAY_S, "warning"), (99 * DAY_S, "ok")])
+def test_certificates_that_expire(monkeypatch, tmp_path, left_s, result):
+    from shoal.address import BrokerAddress
+    from shoal.transport import probe
+
+    monkeypatch.setattr(probe, "certificate_expiry", lambda _address: 10**9 + 99 * DAY_S)
+    monkeypatch.setattr(probe, "client_certificate_expiry", lambda _file: 10**9 + left_s)
+    address = BrokerAddress.parse("mqtts://reef.example")
+    assert doctor._tls(address, 10**9).result == "ok"
+    address = dataclasses.replace(address, cert_file=tmp_path / "c.pem", key_file=tmp_path / "k.pem")
+    assert doctor._tls(address, 10**9).result == result
