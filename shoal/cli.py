@@ -287,11 +287,6 @@ def _show_soak(data: dict[str, Any]) -> None:
         f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
     )
-    if data.get("churn"):
-        say(
-            f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
-            f"round, {data['out_of_step']} out of step"
-        )
     say(f"{'':28} {'first third':>14} {'last third':>14}")
     for name, flat in data["flat"].items():
         first, last = data["first_third"][name], data["last_third"][name]
@@ -317,6 +312,11 @@ def _show_load(data: dict[str, Any]) -> None:
         f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
     )
+    if data.get("churn"):
+        say(
+            f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
+            f"round, {data['out_of_step']} out of step"
+        )
 
 
 def _show_engine(fleets: list[dict[str, Any]]) -> None:

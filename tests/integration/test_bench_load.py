@@ -93,6 +93,15 @@ def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
     assert found.uploads_counted == found.uploads_expected
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_every_round_closes_though_devices_leave_and_return_in_each():
+    found = measure(FAULT_DEVICES, rounds=4, churn=0.1)
+    assert found.data()["churn"] == 0.1
+    assert found.uploads_fewest >= 0.8 * FAULT_DEVICES
+    assert found.out_of_step == 0
+
+
 def test_a_short_soak_has_samples_in_both_thirds_and_a_figure(tmp_path):
     found = soak.measure(4, 0.05)
     data = found.data()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import heapq
 import itertools
 import json
@@ -289,6 +290,10 @@ class Driver:
         self._away: list[int] = []
         self._nacks = self._reminders = 0
 
+    @functools.cached_property
+    def _joined(self) -> DeviceMembership:
+        return DeviceMembership(Path(self._spec.devices) / self._spec.joined)
+
     def stop(self) -> None:
         """End `run` soon; may be called by a signal handler."""
         self._inbox.put(None)
@@ -303,9 +308,8 @@ class Driver:
         Raises:
             UntrustedError: another client uses the id of one of them.
         """
-        joined = DeviceMembership(Path(self._spec.devices) / self._spec.joined)
         for place in range(len(self._spec.names)):
-            self._open(place, joined)
+            self._open(place)
         settle()
         ticked_s = 0.0
         while True:
@@ -313,7 +317,7 @@ class Driver:
                 place = self._to_start.popleft()
                 self._connecting.add(place)
                 self._present[place].transport.start()
-            if not self._take(joined):
+            if not self._take():
                 return
             now_s = time.monotonic()
             if now_s - ticked_s >= TICK_S:
@@ -322,7 +326,7 @@ class Driver:
                     present.runtime.tick(now_s)
             self._trainings.run_due()
 
-    def _take(self, joined: DeviceMembership) -> bool:
+    def _take(self) -> bool:
         """Hand over the events that have arrived, waiting for the first as long as no job is due; False to stop."""
         with contextlib.suppress(queue.Empty):
             item = self._inbox.get(timeout=self._trainings.wait_s())
@@ -330,7 +334,7 @@ class Driver:
                 if item is None:
                     return False
                 if item == "churn":
-                    self._churn(joined)
+                    self._churn()
                 else:
                     self._handle(*item)
                 item = self._inbox.get_nowait()
@@ -348,13 +352,13 @@ class Driver:
             self._connecting.discard(place)
         present.runtime.on_event(event, time.monotonic())
 
-    def _churn(self, joined: DeviceMembership) -> None:
+    def _churn(self) -> None:
         """Let a share of the devices leave, and those that left the last time return."""
         candidates = sorted(self._present.keys() - self._connecting - set(self._to_start))
         count = min(len(candidates), round(self._spec.churn * len(self._spec.names)))
         leaving = [candidates[i] for i in self._leaving.choice(len(candidates), count, replace=False)]
         for place in self._away:
-            self._open(place, joined)
+            self._open(place)
         self._away = leaving
         for place in leaving:
             left = self._present.pop(place)
@@ -362,9 +366,9 @@ class Driver:
             self._nacks += left.runtime.nacks
             self._reminders += left.transport.reminders
 
-    def _open(self, place: int, joined: DeviceMembership) -> None:
+    def _open(self, place: int) -> None:
         """Start a device from its files; it connects when its turn comes."""
-        member = member_like(joined, Path(self._spec.devices) / self._spec.names[place])
+        member = member_like(self._joined, Path(self._spec.devices) / self._spec.names[place])
         birth = time.time_ns()
 
         def sink(event: TransportEvent) -> None:

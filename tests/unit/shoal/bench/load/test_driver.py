@@ -36,6 +36,7 @@ from shoal.transport.base import Connected, Message, TakenOver
 from tests.helpers.tasks import logistic_bundle, manifest
 
 D = 50
+BIRTH = 3
 
 
 def test_a_gradient_step_of_length_one_reaches_the_target():
@@ -154,26 +155,55 @@ def driver():
     spec = DriverSpec(devices="d", joined="dev-a", names=["dev-a", "dev-b"], first=7, report="r", spread_s=0.0)
     made = Driver(DriverSpec(**json.loads(json.dumps(dataclasses.asdict(spec)))))
     made.events = [[], []]
-    made._runtimes = [
-        types.SimpleNamespace(on_event=lambda event, _now, log=log: log.append(event), nacks=2) for log in made.events
-    ]
-    made._transports = [types.SimpleNamespace(reminders=n) for n in (1, 4)]
+    made.closed, made._connecting = [], {0, 1}
+    for place, log in enumerate(made.events):
+        transport = types.SimpleNamespace(reminders=(1, 4)[place])
+        runtime = types.SimpleNamespace(
+            on_event=lambda event, _now, log=log: log.append(event),
+            nacks=2,
+            close=lambda place=place: made.closed.append(place),
+        )
+        made._present[place] = load_driver._Present(BIRTH, transport, runtime)
     return made
 
 
 def test_events_reach_their_own_device_in_order(driver):
     first, second = Message("t", b"1"), Message("t", b"2")
     for item in ((1, Connected(session_present=False)), (0, first), (1, second)):
-        driver._inbox.put(item)
+        driver._inbox.put((item[0], BIRTH, item[1]))
     assert driver._take()
     assert driver.events == [[first], [Connected(session_present=False), second]]
-    assert driver._connected == {1}
+    assert driver._connecting == {0}
+
+
+def test_events_of_a_device_that_has_left_go_to_nobody(driver):
+    driver._inbox.put((0, BIRTH - 1, Message("t", b"1")))
+    del driver._present[1]
+    driver._inbox.put((1, BIRTH, Message("t", b"2")))
+    assert driver._take()
+    assert driver.events == [[], []]
+
+
+def test_at_each_signal_a_share_leaves_and_those_that_left_before_return(driver, monkeypatch):
+    opened = []
+    monkeypatch.setattr(driver, "_open", opened.append)
+    driver._connecting.clear()
+    driver._spec = dataclasses.replace(driver._spec, churn=0.5)
+    driver.churn()
+    assert driver._take()
+    (left,) = driver.closed
+    assert (opened, driver._present.keys()) == ([], {1 - left})
+    driver.churn()
+    assert driver._take()
+    assert opened == [left]
+    assert driver.closed == [left, 1 - left]
+    assert (driver.report().nacks, driver.report().reminders) == (4, 5), "of those that have left too"
 
 
 def test_without_an_event_a_driver_goes_on_and_a_stop_ends_it(driver, monkeypatch):
     monkeypatch.setattr(load_driver, "POLL_S", 0.001)
     assert driver._take()
-    driver._inbox.put((0, Message("t", b"1")))
+    driver._inbox.put((0, BIRTH, Message("t", b"1")))
     driver.stop()
     assert not driver._take()
     assert len(driver.events[0]) == 1, "events before the stop are handed over"
@@ -181,7 +211,7 @@ def test_without_an_event_a_driver_goes_on_and_a_stop_ends_it(driver, monkeypatc
 
 def test_another_bench_with_the_same_ids_is_named(driver):
     """Two of them would disconnect each other without end."""
-    driver._inbox.put((1, TakenOver()))
+    driver._inbox.put((1, BIRTH, TakenOver()))
     with pytest.raises(UntrustedError, match="another client uses the id of dev-b") as caught:
         driver._take()
     assert caught.value.hint == "end the other load bench first"

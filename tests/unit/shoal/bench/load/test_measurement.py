@@ -11,10 +11,12 @@ class Fleet:
     """The sizes of a fleet; no process."""
 
     devices, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
+    churn = 0.0
 
 
 def record(number, contributed=10, *, final=False):
-    return {"round": number, "ordered": 10, "contributed": contributed, "seconds": float(number), "final": final}
+    facts = {"round": number, "ordered": 10, "contributed": contributed, "seconds": float(number), "final": final}
+    return {**facts, "out_of_step": {}}
 
 
 def test_figures_leave_out_the_warm_up_and_the_final_round():
