@@ -206,7 +206,8 @@ def come_and_go(churn, done):
             churn.leave(name, 300.0)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_three_tenths_of_twelve_devices_leave_and_come_in_each_round(tmp_path, seed):
     options = {"rounds": 40, "min_contributors": 2, "quorum": 0.4, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(12, n=12), **options) as fleet:

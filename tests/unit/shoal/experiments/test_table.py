@@ -62,7 +62,7 @@ def test_runs_of_one_setting_are_one_line_in_order_of_seeds():
         "-",
         "mean 85.42; 0: 91.26; 3: 85.00; 7: 80.00",
         "0.50 to 1.00",
-        "min_contributors 1, no weight cap, no norm limits, no mask",
+        "min_contributors 1, no weight cap, no norm limits, robust off, no mask",
         "[0](../results/s0.json) [3](../results/s3.json) [7](../results/s7.json)",
     ]
 
