@@ -94,6 +94,7 @@ def test_under_every_mask_mode(tmp_path, mode):
         ends_in_step(fleet)
 
 
+@pytest.mark.long
 def test_after_a_hundred_rounds(tmp_path):
     with small_fleet(tmp_path, 115) as fleet:
         until_apart(fleet)

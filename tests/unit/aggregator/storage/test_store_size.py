@@ -81,8 +81,8 @@ def _quick(monkeypatch):
         monkeypatch.setattr(os, name, lambda _handle: None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["cfl", *(pytest.param(a, marks=pytest.mark.long) for a in ("fedavg", "ifca"))])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["cfl", "fedavg", "ifca"])
 def test_ten_thousand_rounds_leave_a_small_database(tmp_path, algorithm):
     """Six hundred rounds, and what ten thousand take if each later one takes as much as those after the first 200."""
     run = Run(tmp_path / "run", algorithm)
