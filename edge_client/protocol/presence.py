@@ -57,7 +57,9 @@ def presence(
         at_s: unix seconds; None for now. The aggregator compares them with its own clock.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
-    message = encode(Presence(membership.fleet, membership.name, birth, online, VERSION, sent_at_s, head))
+    message = encode(
+        Presence(membership.fleet, membership.name, birth, online, version=VERSION, sent_at_s=sent_at_s, head=head)
+    )
     envelope = PRESENCE.head(membership.fleet, membership.name)
     sealed = seal_to_group(membership.identity, membership.group, envelope, message)
     (chunk,) = split(sealed, kind=PRESENCE.kind, round=0)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.run.policy import check_mean, mean_limit
+from edge_client.run.policy import MEAN_RATIO, check_mean, mean_limit
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.protocol import signed_plan
 from shoal.bench.attacks.structure.keys import FleetKeys, Lifetime
 from shoal.bench.attacks.structure.network import Network, Rows
-from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.documents import RunPlan, SegmentSpec
 from shoal.protocol.states import MeanHeader
 
 OWN_IMAGES: Final = 80
+BELOW: Final = 0.999
+"""Share of what devices accept that the attacker uses, because of rounding."""
 
 
 class MaskedFleet:
@@ -78,13 +81,29 @@ class MaskedFleet:
     def announce(self, mean: Rows) -> None:
         """Send devices a masked ``mean`` (d,) under the open round's key; they check it, use it, and the next round opens.
 
+        The attacker keeps to what devices accept in one step. It shortens a longer mean, or under one key sends it in several
+        rounds.
+
         Raises:
             UntrustedError: the devices' policy refuses it.
         """
         sent = mean if self.keys.lifetime == "round" else mean - self._offset
         norm = float(np.linalg.norm(sent.astype(np.float64)))
+        limit, longest = self._plan().norm_limit, float(np.median(self._longest))
+        most = max(MEAN_RATIO * longest, float(np.linalg.norm(self.held))) if longest else limit
+        steps = max(1.0, norm / (BELOW * most)) if norm <= limit else 1.0
+        if self.keys.lifetime == "run":
+            steps = math.ceil(steps)
+        for _ in range(int(steps) if self.keys.lifetime == "run" else 1):
+            self._step(sent / np.float32(steps))
+        self._offset = mean
+
+    def _plan(self) -> RunPlan:
         segments = (SegmentSpec("cluster", self.network.length),)
-        plan = dataclasses.replace(signed_plan(self._lab, self.keys.mode), segments=segments)
+        return dataclasses.replace(signed_plan(self._lab, self.keys.mode), segments=segments)
+
+    def _step(self, sent: Rows) -> None:
+        plan, norm = self._plan(), float(np.linalg.norm(sent.astype(np.float64)))
         header = MeanHeader(
             fleet=plan.fleet,
             run_id=plan.run_id,
@@ -99,7 +118,6 @@ class MaskedFleet:
         limit = mean_limit(norm, float(np.median(self._longest)), model_norm, plan)
         check_mean(header, plan, "", 4 * sent.size, norm, limit)
         self.held = self.held + self.keys.unmasked(sent[None], self.round)[0]
-        self._offset = mean
         self.round += 1
 
     def energies(self, vectors: Rows, round_: int, keys: FleetKeys | None = None) -> NDArray[np.float64]:

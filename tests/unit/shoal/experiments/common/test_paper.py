@@ -43,7 +43,7 @@ def test_each_option_is_another_than_a_fleets():
 )
 def test_a_row_of_a_table_says_what_its_run_sets_differently(parameters, more):
     shown = unlike_a_fleet(parameters)
-    assert shown == f"min_contributors 1, no weight cap, no norm limits{more}"
+    assert shown == f"min_contributors 1, no weight cap, no norm limits, robust off{more}"
 
 
 def test_no_experiment_makes_its_options_past_the_two_functions():
