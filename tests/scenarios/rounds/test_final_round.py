@@ -85,8 +85,8 @@ def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
 
 
 def figures(files):
-    """Return a device's status without its session, which begins anew in each life."""
-    return {name: value for name, value in files.load_status().items() if name != "session"}
+    """Return a device's status without its session and its connection, which begin anew in each life."""
+    return {name: value for name, value in files.load_status().items() if name not in ("session", "connection")}
 
 
 def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
