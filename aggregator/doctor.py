@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from aggregator.storage.signed_runs import RunFiles, directory_of
 from shoal.errors import ShoalError
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.checks import Check, checked, ok
-from shoal.version import VERSION
+from shoal.version import VERSION, versions
 
 if TYPE_CHECKING:
     from aggregator.status.record import FleetStatus
@@ -88,9 +87,8 @@ def _runs(member: AggregatorMembership) -> Check:
 
 
 def _versions(status: FleetStatus) -> Check:
-    python = ".".join(map(str, sys.version_info[:3]))
     found: Counter[Any] = Counter(d.version for d in status.devices if d.version)
-    detail = f"shoal {VERSION}, Python {python}"
+    detail = versions()
     if set(found) - {VERSION}:
         others = ", ".join(f"{count} with {version}" for version, count in sorted(found.items()))
         return Check("versions", "warning", f"{detail}; devices: {others}", "install one version on all machines")

@@ -286,7 +286,7 @@ def _personal(directory: Path) -> dict[str, Any]:
 
 def _disk_error(files: DeviceState) -> dict[str, str]:
     """Return the error if the disk is full or has failed, since the status file can't be written then; else an empty dict."""
-    from edge_client.storage.state import LOW_DISK_BYTES
+    from shoal.limits import LOW_DISK_BYTES
 
     trouble = files.load_trouble()
     if trouble is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.checks import Check, checked, ok
 from shoal.util.locks import in_use
 from shoal.util.telemetry import import_onnxruntime
-from shoal.version import VERSION
+from shoal.version import versions
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
@@ -112,9 +111,8 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> 
 
 
 def _versions() -> Check:
-    python = ".".join(map(str, sys.version_info[:3]))
     try:
         runtime = import_onnxruntime().__version__
     except ImportError as error:
         return Check("versions", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
-    return ok("versions", f"shoal {VERSION}, Python {python}, ONNX Runtime {runtime}")
+    return ok("versions", f"{versions()}, ONNX Runtime {runtime}")

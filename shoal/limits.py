@@ -98,6 +98,9 @@ MAX_CERTIFICATE_BYTES: Final = 4 << 20
 MAX_NORM_NOISE: Final = 0.2
 """Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 
+LOW_DISK_BYTES: Final = 1 << 20
+"""Free space below which a disk counts as full."""
+
 DEFAULT_MAX_SAMPLES: Final = 100_000
 """Largest sample count of an upload, unless the owner's plan says otherwise."""
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 VERSION: Final = "0.1.0"
 """As in pyproject.toml, which a test compares."""
+
+
+def versions() -> str:
+    """Return the versions of this software and of Python, for people."""
+    return f"shoal {VERSION}, Python {'.'.join(map(str, sys.version_info[:3]))}"

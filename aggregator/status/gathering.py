@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from aggregator.status.live_file import read_live
 from aggregator.status.record import Facts, FleetStatus, StoredRun, build
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.util.files import free_bytes
 from shoal.util.locks import in_use
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         active=member.roster.active(),
         revoked=tuple(member.roster.revoked),
         run=_chosen(runs, served),
-        disk_free_bytes=free_bytes(member.directory),
+        disk_free_bytes=_free_bytes(member.directory),
         now_s=int(time.time()) if now_s is None else now_s,
     )
     return build(facts)
@@ -65,13 +65,11 @@ def stored_run(plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> StoredRun
     )
 
 
-def free_bytes(directory: Path) -> int | None:
-    """Return the free space of the disk that a directory is on, in bytes; None if the system does not say."""
+def _free_bytes(directory: Path) -> int | None:
     try:
-        room = os.statvfs(directory)
+        return free_bytes(directory)
     except OSError:
         return None
-    return room.f_bavail * room.f_frsize
 
 
 def _chosen(runs: Sequence[StoredRun], served: int | None) -> StoredRun | None:

@@ -47,8 +47,8 @@ FIRST_PRESENCES_S: Final = 5
 """Time after a connection within which the broker sends the presences that it retains."""
 CLOCK_OFF_S: Final = 300
 """Difference of two clocks above which it is reported. Messages may take a while, so a smaller one can't be measured."""
-DISK_FULL_BYTES: Final = 1 << 20
-"""With less free space than this the aggregator's disk is reported as full."""
+REVOKED: Final = "revoked by the owner"
+"""Reason of a device that the owner has revoked."""
 NOT_SERVED: Final = "not_served"
 """Phase of a run that is neither finished nor served now; the other phases are those of `RunPhase`."""
 
@@ -314,7 +314,7 @@ class _Builder:
         if self.silent and facts.live is not None:
             since = f"no sign of life from the aggregator's loop since {second(facts.live.alive_at_s)}"
             found.append(Problem(since, "a long computation, a stopped process or a full disk: read its log"))
-        if facts.disk_free_bytes is not None and facts.disk_free_bytes < DISK_FULL_BYTES:
+        if facts.disk_free_bytes is not None and facts.disk_free_bytes < limits.LOW_DISK_BYTES:
             free = f"the aggregator's disk is full: {facts.disk_free_bytes} bytes are free"
             found.append(Problem(free, "free some space, then start the aggregator again"))
         if self.skew_s:
@@ -356,7 +356,7 @@ class _Builder:
     def reason(self, name: str, heard: DeviceFacts, online: bool | None) -> tuple[str, str]:
         """Return why a device can't take part, and advice; empty if it can, or if that is unknown."""
         if name in self.facts.revoked:
-            return "revoked by the owner", "switch it off; it learns so when it connects, and ends with status 6"
+            return REVOKED, "switch it off; it learns so when it connects, and ends with status 6"
         if online is None:
             return "", ""
         if not online:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
+from aggregator.status.record import REVOKED
 from shoal.util.times import second
 
 if TYPE_CHECKING:
     from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
-
-REVOKED: Final = "revoked by the owner"
 
 
 def state_words(status: FleetStatus) -> str:

@@ -1,4 +1,4 @@
-"""Which devices train in a round under partial participation.
+"""The draw of the devices that train in a round under partial participation.
 
 `drawn` takes a share of all devices, as FedAvg does. `drawn_by_cluster` takes whole clusters in turn: of four clusters of five
 devices a fifth is four devices a round, and drawn over the whole fleet they would hardly ever be the three of one cluster that

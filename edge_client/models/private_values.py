@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from edge_client.models.store import FOLDER
-from shoal.errors import ConfigError, IntegrityError, TaskError, WireError
-from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
-from shoal.types import DIGEST_BYTES
-from shoal.util.files import private_directory, read_private, sync_directory, write_atomic, write_failed
+from edge_client.models.store import FOLDER, checked_content
+from shoal.errors import IntegrityError, TaskError
+from shoal.protocol.codec import U32, Fixed16, encode, message
+from shoal.util.files import private_directory, read_if_there, sync_directory, write_atomic, write_failed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,20 +139,11 @@ def stored_values(path: Path, run_id: bytes, length: int) -> tuple[int, Float32V
     Raises:
         IntegrityError: the file is damaged.
     """
-    try:
-        data = read_private(path)
-    except ConfigError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+    data = read_if_there(path)
+    if data is None:
+        return None
     hint = "they begin with the task's initial values again"
-    content = memoryview(data)[:-DIGEST_BYTES]
-    if hashlib.sha256(content).digest() != data[-DIGEST_BYTES:]:
-        raise IntegrityError(f"{path} is damaged", hint=hint)
-    try:
-        head, body = decode_prefix(content, PrivateFile)
-    except WireError as error:
-        raise IntegrityError(f"{path} is damaged, or not what belongs there: {error}", hint=hint) from error
+    head, body = checked_content(path, data, PrivateFile, hint)
     if head.run_id != run_id:
         return None
     if head.length != length or len(body) != 8 * length:

@@ -30,11 +30,11 @@ import numpy as np
 from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
-from shoal.errors import ConfigError, IntegrityError, WireError
+from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
 from shoal.types import DIGEST_BYTES
-from shoal.util.files import private_directory, read_private, remove_unfinished, sync_directory, write_atomic
+from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from shoal.types import Float32Vector
@@ -152,13 +152,10 @@ class StateStore:
         """
         folder = directory / FOLDER
         path = folder / INDEX_FILE
-        try:
-            data = read_private(path)
-        except ConfigError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-        index, rest = _checked(path, data, StateIndex, INDEX_HINT)
+        data = read_if_there(path)
+        if data is None:
+            return None
+        index, rest = checked_content(path, data, StateIndex, INDEX_HINT)
         if len(rest) or index.version != INDEX_VERSION:
             raise IntegrityError(f"{path} is of version {index.version}, not {INDEX_VERSION}", hint=INDEX_HINT)
         pending = {
@@ -363,13 +360,10 @@ class StateStore:
 
     def _read(self, held: HeldState) -> ModelState:
         path = self._path(held.digest)
-        try:
-            data = read_private(path)
-        except ConfigError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise IntegrityError(f"{path} is missing", hint=STATE_HINT) from error
-            raise
-        head, body = _checked(path, data, StateFile, STATE_HINT)
+        data = read_if_there(path)
+        if data is None:
+            raise IntegrityError(f"{path} is missing", hint=STATE_HINT)
+        head, body = checked_content(path, data, StateFile, STATE_HINT)
         if (head.run_id, HeldState(head.model, head.round, head.digest)) != (self.run_id, held):
             raise IntegrityError(f"{path} holds another state than the index says", hint=STATE_HINT)
         if len(body) != 4 * head.length:
@@ -407,7 +401,7 @@ def _bytes_of(theta: Float32Vector) -> memoryview:
     return np.ascontiguousarray(theta, "<f4").view(np.uint8).data
 
 
-def _checked(path: Path, data: bytes, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
+def checked_content(path: Path, data: bytes, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
     """Decode the head of a file that ends with the SHA-256 of everything before, and return it with the bytes between.
 
     Raises:

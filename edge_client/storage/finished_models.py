@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from edge_client.storage.personal_choice import PersonalChoice, pack, unpack
-from edge_client.storage.state import LOW_DISK_BYTES, DeviceState, OwnModel, model_bytes, parse_model
+from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
 from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
-from shoal.util.files import PRIVATE_DIR_MODE, read_private, sync_directory, write_atomic, write_failed
-from shoal.util.times import iso
+from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, read_private, sync_directory, write_atomic, write_failed
+from shoal.util.times import second
 
 if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
@@ -126,7 +127,7 @@ class FinishedModel:
             "algorithm": self.algorithm,
             "cluster": self.own.cluster,
             "task_digest": self.task.hex(),
-            "finished_at": iso(self.finished_at_s),
+            "finished_at": second(self.finished_at_s),
             "validation_loss": self.validation.loss,
             "validation_accuracy": self.validation.accuracy,
             "validation_samples": self.validation.samples,
@@ -337,7 +338,7 @@ class FinishedModels:
             IntegrityError: the file is damaged.
         """
         path = self._of_run(START_FILES, model.run_id)
-        data = _read_if_there(path)
+        data = read_if_there(path)
         if data is None:
             raise ConfigError(
                 f"this device has stored nothing to train from after run {model.run}",
@@ -352,7 +353,7 @@ class FinishedModels:
             IntegrityError: the file is damaged.
         """
         path = self._of_run(PERSONAL_FILES, model.run_id)
-        data = _read_if_there(path)
+        data = read_if_there(path)
         return None if data is None else unpack(data, path)
 
     def save_personal(self, choice: PersonalChoice, theta: Float32Vector | None) -> None:
@@ -490,27 +491,13 @@ def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
         IntegrityError: the file is damaged.
         ConfigError: other users can read the file.
     """
-    data = _read_if_there(path)
+    data = read_if_there(path)
     if data is None:
         return None
     found, rest = decode_prefix(_checked(data, path), kind)  # type: ignore[arg-type]
     if len(rest):
         raise IntegrityError(f"{path} has {len(rest)} bytes too many", hint="remove it")
     return found
-
-
-def _read_if_there(path: Path) -> bytes | None:
-    """Return the bytes of a file; None if it is missing.
-
-    Raises:
-        ConfigError: other users can read the file.
-    """
-    try:
-        return read_private(path)
-    except ConfigError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
 
 
 def _checked(data: bytes, path: Path) -> bytes:

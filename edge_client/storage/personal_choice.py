@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import U16, U32, U64, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
-from shoal.util.times import iso
+from shoal.util.times import second
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ class PersonalChoice:
             "validation_losses": {fit.name: fit.loss for fit in self.fits},
             "validation_samples": self.samples,
             "took_s": round(self.took_s, 3),
-            "made_at": iso(self.made_at_s),
+            "made_at": second(self.made_at_s),
         }
 
 

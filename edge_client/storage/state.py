@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.storage.pending_upload import PendingUploadFiles
 from shoal.errors import ConfigError, IntegrityError, ShoalError, reason_of
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
-from shoal.util.files import read_private, write_atomic
+from shoal.util.files import free_bytes, read_private, write_atomic
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -37,8 +37,6 @@ TROUBLE_BYTES: Final = 8192
 because on a full disk only existing bytes can be overwritten."""
 TROUBLE_TEXT_CHARS: Final = 400
 """Most characters of each text in that file. JSON takes at most 6 bytes for one, so that two texts fit."""
-LOW_DISK_BYTES: Final = 1 << 20
-"""With less free space than this, a device's disk is reported as full."""
 
 
 @message(65)
@@ -214,8 +212,7 @@ class DeviceState:
 
     def free_bytes(self) -> int:
         """Return the free space of the disk that the directory is on."""
-        room = os.statvfs(self.directory)
-        return room.f_bavail * room.f_frsize
+        return free_bytes(self.directory)
 
     def load_status(self) -> dict[str, Any] | None:
         """Return the last figures, or None."""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.directory import ROSTER_FILE
 from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
 from shoal.util.checks import Check, checked, ok
-from shoal.util.files import check_directory, check_own, read_failed
+from shoal.util.files import check_directory, check_own, free_bytes, read_failed
 from shoal.util.times import span, utc
 
 if TYPE_CHECKING:
     from shoal.membership.directory import Membership
     from shoal.protocol.documents import Roster
 
-DISK_FULL_BYTES: Final = 1 << 20
 DISK_LOW_BYTES: Final = 100 << 20
 EXPIRES_SOON_S: Final = 14 * 86400
 CLOCK_SLACK_S: Final = 300
@@ -76,13 +76,12 @@ def _directory(directory: Path) -> Check:
 
 def _disk(directory: Path) -> Check:
     try:
-        room = os.statvfs(directory)
+        free = free_bytes(directory)
     except OSError as error:
         raise read_failed(directory, error) from error
-    free = room.f_bavail * room.f_frsize
     detail = f"{free / (1 << 20):.0f} MiB free"
     if free < DISK_LOW_BYTES:
-        return Check("disk", "failure" if free < DISK_FULL_BYTES else "warning", detail, "free some space")
+        return Check("disk", "failure" if free < LOW_DISK_BYTES else "warning", detail, "free some space")
     return ok("disk", detail)
 
 

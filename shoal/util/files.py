@@ -173,6 +173,30 @@ def read_private(path: Path, *, follow: bool = False) -> bytes:
         raise read_failed(path, error) from error
 
 
+def read_if_there(path: Path) -> bytes | None:
+    """Return the bytes of a secret file as `read_private` does; None if it is missing.
+
+    Raises:
+        ConfigError: it is a link, another user's, or its mode is wider than 0600.
+    """
+    try:
+        return read_private(path)
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def free_bytes(directory: Path) -> int:
+    """Return the free space of the disk that a directory is on.
+
+    Raises:
+        OSError: the directory is missing, or the system does not say.
+    """
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize
+
+
 def open_own(path: Path | str) -> int:
     """Open a private file to read and write in place, and return its descriptor; a missing file is made with mode 0600.
 

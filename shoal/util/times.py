@@ -10,11 +10,6 @@ def day(at_s: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(at_s))
 
 
-def second(at_s: int) -> str:
-    """Return unix seconds as ISO 8601 in UTC: 2026-11-22T16:03:07Z."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
-
-
 def span(seconds: int) -> str:
     """Return a time span in its two largest units: 45 s, 7 min, 2 h 5 min, 3 d 4 h."""
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
@@ -35,7 +30,7 @@ def utc(at_s: int) -> str:
         return f"second {at_s}"
 
 
-def iso(at_s: int) -> str:
+def second(at_s: int) -> str:
     """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a time out of `time.gmtime`'s range as the number."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))

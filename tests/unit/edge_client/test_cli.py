@@ -9,9 +9,9 @@ import pytest
 
 from edge_client import cli, inference
 from edge_client.inference import Chosen
-from edge_client.storage import state as states
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
+from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
 from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
@@ -138,10 +138,10 @@ def test_a_device_that_its_disk_stopped_says_why_and_when(directory, said):
 
 
 def test_a_disk_that_is_full_now_is_an_error_though_the_device_could_not_record_it(directory, said, monkeypatch):
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: states.LOW_DISK_BYTES - 1)
+    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: limits.LOW_DISK_BYTES - 1)
     cli.status(directory, json=True)
-    assert data(said)["error"] == f"the disk is full: {states.LOW_DISK_BYTES - 1} bytes are free in {directory}"
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: states.LOW_DISK_BYTES)
+    assert data(said)["error"] == f"the disk is full: {limits.LOW_DISK_BYTES - 1} bytes are free in {directory}"
+    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: limits.LOW_DISK_BYTES)
     cli.status(directory, json=True)
     assert "error" not in data(said)
 

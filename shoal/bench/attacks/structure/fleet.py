@@ -91,11 +91,10 @@ class MaskedFleet:
         norm = float(np.linalg.norm(sent.astype(np.float64)))
         limit, longest = self._plan().norm_limit, float(np.median(self._longest))
         most = max(MEAN_RATIO * longest, float(np.linalg.norm(self.held))) if longest else limit
-        steps = max(1.0, norm / (BELOW * most)) if norm <= limit else 1.0
-        if self.keys.lifetime == "run":
-            steps = math.ceil(steps)
-        for _ in range(int(steps) if self.keys.lifetime == "run" else 1):
-            self._step(sent / np.float32(steps))
+        excess = max(1.0, norm / (BELOW * most)) if norm <= limit else 1.0
+        steps = math.ceil(excess) if self.keys.lifetime == "run" else 1
+        for _ in range(steps):
+            self._step(sent / np.float32(max(excess, steps)))
         self._offset = mean
 
     def _plan(self) -> RunPlan:

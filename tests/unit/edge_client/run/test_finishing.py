@@ -11,8 +11,9 @@ from edge_client.learning.worker import InlineWorker
 from edge_client.protocol.round_state import Stage
 from edge_client.run import finishing
 from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels
-from edge_client.storage.state import LOW_DISK_BYTES, DeviceState
+from edge_client.storage.state import DeviceState
 from shoal.errors import ConfigError, IntegrityError
+from shoal.limits import LOW_DISK_BYTES
 from tests.helpers.announced import announcement
 from tests.helpers.fleets import grouped_data, make_fleet
 

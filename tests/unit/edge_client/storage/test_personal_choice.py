@@ -8,8 +8,9 @@ import pytest
 from edge_client.storage import finished_models
 from edge_client.storage.finished_models import FINISHED_MODELS_KEPT, FinishedModels, Validation
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack, unpack
-from edge_client.storage.state import LOW_DISK_BYTES, DeviceState, OwnModel
+from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.limits import LOW_DISK_BYTES
 from shoal.util.files import private_directory
 from tests.helpers.power_cuts import cut_at
 from tests.helpers.tasks import logistic_bundle
