@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
+from shoal.owner.cli import backups as backups_cli
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.enrolment.reminders import broker_users
@@ -207,6 +208,7 @@ def private_words(manifest: TaskManifest) -> str:
 
 
 admission_cli.register(app)
+backups_cli.register(app)
 
 
 class RunCommand(TyperCommand):

@@ -23,7 +23,7 @@ USERS_HINT: Final = (
 SECRET_BYTES: Final = 32
 PASSWORD_BYTES: Final = 18
 ENROL_USER: Final = "enrol"
-"""User for enrolment requests; its password is in the lines that `shoal-fleet token` prints."""
+"""User for enrolment requests; its password is in the lines that `shoal-fleet invite` prints."""
 
 DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, "aggregator")
 ITERATIONS: Final = 101
