@@ -155,7 +155,7 @@ def approve(
     if fleet.roster.keys_since > keys_since:
         note(f"{drawn_for(fleet, len(members))}: published at the broker")
     names = ", ".join(member.name for member in members)
-    broker_users(fleet, f"accepts {names}, unless --device named it before")
+    broker_users(fleet, f"accepts {names}, unless --device named it before", published=True)
 
 
 def revoke(
@@ -181,7 +181,7 @@ def revoke(
     revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
     if not json:
         say(f"{device} revoked by roster {fleet.roster.sequence}")
-    broker_users(fleet, f"shuts {device} out")
+    broker_users(fleet, f"shuts {device} out", published=not offline)
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
     else:
@@ -248,18 +248,40 @@ def broker_config(
             show_default="the largest signed run's, at least 4 MiB",
         ),
     ] = None,
+    dynamic: Annotated[
+        bool | None,
+        typer.Option(
+            "--dynamic/--static",
+            help="Let mosquitto's dynamic security plugin have the users: approve, revoke and publish then change them while the "
+            "broker runs.",
+            show_default="as before, at first --static",
+        ),
+    ] = None,
+    plugin: Annotated[
+        Path | None,
+        typer.Option(help="The plugin on the broker's host.", show_default="Debian's, for this machine's processor"),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
 
     Every device, the aggregator, the owner and enrolment requests get a user; each reaches only its own topics. From then on
-    grants and tokens contain user and password. Run it again after approve and revoke, and reload mosquitto (SIGHUP).
+    grants and tokens contain user and password. With --dynamic it is run once; without, again after each approve and revoke, and
+    then reload mosquitto (SIGHUP).
     """
     from shoal.owner.broker.config import CLIENTS, write_broker_config
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    made = write_broker_config(fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes)
+    made = write_broker_config(
+        fleet,
+        out,
+        installed=installed,
+        expected=tuple(device or ()),
+        upload_bytes=upload_bytes,
+        dynamic=dynamic,
+        plugin=plugin,
+    )
     config = str(made.folder / "shoal.conf")
     if json:
         say_json({"config": config, "users": list(made.users), "tls": made.tls})

@@ -128,7 +128,7 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
         note(f"{drawn}: shoal-fleet publish {directory}, or carry roster.signed and grants/ to them")
     else:
         note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
-    broker_users(fleet, f"accepts {grant.stem}, unless --device named it before")
+    broker_users(fleet, f"accepts {grant.stem}, unless --device named it before", published=False)
 
 
 @app.command("add-aggregator")
