@@ -21,7 +21,10 @@ from numpy.typing import NDArray
 
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
+from aggregator.owner_requests import OwnerRequests
+from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
+from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.signed_runs import RunFiles
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset
@@ -31,12 +34,14 @@ from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import DataError, ShoalError, UsageError
+from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
-from shoal.transport.base import TransportEvent
+from shoal.transport.base import Message, TransportEvent
 from shoal.transport.faults import Faults
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
@@ -288,16 +293,48 @@ class LoopbackFleet:
         run = next(r for r in runs.all() if r.plan.run == self.plan.run)
 
         def sink(event: TransportEvent) -> None:
-            if self.service is service:
-                service.on_event(event, self.now_s)
+            if self.service is not service or self._is_request(requests, event):
+                return
+            service.on_event(event, self.now_s)
 
         transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
+        orders = OwnerOrders(membership.directory)
+        control = RunControl(membership, orders, lambda: self.service)
+        requests = OwnerRequests(membership, transport, orders, control)
         service = RunService(
-            membership, run.plan, runs.package(run), transport, membership.directory, backend=self._backend
+            membership,
+            run.plan,
+            runs.package(run),
+            transport,
+            membership.directory,
+            backend=self._backend,
+            order=orders.of(run.plan.run_id),
         )
         self.service = service
+        requests.subscribe()
         service.start(self.now_s)
         transport.start()
+
+    def _is_request(self, requests: OwnerRequests, event: TransportEvent) -> bool:
+        """Hand a message to the owner's requests; return whether it was one. A refused one is dropped, as the daemon does."""
+        try:
+            return isinstance(event, Message) and requests.take(event.topic, event.payload, self.now_s)
+        except ShoalError:
+            return True
+
+    def ask(self, action: RequestAction, run: int = 0, **parts: Any) -> Question:
+        """Let the owner send a request, and deliver what follows from it; return the question with its answer, if one came.
+
+        ``parts`` are further arguments of `Question`.
+        """
+        question = Question(self.stage.fleet, action, run=run, **parts)
+        client = f"owner-{question.sealed.transfer_id.hex()}"
+        transport = LoopbackTransport(self.broker, client, lambda event: question.on_event(event, self.now_s))
+        transport.start()
+        question.send(transport)
+        self.broker.pump()
+        self.broker.disconnect(client, graceful=True)
+        return question
 
     def _cut(self, name: str) -> None:
         client = self.client_id(name)
