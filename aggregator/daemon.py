@@ -375,6 +375,7 @@ class Daemon:
             event()
             return
         if isinstance(event, Message) and self._take_request(event):
+            self._live.hurry()
             return
         if not isinstance(event, Message):
             self._live.hurry()

@@ -31,7 +31,10 @@ MOST_PAUSE_S: Final = 60.0
 """Longest pause before an unchanged line is repeated."""
 
 BROKER_LOST: Final = "waiting for the broker: the connection is lost"
-CAPPED_HINT: Final = "check the sample counts that these devices report; shoal-fleet run start --weight-cap N sets the limit, 0 removes it"
+CAPPED_HINT: Final = (
+    "check the sample counts that these devices report; shoal-fleet run start --weight-cap N sets the limit, and 0 removes "
+    "it"
+)
 REFUSED_NORM_HINT: Final = (
     "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
     "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "

@@ -109,21 +109,23 @@ class StatusPage:
 
 def encoded(page: RunList | LogPage | StatusPage) -> bytes:
     """Return an answer's document, cut to DOCUMENT_BYTES: the oldest records and the last devices are left out first."""
+    halvings = 0
     while True:
-        data = json.dumps(encode_state(page).document).encode()
+        data = json.dumps(encode_state(_shortened(page, halvings)).document).encode()
         if len(data) <= DOCUMENT_BYTES:
             return data
-        page = _shorter(page)
+        halvings += 1
 
 
-def _shorter(page: RunList | LogPage | StatusPage) -> RunList | LogPage | StatusPage:
+def _shortened(page: RunList | LogPage | StatusPage, halvings: int) -> RunList | LogPage | StatusPage:
+    """Return the page with its longest part halved so many times."""
     match page:
         case LogPage(run, records):
-            return LogPage(run, records[(len(records) + 1) // 2 :])
+            return LogPage(run, records[len(records) - (len(records) >> halvings) :])
         case StatusPage(status):
-            return StatusPage(cut(status, len(status.devices) // 2))
+            return StatusPage(cut(status, len(status.devices) >> halvings))
         case RunList(runs):
-            return RunList(runs[(len(runs) + 1) // 2 :])
+            return RunList(runs[len(runs) - (len(runs) >> halvings) :])
 
 
 def cut(status: FleetStatus, most: int = MOST_DEVICES) -> FleetStatus:

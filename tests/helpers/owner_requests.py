@@ -7,15 +7,20 @@ import time
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.identity import Identity
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.requests import OwnerAnswer, OwnerRequest
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
 
 ANSWER_KEY = X25519PrivateKey.from_private_bytes(b"a" * 32)
 FLEET = "demo"
+AGGREGATOR = Identity.generate("aggregator")
+"""The aggregator of owners without a real one, for `tell`."""
 
 
 def request_of(action, *, sequence=1, fleet=FLEET, expires_at_s=None, **parts):
@@ -49,3 +54,12 @@ def opened(chunks, fleet, key=ANSWER_KEY):
         fleet.owner, whole.payload, head, at, fleet.roster.aggregator.sign_key, whole.signed, private=key
     )
     return decode(message, OwnerAnswer), bytes(body)
+
+
+def tell(question, message, body=b"{}", *, signer=AGGREGATOR, key=None, head=None):
+    """Deliver an answer of AGGREGATOR in fleet "reef" to a question; every part of it may be another."""
+    head = head or channels.ANSWER.head("reef", "aggregator", "owner")
+    key = key or question._key.public_key().public_bytes_raw()
+    sealed = seal_message_to_member(signer, key, head, encode(message), body)
+    for chunk in split(sealed.payload, kind=channels.ANSWER.kind, round=0):
+        question.on_event(Message(Topics("reef").owner_answer, chunk), 0.0)
