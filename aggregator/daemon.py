@@ -176,6 +176,7 @@ class Daemon:
             LOG.info("stopping")
         finally:
             self._let_go()
+            self._requests.close()
             self._transport.close()
 
     def _next_run(self) -> RunFile | None:

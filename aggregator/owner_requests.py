@@ -22,6 +22,7 @@ from typing import Final
 from aggregator.membership import AggregatorMembership
 from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import encoded
+from aggregator.storage.chunk_spool import ChunkSpool
 from aggregator.storage.owner_orders import OwnerOrders
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
@@ -70,11 +71,16 @@ class OwnerRequests:
         self._control = control
         self._clock = clock
         self._topics = Topics(membership.fleet)
-        self._chunks = Reassembler(channels.REQUEST.largest, whole_transfers=1, max_per_source=2)
+        self._spool = ChunkSpool(membership.directory)
+        self._chunks = Reassembler(channels.REQUEST.largest, whole_transfers=1, max_per_source=2, spool=self._spool)
 
     def subscribe(self) -> None:
         """Subscribe to the owner's requests."""
         self._transport.subscribe(self._topics.filter(TopicKind.OWNER_REQUEST))
+
+    def close(self) -> None:
+        """Release the chunks of unfinished requests."""
+        self._spool.close()
 
     def take(self, topic: str, payload: bytes, now_s: float) -> bool:
         """Handle one message if it belongs to a request; return whether it does.

@@ -82,7 +82,8 @@ MAX_GRANT_BYTES: Final = 13 << 20
 
 MAX_REQUEST_BYTES: Final = 256 << 20
 """Largest sealed request of the owner, with a run package: origins of 60 million coordinates. A larger package is carried by
-hand. On a broker without an access list a stranger can make the aggregator hold as many bytes as it sends, up to this."""
+hand. On a broker without an access list a stranger can make the aggregator hold as many bytes as it sends, up to this, of which
+REASSEMBLY_MEMORY_BYTES are in memory."""
 
 MAX_ANSWER_BYTES: Final = 16 << 20
 """Largest sealed answer to the owner: the status of a fleet of MAX_DEVICES would take more, and is cut."""

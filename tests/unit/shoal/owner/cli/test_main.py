@@ -14,8 +14,6 @@ from crypto.seal.signed import sign_document
 from shoal.errors import ConfigError, NotEnrolledError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
 from shoal.owner.cli import main, runs
-from shoal.owner.cli.pairs import pairs as pairs_of
-from shoal.owner.cli.pairs import whole
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
 from shoal.owner.keys.vault import ROSTER_FILE
@@ -161,32 +159,6 @@ def test_renew_signs_the_roster_and_prints_its_file(fleet, capsys):
 def test_a_directory_without_a_fleet_is_refused(tmp_path):
     with pytest.raises(NotEnrolledError, match="holds no fleet"):
         main.show(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("items", "pairs"),
-    [([], {}), (["k=3"], {"k": "3"}), (["a=b=c", "x=-1"], {"a": "b=c", "x": "-1"}), (["k=1", "k=2"], {"k": "2"})],
-)
-def test_pairs_are_split_at_their_first_equals_sign(items, pairs):
-    assert pairs_of(items) == pairs
-
-
-@pytest.mark.parametrize(
-    ("item", "hint"),
-    [("k", "write k=VALUE"), ("k=", "write k=VALUE"), ("=3", "write NAME=VALUE"), ("", "write NAME=VALUE")],
-)
-def test_a_pair_without_name_or_value_is_a_mistake_of_usage(item, hint):
-    with pytest.raises(UsageError) as caught:
-        pairs_of(["a=1", item])
-    assert (str(caught.value), caught.value.hint) == (f"{item!r} is not NAME=VALUE", hint)
-
-
-@pytest.mark.parametrize("text", ["", "1.5", "ten", "0x10"])
-def test_a_size_that_is_no_whole_number_is_a_mistake_of_usage(text):
-    assert whole("-3", "hidden") == -3
-    with pytest.raises(UsageError) as caught:
-        whole(text, "hidden")
-    assert str(caught.value) == f"hidden is a whole number, not {text!r}"
 
 
 @pytest.fixture
