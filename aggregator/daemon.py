@@ -118,8 +118,8 @@ class Daemon:
         self._presences = PresenceInbox(self._membership, self._watch)
         self._live = LiveFile(self._membership.directory, self._watch)
         self._orders = OwnerOrders(self._membership.directory)
-        control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
-        self._requests = OwnerRequests(self._membership, self._transport, self._orders, control)
+        self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
+        self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
         self._ended: set[bytes] = set()
 
     def serve(self) -> None:
@@ -376,6 +376,7 @@ class Daemon:
             event()
             return
         if isinstance(event, Message) and self._take_request(event):
+            self._control.apply(time.monotonic())
             self._live.hurry()
             return
         if not isinstance(event, Message):

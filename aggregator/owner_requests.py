@@ -100,15 +100,15 @@ class OwnerRequests:
         self._chunks.expire(now_s)
         transfer = self._chunks.add("owner", payload, now_s, channels.REQUEST.limit())
         if transfer is not None:
-            self._answer(transfer, now_s)
+            self._answer(transfer)
         return True
 
-    def _answer(self, transfer: Transfer, now_s: float) -> None:
+    def _answer(self, transfer: Transfer) -> None:
         request, package = self._opened(transfer)
         body, hint, reason = b"", "", ""
         try:
             self._check(request)
-            outcome, body = Outcome.DONE, encoded(self._control.carry_out(request, package, now_s))
+            outcome, body = Outcome.DONE, encoded(self._control.carry_out(request, package))
         except UnfulfilledError as error:
             outcome, reason, hint = error.outcome, str(error), error.hint
         except IntegrityError as error:

@@ -91,14 +91,16 @@ class RunControl:
         self._serving = serving
         self._refresh = refresh
         self._files = RunFiles(membership, lambda _name, _reason: None)
+        self._changed: list[RunPlan] = []
 
-    def carry_out(self, request: OwnerRequest, package: bytes, now_s: float) -> Page:
+    def carry_out(self, request: OwnerRequest, package: bytes) -> Page:
         """Carry out a request and return the document of the answer; the request's number is durable on return.
+
+        An order is durable then too, and `apply` puts it in force.
 
         Args:
             request: authentic, not expired and not accepted before.
             package: the run package of a request to start; empty otherwise.
-            now_s: monotonic seconds.
 
         Raises:
             UnfulfilledError: the request can't be carried out.
@@ -106,7 +108,7 @@ class RunControl:
         """
         action = request.action
         if action in ORDERS:
-            return RunList((self._order(request, now_s),))
+            return RunList((self._order(request),))
         self._orders.accept(request.sequence)
         match action:
             case RequestAction.START:
@@ -156,7 +158,7 @@ class RunControl:
 
     # --------------------------------------------------------------------------------------------------------- orders
 
-    def _order(self, request: OwnerRequest, now_s: float) -> RunEntry:
+    def _order(self, request: OwnerRequest) -> RunEntry:
         """Pause, resume or stop a run; the same order again changes nothing."""
         order = Order.STOP_NOW if request.now else ORDERS[request.action]
         try:
@@ -166,10 +168,20 @@ class RunControl:
             self._orders.accept(request.sequence)
             raise
         self._orders.accept(request.sequence, run.plan.run_id, order)
-        service = self._service_of(run.plan)
-        if service is not None:
-            service.obey(self._orders.of(run.plan.run_id), now_s)
+        self._changed.append(run.plan)
         return self._entry(run)
+
+    def apply(self, now_s: float) -> None:
+        """Put new orders in force at the service that is open.
+
+        The driver calls it after the request is answered. An error of the service, such as a full disk, is none of the request's,
+        and ends the program as it always does.
+        """
+        changed, self._changed = self._changed, []
+        for plan in changed:
+            service = self._service_of(plan)
+            if service is not None:
+                service.obey(self._orders.of(plan.run_id), now_s)
 
     def _check_order(self, plan: RunPlan, order: Order) -> None:
         before = self._orders.of(plan.run_id)

@@ -31,7 +31,8 @@ def device_lines(status: FleetStatus) -> list[str]:
     """Return how many devices are online, and those that can't take part; empty while the aggregator can't know."""
     devices = [d for d in status.devices if d.reason != REVOKED]
     known = [d for d in devices if d.online is not None]
-    lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online"] if known else []
+    paused = f"; {status.run.order}" if status.run is not None and status.run.order == WORDS[Order.PAUSE] else ""
+    lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online{paused}"] if known else []
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
         lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]

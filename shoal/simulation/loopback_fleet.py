@@ -7,6 +7,7 @@ scenario (a lost chunk, a crash between two writes) can be replayed exactly.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState, OwnModel
-from shoal.errors import DataError, ShoalError, UsageError
+from shoal.errors import DataError, ShoalError, UsageError, reason_of
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions, origins_needed
@@ -44,7 +45,9 @@ from shoal.task.manifest import PRIVATE, TaskManifest
 from shoal.transport.base import Message, TransportEvent
 from shoal.transport.faults import Faults
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from shoal.util.log_throttle import Refusals
 
+LOG = logging.getLogger("shoal.aggregator")
 BROKER_URL: Final = "mqtt://loopback"
 """Address in the grants; it is never connected to."""
 POLL_S: Final = 0.25
@@ -293,7 +296,10 @@ class LoopbackFleet:
         run = next(r for r in runs.all() if r.plan.run == self.plan.run)
 
         def sink(event: TransportEvent) -> None:
-            if self.service is not service or self._is_request(requests, event):
+            if self.service is not service:
+                return
+            if self._is_request(requests, event):
+                control.apply(self.now_s)
                 return
             service.on_event(event, self.now_s)
 
@@ -316,10 +322,13 @@ class LoopbackFleet:
         transport.start()
 
     def _is_request(self, requests: OwnerRequests, event: TransportEvent) -> bool:
-        """Hand a message to the owner's requests; return whether it was one. A refused one is dropped, as the daemon does."""
+        """Hand a message to the owner's requests; return whether it was one. A refused one is logged, as the daemon does."""
+        if not isinstance(event, Message):
+            return False
         try:
-            return isinstance(event, Message) and requests.take(event.topic, event.payload, self.now_s)
-        except ShoalError:
+            return requests.take(event.topic, event.payload, self.now_s)
+        except ShoalError as error:
+            Refusals(LOG).tell(event.topic, reason_of(error), error.hint, self.now_s)
             return True
 
     def ask(self, action: RequestAction, run: int = 0, **parts: Any) -> Question:

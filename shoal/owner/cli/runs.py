@@ -246,6 +246,7 @@ def start(
         note(f"warning: {doubt}")
     from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
 
+    note("drawing the starting models")
     # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
     origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
     with fleet.changing():  # no other program may take the plan's keys or its number

@@ -182,7 +182,7 @@ def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
         pytest.param("local", {}, 2, id="local"),
     ],
 )
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("paused", [pytest.param(False, marks=pytest.mark.long), True])
 def test_every_algorithm_ends_early(tmp_path, algorithm, settings, before, paused):
     """A pause first: the final round then offers models from between two rounds."""
     with made(tmp_path, algorithm=algorithm, settings=settings, rounds=9, count=4) as fleet:

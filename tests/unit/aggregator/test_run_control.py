@@ -33,7 +33,7 @@ class Desk:
     def ask(self, action, package=b"", **parts):
         self.number += 1
         request = request_of(action, fleet="reef", sequence=self.number, **parts)
-        page = self.control.carry_out(request, package, 0.0)
+        page = self.control.carry_out(request, package)
         assert self.orders.accepted == self.number
         return page
 
