@@ -40,8 +40,8 @@ LOG = logging.getLogger("shoal.aggregator")
 TEXT_CHARS: Final = MAX_STRING_BYTES // 4
 """Most characters of a reason or hint in an answer: each takes up to 4 bytes."""
 REPLAYED_HINT: Final = (
-    "the owner's directory was restored from a backup, or two copies of it are in use; a request that was sent twice by somebody "
-    "else has no effect"
+    "the owner's directory was restored from a backup, or two copies of it are in use; or this is a recorded request, which has "
+    "no effect"
 )
 
 

@@ -229,3 +229,33 @@ def test_a_run_with_too_many_rounds_left_is_not_stopped(tmp_path):
         assert refused.outcome is Outcome.NOT_NOW
         assert "devices skip 100000 at most" in refused.reason
         assert order(fleet, PAUSE).order == "paused by the owner"
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", pytest.param("fedavg", marks=pytest.mark.long)])
+def test_devices_that_were_not_drawn_lately_have_a_model_of_a_stopped_run_too(tmp_path, algorithm):
+    """No last round of training was planned, in which devices seal checkpoints of all models for those."""
+    settings = {"k": "2"} if algorithm == "ifca" else {}
+    options = {"participation": 0.34, "rounds": 30, "count": 6, "quorum": 0.5, "min_contributors": 2}
+    with made(tmp_path, algorithm=algorithm, settings=settings, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 4, WITHIN_S)
+        order(fleet, STOP)
+        fleet.run(WITHIN_S)
+        ended = {n: FinishedModels(fleet.stage.device_dir(n)) for n in fleet.stage.devices}
+        fleet.run_until(lambda: all(files.standing().models for files in ended.values()), WITHIN_S)
+        assert reader_of(fleet).finished_run().missing == {}
+
+
+def test_keys_that_are_replaced_in_a_pause_are_in_force_after_it(tmp_path):
+    with made(tmp_path) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+        order(fleet, PAUSE)
+        fleet.run_until(lambda: fleet.service.state.plan is None, WITHIN_S)
+        fleet.stage.fleet.rotate()
+        fleet.publish()
+        before = fleet.service.state.held.key_version
+        restart(fleet)
+        order(fleet, RESUME)
+        fleet.run(WITHIN_S)
+        assert fleet.service.state.held.key_version > before
+        assert counted(fleet) == [3] * ROUNDS
+        assert len(set(thetas(fleet).values())) == 1

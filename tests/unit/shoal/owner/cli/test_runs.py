@@ -11,6 +11,7 @@ from shoal.owner.cli.main import app
 from shoal.owner.keys.run_files import run_file
 from tests.helpers.fleets import make_exact_fleet
 
+pytestmark = pytest.mark.slow
 WITHIN_S = 200.0
 
 
