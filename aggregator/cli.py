@@ -28,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership, runs and results of this aggregator.")]
@@ -134,6 +135,7 @@ def _run_lines(r: dict[str, Any], now: str) -> list[str]:
     if r["damage"]:
         return [f"{head}, {r['damage']}"]
     state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
+    state += f", {r['order']}" if r["order"] else ""
     accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
     lines = [f"{head}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}"]
     limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
@@ -171,19 +173,24 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> tup
     If the run's directory can't be read, "damage" says why, and the second is None; the second is also None for a run that can
     no longer be served.
     """
+    from aggregator.rounds.orders import WORDS
     from aggregator.status.gathering import stored_run
     from aggregator.storage.corruption import readable
+    from aggregator.storage.owner_orders import read_orders
     from aggregator.storage.run_status import read_records, read_waiting
-    from aggregator.storage.signed_runs import directory_of
+    from aggregator.storage.signed_runs import directory_of, is_void
 
-    run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
+    order = read_orders(member.directory).of(plan.run_id)
+    run: dict[str, Any] = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
+    run["order"] = WORDS[order]
     run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
     run["waiting"], run["shortage"] = read_waiting(directory) if serving else ("", None)
     try:
         records = read_records(directory)
         with readable(directory):
-            stored = None if run["older"] else stored_run(plan, records)
+            void = is_void(member, plan, order)
+            stored = None if run["older"] else stored_run(plan, records, order, void=void)
             return {**run, **_figures(records, plan), "damage": ""}, stored
     except IntegrityError as error:
         return {**run, **_figures([], plan), "damage": f"{error} ({error.hint})"}, None

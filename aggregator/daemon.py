@@ -2,6 +2,7 @@
 
 - Runs are served in the order of their numbers. A run that can't be served because of its file or directory is skipped.
 - A run that waits for a newer roster or newer keys blocks the later ones, since devices take part in runs of rising numbers only.
+- A paused run is served, so that its devices are answered, and blocks the later ones until the owner resumes or stops it.
 - After the last run the service of the newest finished run stays open, so that late reminders are still answered.
 
 Apart from their own I/O, the threads of the transport and the fsync worker only put items into the `Inbox`.
@@ -19,13 +20,16 @@ from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
+from aggregator.owner_requests import OwnerRequests
+from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.fsync_worker import ThreadSyncer
-from aggregator.storage.run_status import forget_waiting, read_key_version, read_records
-from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, log_refused
+from aggregator.storage.owner_orders import OwnerOrders
+from aggregator.storage.run_status import forget_waiting, read_key_version, read_last_record
+from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, is_void, log_refused
 from aggregator.storage.store import erase_updates
 from shoal import limits
 from shoal.address import BrokerAddress
@@ -113,6 +117,10 @@ class Daemon:
         self._watch = FleetWatch(str(address), known=known_devices(self._membership.directory))
         self._presences = PresenceInbox(self._membership, self._watch)
         self._live = LiveFile(self._membership.directory, self._watch)
+        self._orders = OwnerOrders(self._membership.directory)
+        self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
+        self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
+        self._ended: set[bytes] = set()
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -138,6 +146,7 @@ class Daemon:
         forget_waiting(self._membership.directory)
         self._keep_status()
         self._mail.subscribe(self._transport)
+        self._requests.subscribe()
         self._presences.subscribe(self._transport)
         self._transport.start(require=True)
         LOG.info(
@@ -167,6 +176,7 @@ class Daemon:
             LOG.info("stopping")
         finally:
             self._let_go()
+            self._requests.close()
             self._transport.close()
 
     def _next_run(self) -> RunFile | None:
@@ -181,6 +191,10 @@ class Daemon:
                     if run.plan.run_id not in self._erased:
                         erase_updates(directory)
                         self._erased.add(run.plan.run_id)
+                    continue
+                if run.plan.run_id in self._ended or is_void(
+                    self._membership, run.plan, self._orders.of(run.plan.run_id)
+                ):
                     continue
                 check_assignment(self._membership, run.plan)
                 reason = self._membership.reason(run.plan, read_key_version(directory))
@@ -271,6 +285,7 @@ class Daemon:
             backend=backend,
             syncer=self._syncer,
             watch=self._watch,
+            order=self._orders.of(run.plan.run_id),
         )
         self._service.start(time.monotonic())
         self._live.hurry()
@@ -303,7 +318,11 @@ class Daemon:
                     )
                     self._let_go()
                     return
-        last = read_records(directory_of(self._membership, plan.run))[-1]
+        last = read_last_record(directory_of(self._membership, plan.run))
+        if last is None or not last["final"]:
+            self._ended.add(plan.run_id)  # stopped before its first round: there is nothing to answer for
+            self._let_go()
+            return
         # A device that declined the final round sends no upload, so it waits for no answer.
         service.uploads.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
@@ -329,6 +348,19 @@ class Daemon:
         service = self._service
         self._live.keep_up(lambda: None if service is None else service.facts(), time.monotonic())
 
+    def _refresh_status(self) -> None:
+        """Write the facts now, for the answer to a request."""
+        self._live.hurry()
+        self._keep_status()
+
+    def _take_request(self, message: Message) -> bool:
+        """Handle a message if it is the owner's request; return whether it is."""
+        try:
+            return self._requests.take(message.topic, message.payload, time.monotonic())
+        except ShoalError as error:
+            self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
+            return True
+
     def _handle(self, event: Item, service: RunService | None) -> None:
         if event is None:
             raise _Stop
@@ -342,6 +374,10 @@ class Daemon:
             if service is not None:
                 service.at(time.monotonic())
             event()
+            return
+        if isinstance(event, Message) and self._take_request(event):
+            self._control.apply(time.monotonic())
+            self._live.hurry()
             return
         if not isinstance(event, Message):
             self._live.hurry()

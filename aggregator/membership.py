@@ -75,7 +75,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         if held > newest:
             raise UntrustedError(
                 f"run {plan.run} was made with keys that have been replaced since",
-                hint="have the owner sign it again: shoal-fleet run",
+                hint="have the owner sign it again: shoal-fleet run start",
             )
         if held < self.roster.keys_since <= plan.roster_sequence:
             return f"run {plan.run} was made with newer keys than we have"

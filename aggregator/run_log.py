@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aggregator.rounds.events import RoundRecord
+from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
 from aggregator.rounds.standing_apart import KIND, ROUNDS_APART
 from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
@@ -31,7 +32,8 @@ MOST_PAUSE_S: Final = 60.0
 
 BROKER_LOST: Final = "waiting for the broker: the connection is lost"
 CAPPED_HINT: Final = (
-    "check the sample counts that these devices report; shoal-fleet run --weight-cap N sets the limit, 0 removes it"
+    "check the sample counts that these devices report; shoal-fleet run start --weight-cap N sets the limit, and 0 removes "
+    "it"
 )
 REFUSED_NORM_HINT: Final = (
     "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
@@ -109,7 +111,7 @@ class Shortage:
 
 def shortage(state: EngineState) -> Shortage | None:
     """Return the shortage that stops a run after its deadline; None without one."""
-    if not state.deadline_passed or state.finished:
+    if not state.deadline_passed or state.finished or is_paused(state):
         return None
     devices, least = set(state.devices), state.run.min_contributors
     if state.plan is None:
@@ -316,8 +318,10 @@ def awaited_keys(state: EngineState) -> str:
 def waiting_for(state: EngineState) -> str:
     """Return the line that says what the run is waiting for."""
     keys = awaited_keys(state)
-    if keys:
+    if keys and not is_paused(state):
         return f"round {state.round}: {keys}"
+    if is_paused(state):
+        return f"round {state.round}: {WORDS[state.order]}"
     if state.plan is None:
         absent = [d for d in state.devices if d not in state.online]
         there = len(state.devices) - len(absent)
@@ -327,7 +331,13 @@ def waiting_for(state: EngineState) -> str:
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
     if state.deadline_passed and not done and not unable:
         return f"{what}: none of {total} has answered; a device that refuses a round logs the reason{named}"
-    return f"{what}: {done} of {total}{named}"
+    ends = f"; {WORDS[state.order]} after this round" if WORDS[state.order] and not state.plan.final else ""
+    return f"{what}: {done} of {total}{named}{ends}"
+
+
+def is_paused(state: EngineState) -> bool:
+    """Return whether the run waits for the owner to resume it, and for no device."""
+    return state.plan is None and state.order is Order.PAUSE
 
 
 def declined_by(declined: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ from aggregator.rounds.events import (
     KeysHeld,
     Left,
     OpenRound,
+    Ordered,
     Rostered,
     RoundClosed,
     RunFinished,
@@ -38,6 +39,7 @@ from aggregator.rounds.events import (
     WentOffline,
 )
 from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState
 from aggregator.run_log import RunLog, waiting_for
@@ -87,7 +89,9 @@ class RunService:
         syncer: FsyncWorker | None = None,
         store_factory: Callable[[Path, RunPlan], Store] = Store,
         watch: FleetWatch | None = None,
+        order: Order = Order.GO,
     ) -> None:
+        self._order = order
         self.watch = watch or FleetWatch()
         self._membership = membership
         self._run, self._package = run, package
@@ -127,6 +131,7 @@ class RunService:
         self._now_s = 0.0
         self._looked_s = -math.inf
         self._lost = False
+        self._said = ""
         self.finished = False
         self._roster_sent = membership.roster_bytes
 
@@ -159,6 +164,7 @@ class RunService:
         if snapshot is None:
             self._state, actions = self._engine.begin(devices, member.grant.keys_since, member.roster)
             self._carry_out(actions)
+            self._obey(self._order)
             self._hold_keys()
             return
         with readable(self._store.directory):
@@ -169,10 +175,26 @@ class RunService:
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
+        # Before the uploads, which may close the round; but a stop at once must not close it without them.
+        self._obey(Order.STOP if self._order.stops else self._order)
         for contribution, digest in again:
             self.feed(Stored(contribution, digest))
+        self._obey(self._order)
         self._drop_revoked()
         self._hold_keys()
+
+    def obey(self, order: Order, now_s: float) -> None:
+        """Put an order of the owner in force; the caller has made it durable."""
+        self._now_s, self._order = now_s, order
+        self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        if WORDS[order] != self._said:
+            words = WORDS[order] or "resumed by the owner"
+            LOG.info(f"run {words}", extra={"kv": {"run": self._run.run, "round": self._state.round}})
+        self._said = WORDS[order]
+        if not self.finished:
+            self.feed(Ordered(order))
 
     def _use_version(self, version: int) -> None:
         """Put the secrets of a key version in force if they are newer."""
@@ -249,6 +271,11 @@ class RunService:
         if not self.finished:
             self._lines.waiting(self._state, now_s, lost=bool(self.watch.connection.facts.reason))
 
+    @property
+    def plan(self) -> RunPlan:
+        """The owner's plan."""
+        return self._run
+
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
         return waiting_for(self._state)
@@ -313,6 +340,8 @@ class RunService:
             self.watch.devices.declined(event.device, event.reason)
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions)
+        if self._state.finished and not self.finished:
+            self._end()  # stopped before its first round: there is nothing to announce
 
     def _carry_out(self, actions: tuple[object, ...]) -> None:
         """Carry out the engine's decisions."""
@@ -323,6 +352,7 @@ class RunService:
                 case RoundClosed(record):
                     seconds = now_s - self._opened_at_s
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
+                    figures["closed_at_s"] = int(self.watch.clock())
                     # Not stored yet: if a round opens next, one transaction stores this record and that snapshot.
                     closed = (record.round, figures)
                     self._lines.closed(record, seconds, self._bytes_up)

@@ -33,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")

@@ -80,6 +80,17 @@ MAX_REQUESTS: Final = 1024
 MAX_GRANT_BYTES: Final = 13 << 20
 """Largest sealed grant or roster: a roster of MAX_DEVICES with the longest names, all of them revoked, takes 12.9 MB."""
 
+MAX_REQUEST_BYTES: Final = 256 << 20
+"""Largest sealed request of the owner, with a run package: origins of 60 million coordinates. A larger package is carried by
+hand. On a broker without an access list a stranger can make the aggregator hold as many bytes as it sends, up to this, of which
+REASSEMBLY_MEMORY_BYTES are in memory."""
+
+MAX_ANSWER_BYTES: Final = 16 << 20
+"""Largest sealed answer to the owner: the status of a fleet of MAX_DEVICES would take more, and is cut."""
+
+MAX_SKIPPED_ROUNDS: Final = 100_000
+"""Most rounds, or runs, of a key chain that are skipped at once; each costs some 5 microseconds."""
+
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
 

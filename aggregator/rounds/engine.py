@@ -14,6 +14,7 @@ Where to look:
 - updates with too large a norm: screening.py
 - devices whose updates stand apart for several rounds: standing_apart.py
 - the models that devices hold: opening.py, held_models.py and relay.py
+- the owner's orders to pause and to stop: orders.py
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from aggregator.rounds.events import (
     KeysHeld,
     Left,
     OpenRound,
+    Ordered,
     Rostered,
     RoundClosed,
     RunFinished,
     Stored,
     WentOffline,
 )
-from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of
+from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, with_sums
 from aggregator.rounds.opening import prepare
+from aggregator.rounds.orders import Order, newest
 from aggregator.rounds.phases import check_transition
 from aggregator.rounds.quorum_and_deadline import may_close, may_open
 from aggregator.rounds.relay import numbers_in, settle
@@ -60,11 +63,14 @@ from aggregator.rounds.state import (
     with_standstill,
 )
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
+from aggregator.strategies.base import Event as StrategyEvent
 from aggregator.strategies.robust import RobustMean
 from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Phase, Upload
 
+STOPPED: Final = "stopped"
+"""Kind of the event in the record of the final round of a run that the owner has stopped."""
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
 
@@ -215,6 +221,8 @@ class Engine:
         if state.finished:
             return state, ()
         after, actions = self._advance(self._apply(state, event))
+        if _gathers_again(state, after) and not actions:
+            actions = (Gather(),)
         check_transition(state, after)
         return after, actions
 
@@ -240,7 +248,20 @@ class Engine:
                 state = dataclasses.replace(state, roster=roster)
             case KeysHeld(version):
                 state = dataclasses.replace(state, newest=max(state.newest, version))
+            case Ordered(order):
+                state = self._ordered(state, newest(state.order, order))
         return state
+
+    def _ordered(self, state: EngineState, order: Order) -> EngineState:
+        """Return the state under an order of the owner."""
+        if order is state.order:
+            return state
+        over = state.order is Order.PAUSE and state.plan is None
+        state = dataclasses.replace(state, order=order, deadline_passed=state.deadline_passed and not over)
+        if not order.stops or state.plan is not None:
+            return state
+        # Before the first round has closed, devices have no model of this run that they could end with.
+        return state if state.held.closed else dataclasses.replace(state, finished=True)
 
     def _receive(self, state: EngineState, contribution: ClientUpdate, digest: bytes) -> EngineState:
         assignment = None if state.plan is None else state.plan.assignments.get(contribution.device)
@@ -257,6 +278,8 @@ class Engine:
         )
 
     def _advance(self, state: EngineState) -> Transition:
+        if state.finished:
+            return state, ()
         if state.plan is None:
             return self._maybe_open(state)
         return self._close(state) if may_close(state) else (state, ())
@@ -265,7 +288,23 @@ class Engine:
         """Open a round with the online devices as soon as they are enough."""
         if not may_open(state):
             return state, ()
-        return self._open(state, state.round + 1, state.present, waited=state.deadline_passed)
+        if not state.stopped:
+            return self._open(state, state.round + 1, state.present, waited=state.deadline_passed)
+        # The final round has the number that devices expect of one: they accept no other.
+        last, round_ = self._with_final_models(state), self.run.rounds + 1
+        after, actions = self._open(last, round_, state.present, waited=state.deadline_passed)
+        return (after, actions) if actions else (state, ())
+
+    def _with_final_models(self, state: EngineState) -> EngineState:
+        """Return the state of a stopped run with the models that the final round alone offers; see `_settle`."""
+        if state.held.closed >= self.run.rounds:
+            return state
+        models = self.strategy.models_of(state.strategy)
+        (strategy, extra), states, steps = settle((state.strategy, models), models, state.held.states, self.run.rounds)
+        if not steps:
+            return state
+        held = with_sums(state.held, states, steps, numbers_in((strategy, extra)), self.run)
+        return dataclasses.replace(state, strategy=strategy, held=held)
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...], *, waited: bool) -> Transition:
         """Open a round under the newest key version, for the devices that can get its models."""
@@ -313,7 +352,7 @@ class Engine:
         limit = 0.0
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
         if plan.final:
-            outcome = Outcome({c.device: c.model for c in agreement.accepted})
+            outcome = Outcome({c.device: c.model for c in agreement.accepted}, self._ended_by(state))
         elif state.checkpoints_only:
             outcome = Outcome({})
         else:
@@ -354,6 +393,14 @@ class Engine:
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
 
+    @staticmethod
+    def _ended_by(state: EngineState) -> tuple[StrategyEvent, ...]:
+        """Return an event for the final round of a run that the owner has stopped."""
+        after = state.held.closed
+        return (
+            (StrategyEvent(state.round, STOPPED, {"by": "owner", "after": after}),) if after < state.run.rounds else ()
+        )
+
     def _settle(
         self, state: EngineState, plan: RoundPlan, strategy: Any, agreement: Agreement, limit: float
     ) -> tuple[Any, HeldModels]:
@@ -378,3 +425,9 @@ class Engine:
             limit=limit,
         )
         return strategy, moved
+
+
+def _gathers_again(before: EngineState, after: EngineState) -> bool:
+    """Return whether a pause is over and no round is open: the time for devices to come begins again."""
+    over = before.order is Order.PAUSE and after.order is not Order.PAUSE
+    return over and after.plan is None and not after.finished

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.orders import Order
 from aggregator.rounds.standstill import StillCluster
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from shoal.protocol.documents import Roster
@@ -72,7 +73,14 @@ class KeysHeld:
     version: int
 
 
-Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | Rostered | KeysHeld
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The owner pauses, resumes or stops the run; the driver has made the order durable."""
+
+    order: Order
+
+
+Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | Rostered | KeysHeld | Ordered
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,6 +455,25 @@ def _kept_step(
     return KeptStep(Step(round_, recipes, open_, limit if means else 0.0), means)
 
 
+def with_sums(
+    held: HeldModels, states: States, relayed: tuple[RelayedStep, ...], used: Collection[int], run: RunPlan
+) -> HeldModels:
+    """Return the models of a stopped run with new states that are sums of others, as a step of the plan's last round.
+
+    That round is never announced: nothing else can be a step of it.
+
+    Args:
+        held: between two rounds, before the last one of the plan.
+        states: with the new ones.
+        relayed: the steps to the new ones, without means.
+        used: numbers of the states in use.
+        run: the owner's plan.
+    """
+    spare = held.steps[-1].step.open if held.steps else ()
+    new = _kept_step(run.rounds, relayed, open_states(states, used, run, spare), (), 0.0)
+    return dataclasses.replace(held, states=states, steps=_retained(held.steps, new))
+
+
 def _digest(vector: Float32Vector) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(vector, "<f4").data.cast("B")).digest()
 

@@ -190,8 +190,8 @@ def _planned(before: Any, held: HeldModels, devices: tuple[str, ...], planning: 
     number_of = {state: number for number, state in held.states.names.items()}
     models = {}
     for model, value in plan.models.items():
-        # A sum of other models has become a state with the last step.
-        number = number_of.get(StateId(model, held.closed))
+        # A sum of other models has become a state with the step of the plan's last round.
+        number = number_of.get(StateId(model, plan.round - 1))
         models[model] = value if is_state(value) or number is None else ClusterModel(number, version=value.version)
     return after, dataclasses.replace(plan, models=models)
 

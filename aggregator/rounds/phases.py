@@ -5,6 +5,8 @@
     FINAL       the final round is open
     FINISHED    the final round is closed; no event changes the state any more
 
+A paused run is gathering, or completes its open round; the owner's orders (orders.py) are no phases of their own.
+
 `Engine.handle` checks every change of phase against the table. One event can close a round and open the next, so the table
 lists the phases before and after an event. `diagram` draws it for docs/architecture.md.
 """
@@ -37,8 +39,9 @@ TRANSITIONS: Final[Mapping[tuple[RunPhase, RunPhase], str]] = MappingProxyType(
     {
         (RunPhase.GATHERING, RunPhase.ROUND): "enough devices online",
         (RunPhase.GATHERING, RunPhase.FINAL): "enough devices online after the last round",
+        (RunPhase.GATHERING, RunPhase.FINISHED): "stopped before the first round",
         (RunPhase.ROUND, RunPhase.ROUND): "round closes, next one opens",
-        (RunPhase.ROUND, RunPhase.GATHERING): "round closes, too few devices online",
+        (RunPhase.ROUND, RunPhase.GATHERING): "round closes, too few devices online or paused",
         (RunPhase.ROUND, RunPhase.FINAL): "last round closes",
         (RunPhase.FINAL, RunPhase.FINISHED): "final round closes",
     }

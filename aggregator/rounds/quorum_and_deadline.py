@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from aggregator.rounds.orders import Order
+
 if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
@@ -35,8 +37,8 @@ def online_needed(state: EngineState) -> int:
 
 
 def may_open(state: EngineState) -> bool:
-    """Return whether enough devices are online to open the next round, and no keys are awaited."""
-    return not awaits_keys(state) and len(state.online) >= online_needed(state)
+    """Return whether enough devices are online to open the next round, no keys are awaited, and the run is not paused."""
+    return state.order is not Order.PAUSE and not awaits_keys(state) and len(state.online) >= online_needed(state)
 
 
 def awaits_keys(state: EngineState) -> bool:
@@ -49,9 +51,11 @@ def may_close(state: EngineState) -> bool:
 
     It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases only
     with the quorum. Without the quorum it closes if it is abandoned, or if the owner has replaced its keys: devices that have
-    the newer ones decline the round, and the others may finish it.
+    the newer ones decline the round, and the others may finish it. The owner's order to stop now closes a training round.
     """
     assert state.plan is not None
+    if state.order is Order.STOP_NOW and not state.plan.final:
+        return True
     replaced = state.newest > state.held.key_version and not state.plan.final
     if replaced and (not state.awaited or state.deadline_passed):
         return True

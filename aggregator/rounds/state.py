@@ -15,6 +15,7 @@ from typing import Any
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.events import Action, RoundRecord
 from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.orders import Order
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import Levels
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe
@@ -52,6 +53,7 @@ class EngineState:
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
         standstill: clusters whose model stands still, see `aggregator.rounds.standstill`.
         apart: devices whose updates stood apart, see `aggregator.rounds.standing_apart`.
+        order: the owner's.
     """
 
     devices: PersistentSet[str]
@@ -79,6 +81,12 @@ class EngineState:
     levels: Levels = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
     apart: Standings = field(default_factory=Standings)
+    order: Order = Order.GO
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ends, or has ended, before its last round because of the owner's order."""
+        return self.order.stops
 
     @property
     def waiting(self) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class RunFacts:
         waiting: devices that the round, or the gathering, still waits for, in name order.
         obstacle: why no device can help the run to go on; empty if one can.
         shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
+        order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
     """
 
     run: int
@@ -80,6 +81,7 @@ class RunFacts:
     obstacle: str = ""
     shortage: str = ""
     advice: str = ""
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.phases import RunPhase
 from aggregator.status.live_file import read_live
 from aggregator.status.record import Facts, FleetStatus, StoredRun, build
@@ -45,8 +46,13 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
     return build(facts)
 
 
-def stored_run(plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> StoredRun:
-    """Return a run as its plan and the records of its closed rounds have it, oldest first."""
+def stored_run(
+    plan: RunPlan, records: Sequence[Mapping[str, Any]], order: Order = Order.GO, *, void: bool = False
+) -> StoredRun:
+    """Return a run as its plan, the records of its closed rounds, oldest first, and the owner's order have it.
+
+    ``void`` is `signed_runs.is_void`: the run was stopped before its first round.
+    """
     last = records[-1] if records else None
     clusters: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})
     tests: dict[str, tuple[int, int]] = next(
@@ -57,10 +63,11 @@ def stored_run(plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> StoredRun
         run=plan.run,
         algorithm=plan.algorithm,
         rounds=plan.rounds,
-        closed=last["round"] if last else 0,
-        finished=bool(last and last["final"]),
+        closed=next((r["round"] for r in reversed(records) if not r["final"]), 0),
+        finished=void or bool(last and last["final"]),
         clusters=clusters,
         tests=tests,
+        order=WORDS[order],
         losses={int(cluster): loss for cluster, loss in losses.items()},  # JSON has text where the record has numbers
     )
 

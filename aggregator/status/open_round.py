@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aggregator.rounds.orders import WORDS
 from aggregator.rounds.phases import RunPhase, phase_of
 from aggregator.rounds.quorum_and_deadline import online_needed, uploads_needed
-from aggregator.run_log import awaited_keys, shortage
+from aggregator.run_log import awaited_keys, is_paused, shortage
 from aggregator.status.facts import RunFacts
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) ->
     phase, short = phase_of(state), shortage(state)
     waiting: tuple[str, ...] = ()
     needed = received = 0
-    if phase is RunPhase.GATHERING:
+    if is_paused(state):
+        deadline_at_s = None
+    elif phase is RunPhase.GATHERING:
         waiting = tuple(d for d in sorted(state.devices) if d not in state.online)
         needed, received = online_needed(state), len(state.online)
     elif phase is not RunPhase.FINISHED:
@@ -40,7 +43,8 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) ->
         needed=needed,
         received=received,
         waiting=waiting,
-        obstacle=awaited_keys(state),
+        obstacle="" if is_paused(state) else awaited_keys(state),
+        order=WORDS[state.order],
         shortage="" if short is None else short.reason,
         advice="" if short is None else short.hint,
     )

@@ -77,11 +77,12 @@ class StoredRun:
 
     Attributes:
         run, algorithm, rounds: of the plan.
-        closed: number of the last closed round; 0 before the first.
-        finished: whether the final round is closed.
+        closed: number of the last closed round of training; 0 before the first.
+        finished: whether the final round is closed, or the run was stopped before its first round.
         clusters: device -> cluster.
         tests: device -> (correct, tested) of the last round in which devices reported them.
         losses: cluster -> mean loss of its devices in the last closed round.
+        order: the owner's order in words; empty for a run that goes on.
     """
 
     run: int
@@ -92,6 +93,7 @@ class StoredRun:
     clusters: Mapping[str, int] = field(default_factory=dict)
     tests: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,7 @@ class RunStatus:
         received: durable uploads to the open round; while gathering, devices that are online.
         missing: the devices that it waits for; empty while the aggregator can't know.
         clusters: by id.
+        order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
     """
 
     run: int
@@ -177,6 +180,7 @@ class RunStatus:
     received: int = 0
     missing: tuple[MissingDevice, ...] = ()
     clusters: tuple[ClusterStatus, ...] = ()
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,6 +398,7 @@ class _Builder:
                 rounds=stored.rounds,
                 phase=phase,
                 clusters=clusters,
+                order=stored.order,
             )
         return RunStatus(
             run=stored.run,
@@ -408,6 +413,7 @@ class _Builder:
             received=served.received,
             missing=tuple(self._missing(served, devices)) if self.watched else (),
             clusters=clusters,
+            order=served.order,
         )
 
     def _missing(self, served: RunFacts, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:

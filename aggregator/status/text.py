@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.status.record import REVOKED
@@ -30,7 +31,8 @@ def device_lines(status: FleetStatus) -> list[str]:
     """Return how many devices are online, and those that can't take part; empty while the aggregator can't know."""
     devices = [d for d in status.devices if d.reason != REVOKED]
     known = [d for d in devices if d.online is not None]
-    lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online"] if known else []
+    paused = f"; {status.run.order}" if status.run is not None and status.run.order == WORDS[Order.PAUSE] else ""
+    lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online{paused}"] if known else []
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
         lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
@@ -50,6 +52,8 @@ def round_line(run: RunStatus) -> str:
     """Return where a run is; empty if it is not served."""
     if run.since_s is None or run.phase == RunPhase.FINISHED.value:
         return ""
+    if run.phase == RunPhase.GATHERING.value and run.order == WORDS[Order.PAUSE]:
+        return f"run {run.run} now: {run.order} after round {run.round}, since {second(run.since_s)}"
     if run.phase == RunPhase.GATHERING.value:
         place = f"gathering: {run.received} devices online, {run.quorum} needed"
     else:
@@ -58,4 +62,14 @@ def round_line(run: RunStatus) -> str:
     if run.deadline_at_s is not None:
         deadline = f", deadline {'passed at ' if run.deadline_passed else ''}{second(run.deadline_at_s)}"
     missing = f"; waiting for {named([m.device for m in run.missing])}" if run.missing else ""
-    return f"run {run.run} now: {place}, since {second(run.since_s)}{deadline}{missing}"
+    ends = f"; {run.order} after this round" if run.order and run.phase == RunPhase.ROUND.value else ""
+    return f"run {run.run} now: {place}, since {second(run.since_s)}{deadline}{missing}{ends}"
+
+
+def run_words(run: RunStatus) -> str:
+    """Return a line about the run in any phase."""
+    line = round_line(run)
+    if line:
+        return line
+    order = f", {run.order}" if run.order else ""
+    return f"run {run.run}: {run.algorithm}, {run.phase.replace('_', ' ')}{order}, round {run.round} of {run.rounds}"

@@ -73,6 +73,23 @@ def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:
     return last
 
 
+def read_latest(database: sqlite3.Connection, count: int) -> list[dict[str, Any]]:
+    """Return the last ``count`` closed rounds in order, without the figures of single devices.
+
+    Raises:
+        ValueError, sqlite3.DatabaseError: the database is damaged.
+    """
+    # One transaction, since another process may pack rounds between two statements.
+    database.execute("BEGIN")
+    rows = database.execute("SELECT record FROM rounds ORDER BY round DESC LIMIT ?", (count,)).fetchall()
+    lines: list[str | bytes] = [record for (record,) in rows]
+    for (block,) in database.execute("SELECT records FROM past ORDER BY first DESC"):
+        if len(lines) >= count:
+            break
+        lines += reversed(_unpacked(block).splitlines())
+    return [json.loads(line) for line in reversed(lines[:count])]
+
+
 def _no_figures() -> dict[str, Any]:
     return {key: {} for key in DEVICE_FIGURES}
 

@@ -45,6 +45,11 @@ def read_last_record(directory: Path) -> dict[str, Any] | None:
     return _read(directory, records.read_last)
 
 
+def read_latest_records(directory: Path, count: int) -> list[dict[str, Any]]:
+    """Return the records of a run's last ``count`` closed rounds, without the figures of single devices."""
+    return _read(directory, lambda reader: records.read_latest(reader, count)) or []
+
+
 def rounds_closed(directory: Path) -> int:
     """Return the number of a run's last closed round; 0 before the first."""
     last = read_last_record(directory)

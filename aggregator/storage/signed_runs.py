@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.rounds.orders import Order
 from aggregator.storage.corruption import readable
-from aggregator.storage.run_status import read_last_record, read_plan
+from aggregator.storage.run_status import read_key_version, read_last_record, read_plan
 from aggregator.storage.store import DATABASE
 from crypto.seal.signed import open_document
 from shoal.errors import ConfigError, ShoalError, UntrustedError
@@ -152,7 +153,7 @@ def check_assignment(membership: AggregatorMembership, plan: RunPlan) -> None:
     if plan.run < newest:
         raise UntrustedError(
             f"run {plan.run} is older than run {newest}, which was begun here, and devices refuse it",
-            hint="have the owner sign it again: shoal-fleet run",
+            hint="have the owner sign it again: shoal-fleet run start",
         )
 
 
@@ -173,6 +174,15 @@ def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
     last = read_last_record(directory)
     with readable(directory):
         return last is not None and bool(last["final"])
+
+
+def is_void(membership: AggregatorMembership, plan: RunPlan, order: Order) -> bool:
+    """Return whether the owner has stopped a run before its first round: it is over without a final round.
+
+    Raises:
+        IntegrityError: the run's directory is damaged.
+    """
+    return order.stops and read_key_version(directory_of(membership, plan.run)) is None
 
 
 def _stamp(path: Path) -> Stamp:

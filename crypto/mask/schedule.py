@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from crypto.mask.derivation import MAX_RUN_ID_BYTES, MaskContext
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.secret import MaskSecret
+from shoal import limits
 from shoal.errors import IntegrityError, UsageError
 from shoal.types import check_name
 
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector, Segment
 
-MAX_SKIPPED_ROUNDS: Final = 100_000
-"""Most rounds, or runs, that are skipped at once; each costs some 5 microseconds."""
 STATE_DIGEST_BYTES: Final = 32
 
 
@@ -186,7 +185,7 @@ class RunChain:
         Raises:
             IntegrityError: the round is before ``next_round``, or more than MAX_SKIPPED_ROUNDS after it.
         """
-        if not 0 <= round_ - self.next_round <= MAX_SKIPPED_ROUNDS:
+        if not 0 <= round_ - self.next_round <= limits.MAX_SKIPPED_ROUNDS:
             raise IntegrityError(
                 f"the keys of round {round_} can't be derived from those of round {self.next_round}",
                 hint="keys are derived forwards only: have the owner admit this device again",
@@ -265,7 +264,7 @@ class VersionKey:
         Raises:
             IntegrityError: the run is before ``next_run``, or more than MAX_SKIPPED_ROUNDS after it.
         """
-        if not 0 <= run - self.next_run <= MAX_SKIPPED_ROUNDS:
+        if not 0 <= run - self.next_run <= limits.MAX_SKIPPED_ROUNDS:
             raise IntegrityError(
                 f"the keys of run {run} of key version {self.number} can't be derived from those of run {self.next_run}",
                 hint="keys are derived forwards only: have the owner admit this device again",

@@ -323,6 +323,32 @@ OWNER_ROSTER: Final = Channel(
     recipients=(Party.AGGREGATOR,),
     largest=limits.MAX_GRANT_BYTES,
 )
+REQUEST: Final = Channel(
+    name="request",
+    topic=TopicKind.OWNER_REQUEST,
+    kind=ChunkKind.REQUEST,
+    sender=Party.OWNER,
+    receivers=(Party.AGGREGATOR,),
+    message="OwnerRequest, RunPackage",
+    seal=Seal.MEMBER,
+    purpose="request",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_REQUEST_BYTES,
+    retained=False,
+)
+ANSWER: Final = Channel(
+    name="answer",
+    topic=TopicKind.OWNER_ANSWER,
+    kind=ChunkKind.ANSWER,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.OWNER,),
+    message="OwnerAnswer, document",
+    seal=Seal.MEMBER,
+    purpose="answer",
+    recipients=(Party.OWNER,),
+    largest=limits.MAX_ANSWER_BYTES,
+    retained=False,
+)
 
 CHANNELS: Final = (
     ROSTER,
@@ -342,6 +368,8 @@ CHANNELS: Final = (
     ENROLMENT,
     GRANT,
     OWNER_ROSTER,
+    REQUEST,
+    ANSWER,
 )
 _BY_PLACE: Final = {(channel.topic, channel.kind): channel for channel in CHANNELS}
 

@@ -63,6 +63,8 @@ class ChunkKind(IntEnum):
     RECEIVING = 13
     MEAN = 14
     CHECKPOINT = 15
+    REQUEST = 16
+    ANSWER = 17
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

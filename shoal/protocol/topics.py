@@ -55,6 +55,8 @@ class TopicKind(Enum):
     ENROL = "e/{token}"
     GRANT = "e/{token}/grant/#"
     OWNER_ROSTER = "o/roster/#"
+    OWNER_REQUEST = "o/request"
+    OWNER_ANSWER = "o/answer"
 
     base: str
     variable: str
@@ -192,6 +194,16 @@ class Topics:
     def owner_roster(self) -> str:
         """Retained roster that the owner sealed to the aggregator."""
         return self.at(TopicKind.OWNER_ROSTER)
+
+    @property
+    def owner_request(self) -> str:
+        """Requests that the owner sealed to the aggregator."""
+        return self.at(TopicKind.OWNER_REQUEST)
+
+    @property
+    def owner_answer(self) -> str:
+        """Answers that the aggregator sealed to the owner."""
+        return self.at(TopicKind.OWNER_ANSWER)
 
     def parse(self, topic: str) -> ParsedTopic:
         """Parse a topic of this fleet.

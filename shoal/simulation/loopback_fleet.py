@@ -7,6 +7,7 @@ scenario (a lost chunk, a crash between two writes) can be replayed exactly.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,10 @@ from numpy.typing import NDArray
 
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
+from aggregator.owner_requests import OwnerRequests
+from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
+from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.signed_runs import RunFiles
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset
@@ -30,16 +34,20 @@ from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState, OwnModel
-from shoal.errors import DataError, ShoalError, UsageError
+from shoal.errors import DataError, ShoalError, UsageError, reason_of
+from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
-from shoal.transport.base import TransportEvent
+from shoal.transport.base import Message, TransportEvent
 from shoal.transport.faults import Faults
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from shoal.util.log_throttle import Refusals
 
+LOG = logging.getLogger("shoal.aggregator")
 BROKER_URL: Final = "mqtt://loopback"
 """Address in the grants; it is never connected to."""
 POLL_S: Final = 0.25
@@ -288,16 +296,54 @@ class LoopbackFleet:
         run = next(r for r in runs.all() if r.plan.run == self.plan.run)
 
         def sink(event: TransportEvent) -> None:
-            if self.service is service:
-                service.on_event(event, self.now_s)
+            if self.service is not service:
+                return
+            if self._is_request(requests, event):
+                control.apply(self.now_s)
+                return
+            service.on_event(event, self.now_s)
 
         transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
+        orders = OwnerOrders(membership.directory)
+        control = RunControl(membership, orders, lambda: self.service)
+        requests = OwnerRequests(membership, transport, orders, control)
         service = RunService(
-            membership, run.plan, runs.package(run), transport, membership.directory, backend=self._backend
+            membership,
+            run.plan,
+            runs.package(run),
+            transport,
+            membership.directory,
+            backend=self._backend,
+            order=orders.of(run.plan.run_id),
         )
         self.service = service
+        requests.subscribe()
         service.start(self.now_s)
         transport.start()
+
+    def _is_request(self, requests: OwnerRequests, event: TransportEvent) -> bool:
+        """Hand a message to the owner's requests; return whether it was one. A refused one is logged, as the daemon does."""
+        if not isinstance(event, Message):
+            return False
+        try:
+            return requests.take(event.topic, event.payload, self.now_s)
+        except ShoalError as error:
+            Refusals(LOG).tell(event.topic, reason_of(error), error.hint, self.now_s)
+            return True
+
+    def ask(self, action: RequestAction, run: int = 0, **parts: Any) -> Question:
+        """Let the owner send a request, and deliver what follows from it; return the question with its answer, if one came.
+
+        ``parts`` are further arguments of `Question`.
+        """
+        question = Question(self.stage.fleet, action, run=run, **parts)
+        client = f"owner-{question.sealed.transfer_id.hex()}"
+        transport = LoopbackTransport(self.broker, client, lambda event: question.on_event(event, self.now_s))
+        transport.start()
+        question.send(transport)
+        self.broker.pump()
+        self.broker.disconnect(client, graceful=True)
+        return question
 
     def _cut(self, name: str) -> None:
         client = self.client_id(name)

@@ -137,7 +137,7 @@ def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, me
 
 
 def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fleet):
-    """`shoal-fleet run` checks its options before it loads torch to draw the origins."""
+    """`shoal-fleet run start` checks its options before it loads torch to draw the origins."""
     fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
     asked = ["run", tmp_path / "owner", "--task", tmp_path / "task", "--algorithm", "cfl", "--set", "epsilon=1"]

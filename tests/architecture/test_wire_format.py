@@ -28,7 +28,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, states
+from shoal.protocol import codec, documents, enrolment, messages, requests, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -71,6 +71,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         documents,
         messages,
         enrolment,
+        requests,
         states,
         pending_upload,
         state,
@@ -102,7 +103,8 @@ def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
         re.findall(
-            r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint)\b",
+            r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint"
+            r"|request|answer)\b",
             PAGE,
         )
     )
@@ -198,5 +200,5 @@ def test_the_page_has_the_table_of_channels():
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, states).values()}
+    known = {name for name, _ in registered(documents, messages, enrolment, requests, states).values()}
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

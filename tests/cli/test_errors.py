@@ -58,16 +58,20 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         (
             ["--algorithm", "fedgroup", "--set", "groups=x"],
             "setting groups is a whole number or auto, not 'x'",
-            "`shoal-fleet run",
+            "`shoal-fleet run start",
         ),
-        (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run"),
+        (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run start"),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
-        (["--algorithm", "fedavg", "--quorum", "2"], "quorum 2 and participation 1:", "`shoal-fleet run --help`"),
-        (["--algorithm", "fedavg", "--weighting", "foo"], "weighting 'foo' is neither", "`shoal-fleet run --help`"),
+        (["--algorithm", "fedavg", "--quorum", "2"], "quorum 2 and participation 1:", "`shoal-fleet run start --help`"),
+        (
+            ["--algorithm", "fedavg", "--weighting", "foo"],
+            "weighting 'foo' is neither",
+            "`shoal-fleet run start --help`",
+        ),
         (
             ["--algorithm", "fedavg", "--norm-limit", "-1"],
             "the norm limit is a number above 0",
-            "`shoal-fleet run --help`",
+            "`shoal-fleet run start --help`",
         ),
         (
             ["--algorithm", "ifca", "--set", "k=0"],
@@ -77,7 +81,7 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         (
             ["--algorithm", "ifca", "--set", "k=two"],
             "setting k is a whole number or auto, not 'two'",
-            "`shoal-fleet run",
+            "`shoal-fleet run start",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`shoal-fleet run`: its options, and the plan that it signs."""
+"""`shoal-fleet run start`: its options, and the plan that it signs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sign_logistic(call):
 
 
 def test_the_help_lists_every_algorithm_with_its_settings(call):
-    told = call("shoal-fleet", "run", "--help").out
+    told = call("shoal-fleet", "run", "start", "--help").out
     assert "default: random" in " ".join(told.split())
     for words in (
         "fedgroup: FedGroup",

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 
+from aggregator.storage.owner_orders import read_orders
 from crypto.mask.derivation import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
 from crypto.seal.signed import peek_document, sign_document
@@ -19,6 +20,7 @@ from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed
+from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
@@ -37,6 +39,7 @@ from tests.helpers.fleets import (
     tell,
     whole,
 )
+from tests.helpers.owner_requests import request_of, seal_request
 from tests.helpers.round_fleets import round_keys
 
 VICTIM = "dev-02"
@@ -68,6 +71,7 @@ class Scene:
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
         assert self.service.state.round == 2
+        self.fleet.ask(RequestAction.LIST)
         self.aggregator, self.device = aggregator_identity(self.fleet), device_identity(self.fleet, VICTIM)
         self.group = group_key(self.fleet)
         self.announced = announcements(self.fleet, self.tap)[-1]
@@ -141,6 +145,7 @@ class Scene:
             (service.state.round, dict(service.state.received), service.state.devices, service.state.online),
             dict(service.state.declined),
             (server.roster_bytes, server.grant, server.next),
+            (service.state.order, read_orders(server.directory)),
             (
                 runtime.session.round.mark,
                 runtime.session.round.plan,
@@ -213,6 +218,12 @@ def letter(scene, signer, fleet, _):
     document = sign_document(signer or scene.owner.owner, newer(scene, fleet))
     head = Sealed(fleet, "roster", "owner", "aggregator")
     return seal_to_member(signer or scene.owner.owner, scene.aggregator.member.seal_key, head, document)
+
+
+def request(scene, signer, fleet, _):
+    """The owner's request to pause the run."""
+    wanted = request_of(RequestAction.PAUSE, run=1, sequence=1 << 20, fleet=fleet)
+    return seal_request(scene.owner, scene.aggregator.member, wanted, signer=signer).payload
 
 
 def newer(scene, fleet):
@@ -290,6 +301,7 @@ CHANNELS = {
     "reminder": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.REMINDER, reminder),
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
     "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
+    "request": Channel(lambda _: TOPICS.owner_request, ChunkKind.REQUEST, request),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
     "mean": Channel(lambda s: TOPICS.model(s.label(mean_number(0, 1))), ChunkKind.MEAN, mean),
     "checkpoint": Channel(lambda s: TOPICS.model(s.label(checkpoint_number(0))), ChunkKind.CHECKPOINT, checkpoint),

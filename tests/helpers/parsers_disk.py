@@ -16,6 +16,7 @@ from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
 from aggregator.rounds.snapshot import load as load_snapshot
 from aggregator.storage.corruption import readable
+from aggregator.storage.owner_orders import read_orders
 from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles
 from aggregator.storage.store import Store
@@ -43,6 +44,7 @@ from edge_client.storage.finished_models import (
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack
 from edge_client.storage.state import DeviceState
 from shoal.address import BrokerAddress
+from shoal.owner.console.numbers import RequestNumbers
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import BrokerUsers
 from shoal.owner.keys.directory import FleetDirectory
@@ -197,7 +199,12 @@ def _owners(disk):
     secrets = decode((owner / "secrets.bin").read_bytes(), FleetSecrets)
     assert "version_secret" not in repr(secrets)
     versions = StoredVersions((VersionSecrets(1, bytes(32), bytes(32)),))
+
+    def numbers(directory):
+        return RequestNumbers(FleetDirectory(directory)).last()
+
     return [
+        disk.replaced("owner", "requests.count", numbers, seeds=(b"0", b"17")),
         disk.replaced("owner", "owner.key", opened),
         disk.replaced("owner", "secrets.bin", opened),
         disk.replaced("owner", "receiving.bin", opened),
@@ -334,6 +341,7 @@ def _aggregators(disk):
         disk.replaced("server", "roster.least", joined),
         disk.replaced("server", "runs/000001.run", joined),
         disk.replaced("server", "retained.json", ledger),
+        disk.replaced("server", "orders.json", read_orders, seeds=(b'{"accepted": 7, "orders": {"00": "pause"}}',)),
         disk.replaced("server", f"{run}/run.sqlite", database),
         *(_row(disk, run, *where) for where in ROWS),
     ]

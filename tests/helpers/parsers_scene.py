@@ -49,8 +49,10 @@ from shoal.protocol.messages import (
     Sealed,
     Upload,
 )
+from shoal.protocol.requests import Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.transport.faults import Hop
 from tests.helpers import fleets, model_states
+from tests.helpers.owner_requests import request_of
 from tests.helpers.receiving import RECEIVING, device_card
 
 DEVICE = "dev-00"
@@ -59,6 +61,7 @@ DEVICE = "dev-00"
 class Silent:
     """A transport on which nothing is heard: for parties whose answers don't matter."""
 
+    chunk_bytes = 1 << 16
     bytes_sent = bytes_received = 0
 
     def start(self, *, require=False):
@@ -171,6 +174,10 @@ class Scene:
                         turn=1,
                     )
                 )
+            ],
+            OwnerRequest: [encode(request_of(RequestAction.LOGS, run=1, records=3))],
+            OwnerAnswer: [
+                encode(OwnerAnswer(fleet="demo", request=bytes(16), outcome=Outcome.DONE, accepted=7, answered_at_s=1))
             ],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],

@@ -8,9 +8,14 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox
+from aggregator.owner_requests import OwnerRequests
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline, Stored
+from aggregator.run_control import RunControl
+from aggregator.status.answers import RunEntry, RunList, StatusPage, decoded, encoded
+from aggregator.status.record import FleetStatus
+from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.uploads.validation import UploadVerifier
@@ -25,6 +30,7 @@ from shoal.membership.roster import open_roster
 from shoal.membership.roster_delta import apply_change, roster_change
 from shoal.membership.statements import check_certificate
 from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
+from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.models.histories import head_in_presence
 from shoal.protocol.channels import ENROLMENT, PRESENCE
@@ -35,6 +41,7 @@ from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import Announcement, Control, Presence, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import read_certificate, read_step
 from shoal.protocol.topics import Topics
 from shoal.protocol.topics import parse as parse_topic
@@ -42,8 +49,10 @@ from shoal.transport.base import Message
 from shoal.transport.faults import Hop
 from tests.helpers import fleets
 from tests.helpers import model_states as made
+from tests.helpers.owner_requests import request_of, seal_request
 from tests.helpers.parsers import Parser, parcelled, parts_of, text
 from tests.helpers.parsers_scene import DEVICE, Silent
+from tests.helpers.parties import Line
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
 from tests.helpers.receiving import RECEIVING, device_card
 
@@ -314,6 +323,29 @@ def _aggregators(scene):
     service = scene.fleet.service
     sent = [pair for d in scene.fleet.stage.devices for pair in scene.passages(Hop.UP, d)]
 
+    orders = OwnerOrders(membership.directory)
+    inbox = OwnerRequests(membership, Silent(), orders, RunControl(membership, orders, lambda: service))
+    sealed = seal_request(scene.owner, membership.identity.member, request_of(RequestAction.LIST))
+    (request,) = split(sealed.payload, kind=ChunkKind.REQUEST, round=0)
+
+    question = Question(scene.owner, RequestAction.LIST)
+    line = Line()
+    OwnerRequests(membership, line, orders, RunControl(membership, orders, lambda: service)).take(
+        topics.owner_request, split(question.sealed.payload, kind=ChunkKind.REQUEST, round=0)[0], 0.0
+    )
+    answer = line.sent[0][1]
+    entry = RunEntry(run=1, run_id=bytes(16), algorithm="ifca", phase="round", round=1, rounds=3)
+    status = FleetStatus(
+        fleet="demo", running=True, connected=True, broker="mqtt://b", since_s=None, problems=(), run=None, devices=()
+    )
+
+    def answers(data):
+        question.on_event(Message(topics.owner_answer, data), 0.0)
+        return question.answer
+
+    def requests(data):
+        return inbox.take(topics.owner_request, data, 0.0)
+
     def letters(data):
         return mail.take(topics.owner_roster, data, 0.0)
 
@@ -323,6 +355,10 @@ def _aggregators(scene):
 
     return [
         Parser("owner's letter to the aggregator", (letter,), letters),
+        Parser("owner's request to the aggregator", (request,), requests),
+        Parser("aggregator's answer", (answer,), answers),
+        Parser("aggregator's answer, runs", (encoded(RunList((entry,))),), lambda d: decoded(RunList, d)),
+        Parser("aggregator's answer, status", (encoded(StatusPage(status)),), lambda d: decoded(StatusPage, d)),
         Parser("aggregator", tuple(parcelled(t.encode(), p) for t, p in sent), whole),
         *(_uploaded(name, settings) for name, settings in STRATEGIES.items()),
     ]

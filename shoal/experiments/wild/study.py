@@ -5,8 +5,8 @@ FedAvg and the same finish. Beside them: ``local`` trains every device alone, an
 groups. FeSEM can't find the number of groups and is given it (``--set given_groups=off`` takes its default).
 FedProx and FedGrouProx need a proximal weight, which has no default, and are left out.
 
-``--scenario`` names the fleet. Weights, limits and the smallest mean are those of ``shoal-fleet run``, local training is the
-default recipe, and ``--samples``, ``--rounds`` and ``--set test_images=N`` change sizes only.
+``--scenario`` names the fleet. Weights, limits and the smallest mean are those of ``shoal-fleet run start``, local training
+is the default recipe, and ``--samples``, ``--rounds`` and ``--set test_images=N`` change sizes only.
 """
 
 from __future__ import annotations

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from shoal import limits
-from shoal.errors import ConfigError, UsageError
+from shoal.errors import UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
+from shoal.owner.cli import runs as runs_cli
+from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
+from shoal.owner.cli.pairs import pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
-from shoal.owner.runs import defaults
-from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
-from shoal.util.wanted import wanted
-
-if TYPE_CHECKING:
-    from shoal.task.manifest import TaskManifest
+from shoal.util.console import add_version, note, run_program, say, say_json
 
 MOST_ROUNDS = 2**32 - 2
 """A plan stores 32 bits, and the final round is one more."""
@@ -33,10 +27,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 task_app = typer.Typer(help="Compile models into tasks that devices train without torch.", no_args_is_help=True)
 app.add_typer(task_app, name="task")
 app.add_typer(models_cli.app, name="models")
+app.add_typer(runs_cli.app, name="run")
 
 Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
@@ -71,7 +67,7 @@ def init(
 def show(directory: Directory, json: AsJson = False) -> None:
     """Print the owner's fingerprint, the roster with its expiry and members, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
-    from shoal.owner.keys.run_list import signed_plans, summary
+    from shoal.owner.keys.run_list import signed_plans, summary, summary_line
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.keys.vault import is_under_passphrase
     from shoal.util.times import day
@@ -103,13 +99,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
     for device in roster.devices:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
     for r in runs:
-        blur = f", norm noise of {r['norm_noise']:g}" if r["norm_noise"] else ""
-        what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
-        cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
-        rule = f", robust {r['robust']}"
-        say(
-            f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{rule}{blur}"
-        )
+        say(summary_line(r))
 
 
 @app.command("add-device")
@@ -177,7 +167,7 @@ def compile_(
 
     fleet = open_fleet(directory)
     check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
-    options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
+    options = {k: whole(v, k) for k, v in pairs(option or []).items()}
     if options and ":" in source:
         raise UsageError(
             f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
@@ -201,200 +191,9 @@ def compile_(
         say(private_words(bundle.manifest))
 
 
-def private_words(manifest: TaskManifest) -> str:
-    """Return a line about the parameters that stay on each device; the task has some."""
-    names = ", ".join(p.name for p in manifest.private_parameters)
-    return f"private: {names}: {manifest.private_length} of {manifest.length} coordinates never leave a device"
-
-
 admission_cli.register(app)
 upkeep_cli.register(app)
-
-
-class RunCommand(TyperCommand):
-    """`shoal-fleet run`, whose help ends with the algorithms and settings as the strategies define them."""
-
-    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
-        """Write each algorithm with its settings."""
-        from shoal.owner.runs.algorithms import describe  # imports numpy, so only when help is printed
-
-        formatter.write("\nAlgorithms, and what --set takes for each:\n")
-        for text in describe():
-            formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
-
-
-@app.command(cls=RunCommand)
-def run(
-    directory: Directory,
-    task: Annotated[Path, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)],
-    algorithm: Annotated[str, typer.Option(help="Name of an algorithm listed below.")],
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Setting of the algorithm, NAME=VALUE; repeatable.")
-    ] = None,
-    local: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Local training, NAME=VALUE: epochs, steps (instead of epochs, with epochs=0), batch_size, lr, lr_decay, "
-            "momentum, clip, prox_mu."
-        ),
-    ] = None,
-    pretrain: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE; defaults to --local's "
-            "values."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = (
-        defaults.DEFAULT_ROUNDS
-    ),
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            "--mask",
-            help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
-        ),
-    ] = defaults.DEFAULT_MODE,
-    norm_limit: Annotated[
-        float,
-        typer.Option(
-            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case."
-        ),
-    ] = defaults.DEFAULT_NORM_LIMIT,
-    max_samples: Annotated[
-        int,
-        typer.Option(
-            help="Largest sample count that a device reports, even if it has more samples.", min=1, max=2**32 - 1
-        ),
-    ] = defaults.DEFAULT_MAX_SAMPLES,
-    weight_cap: Annotated[
-        float,
-        typer.Option(
-            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
-        ),
-    ] = defaults.DEFAULT_WEIGHT_CAP,
-    robust: Annotated[
-        str,
-        typer.Option(
-            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
-        ),
-    ] = defaults.DEFAULT_ROBUST,
-    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
-        defaults.DEFAULT_MIN_CONTRIBUTORS
-    ),
-    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = (
-        defaults.DEFAULT_QUORUM
-    ),
-    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = (
-        defaults.DEFAULT_PARTICIPATION
-    ),
-    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = (
-        defaults.DEFAULT_DEADLINE_S
-    ),
-    weighting: Annotated[
-        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
-    ] = defaults.DEFAULT_WEIGHTING,
-    norm_noise: Annotated[
-        float,
-        typer.Option(
-            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
-            "data by the update's norm; 0 is off.",
-            min=0,
-            max=limits.MAX_NORM_NOISE,
-        ),
-    ] = defaults.DEFAULT_NORM_NOISE,
-    evaluate_every: Annotated[
-        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
-    ] = defaults.DEFAULT_EVALUATE_EVERY,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
-            min=0,
-            max=2**64 - 1,
-        ),
-    ] = None,
-    epoch_rounds: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Sign a run and print its file: the plan, which limits the aggregator, and the sealed task and origins."""
-    if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
-        raise UsageError(
-            f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
-            hint=f"0 turns it off; {defaults.DEFAULT_WEIGHT_CAP:g} is the default; below 1 even the median device would weigh "
-            "less than its samples",
-        )
-    if robust not in limits.ROBUST_RULES:
-        raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
-    if epoch_rounds is not None:
-        raise ConfigError(
-            "there is no --epoch-rounds any more: each round has a mask of its own",
-            hint="leave it out; `shoal-fleet rotate` and `shoal-fleet revoke` replace the keys at the next round",
-        )
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
-    from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
-    from shoal.owner.runs.training import local_training
-    from shoal.owner.task_compiler.signed import read_signed
-
-    fleet = open_fleet(directory)
-    now_s = int(time.time())
-    check_roster(fleet.roster, now_s)
-    bundle, source = read_signed(task, fleet.owner)
-    training = local_training(bundle.manifest.hyper, _pairs(local or []))
-    options = RunOptions(
-        algorithm=algorithm,
-        settings=_pairs(setting or []),
-        rounds=rounds,
-        mode=mode,
-        local=training,
-        pretrain=local_training(training, _pairs(pretrain or [])),
-        norm_limit=norm_limit,
-        min_contributors=min_contributors,
-        quorum=quorum,
-        participation=participation,
-        deadline_s=deadline_s,
-        weighting=weighting,
-        norm_noise=norm_noise,
-        max_samples=max_samples,
-        weight_cap=weight_cap,
-        robust=robust,
-        evaluate_every=evaluate_every,
-        seed=seed,
-    )
-    draft = draft_plan(fleet, bundle, options)
-    if bundle.private:
-        note(private_words(bundle.manifest))
-    devices = fleet.roster.active()
-    check_devices(draft, devices)
-    for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
-        note(f"warning: {doubt}")
-    from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
-
-    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
-    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
-    with fleet.changing():  # no other program may take the plan's keys or its number
-        plan = make_plan(fleet, bundle, options)
-        path = write_run(fleet, plan, bundle, origins)
-    say(str(path))
-    note("next: put this file into the aggregator's runs directory; devices get it through the broker")
-
-
-def _pairs(items: list[str]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name or not value:
-            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name or 'NAME'}=VALUE")
-        pairs[name] = value
-    return pairs
-
-
-def _whole(text: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UsageError(f"{name} is {wanted(int)}, not {text!r}") from error
+status_cli.register(app)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.signed import open_document
@@ -10,6 +10,7 @@ from shoal.errors import ShoalError
 from shoal.owner.keys.run_files import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.util.console import counted, mask_words
 from shoal.util.files import read_private
 
 if TYPE_CHECKING:
@@ -42,3 +43,12 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "weight_cap": plan.weight_cap,
         "robust": plan.robust,
     }
+
+
+def summary_line(r: Mapping[str, Any]) -> str:
+    """Return a `summary` as one line."""
+    blur = f", norm noise of {r['norm_noise']:g}" if r["norm_noise"] else ""
+    what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
+    cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
+    rule = f", robust {r['robust']}"
+    return f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{rule}{blur}"

@@ -1,4 +1,4 @@
-"""The defaults of a run, for `shoal-fleet run`, the simulator, the demo and the benchmarks alike.
+"""The defaults of a run, for `shoal-fleet run start`, the simulator, the demo and the benchmarks alike.
 
 A fleet's run, a simulated run and a run of the demo differ from these only where they say so. Local training has its defaults in
 `shoal.task.manifest.LocalTraining`, and a strategy's settings in its `StrategySettings`.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shoal.task.bundle import TaskBundle
 
-RANGES_HINT: Final = "`shoal-fleet run --help` lists the range of each option"
+RANGES_HINT: Final = "`shoal-fleet run start --help` lists the range of each option"
 
 
 @dataclass(frozen=True, slots=True)

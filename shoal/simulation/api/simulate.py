@@ -65,7 +65,7 @@ def simulate(
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
-    Weights, limits and local training are those of ``shoal-fleet run`` unless given: means by samples of at least three
+    Weights, limits and local training are those of ``shoal-fleet run start`` unless given: means by samples of at least three
     devices, none of which weighs more than three times the median.
 
     Args:

@@ -1,7 +1,7 @@
 """Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
 
-Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, mean,
-checkpoint, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for
+Messages to the aggregator (upload, decline, reminder, presence, the owner's letter and request) and to devices (announcement,
+mean, checkpoint, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for
 another fleet, self-signed, and under another mode.
 Messages to the owner: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
@@ -61,7 +61,9 @@ def wrong_fleet(scene, channel):
 
 def self_signed(scene, channel):
     """Sign with new keys under the sender's name."""
-    names = dict.fromkeys(("upload", "decline", "reminder", "presence"), VICTIM) | {"letter": "owner", "keys": "owner"}
+    names = dict.fromkeys(("upload", "decline", "reminder", "presence"), VICTIM) | dict.fromkeys(
+        ("letter", "request", "keys"), "owner"
+    )
     stranger = Identity.generate(names.get(channel, "aggregator"))
     scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
 
@@ -101,6 +103,7 @@ EXPECTED = {
         "reminder": "to 'other' on",
         "presence": "the presence of 'dev-02' on",
         "letter": "where the owner's roster belongs",
+        "request": "where the owner's request belongs",
         "keys": "keys of fleet 'other'",
     },
     "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
@@ -119,6 +122,7 @@ NO_MODE = {
     "reminder",
     "presence",
     "letter",
+    "request",
     "roster",
     "change",
     "control",

@@ -9,13 +9,16 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon, _Stop, serve
+from aggregator.rounds.orders import Order
 from aggregator.status.live_file import read_live
 from aggregator.storage.run_status import read_plan, read_records
 from aggregator.storage.signed_runs import RunFiles, is_finished
 from aggregator.storage.store import Store
 from shoal.errors import BrokerUnreachableError, StorageError, UntrustedError
 from shoal.protocol.codec import encode
+from shoal.protocol.requests import RequestAction
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
+from tests.helpers.owner_requests import chunks_of, request_of, seal_request
 from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
 
@@ -327,3 +330,72 @@ def test_the_connection_is_recorded_while_no_run_is_served(place):
     daemon._handle(Disconnected("gone"), None)
     daemon._keep_status()
     assert read_live(place.server).facts.connection.reason == "gone"
+
+
+# ----------------------------------------------------------------------------------------------- the owner's requests
+
+
+def ask(place, daemon, action, sequence, **parts):
+    """Hand the owner's request to a daemon, as the broker does."""
+    request = request_of(action, fleet="reef", sequence=sequence, **parts)
+    for chunk in chunks_of(seal_request(place.owner, place.owner.roster.aggregator, request)):
+        daemon._handle(Message("shoal/v1/reef/o/request", chunk), daemon._service)
+
+
+def test_a_run_that_was_stopped_before_it_began_is_passed_over(place):
+    first, second = place.sign(), place.sign()
+    daemon = daemon_of(place)
+    ask(place, daemon, RequestAction.STOP, 1, run=first.run)
+    assert daemon._next_run().plan == second
+    assert daemon_of(place)._next_run().plan == second
+    assert not place.directory(first).exists()
+
+
+def test_a_run_that_is_stopped_while_devices_are_gathered_ends_without_a_final_round(place, monkeypatch):
+    plan = place.sign()
+    daemon = daemon_of(place)
+
+    def take(_service):
+        ask(place, daemon, RequestAction.STOP, 1, run=plan.run)
+
+    monkeypatch.setattr(daemon, "_take", take)
+    daemon._serve_run(daemon._next_run())
+    assert (daemon._service, daemon._next_run(), read_records(place.directory(plan))) == (None, None, [])
+    assert daemon_of(place)._next_run() is None
+
+
+def test_an_order_reaches_the_open_run_and_the_next_life_of_the_daemon(place):
+    plan = place.sign()
+    for sequence, action, wanted in ((1, RequestAction.PAUSE, Order.PAUSE), (2, RequestAction.RESUME, Order.GO)):
+        daemon = daemon_of(place)
+        run = daemon._next_run()
+        daemon._begin(run, daemon._runs.package(run), None)
+        ask(place, daemon, action, sequence, run=plan.run)
+        assert daemon._service.state.order is wanted
+        daemon._let_go()
+        again = daemon_of(place)
+        assert again._begin(run, again._runs.package(run), None).state.order is wanted
+        again._let_go()
+
+
+def test_a_forged_request_is_logged_and_ends_nothing(place, caplog):
+    daemon = daemon_of(place)
+    daemon._handle(Message("shoal/v1/reef/o/request", b"junk"), None)
+    assert told(caplog) == ["refused"]
+
+
+def test_a_disk_that_fails_while_an_order_is_carried_out_ends_the_daemon(place, monkeypatch):
+    """The request is durable and answered; the service's own error is no answer."""
+    plan = place.sign()
+    daemon = daemon_of(place)
+    run = daemon._next_run()
+    service = daemon._begin(run, daemon._runs.package(run), None)
+
+    def fail(_event):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(service, "feed", fail)
+    with pytest.raises(StorageError):
+        ask(place, daemon, RequestAction.PAUSE, 1, run=plan.run)
+    assert daemon._orders.of(plan.run_id) is Order.PAUSE
+    daemon._let_go()

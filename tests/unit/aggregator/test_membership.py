@@ -123,7 +123,7 @@ def test_a_run_may_have_come_to_keys_that_are_newer_than_its_plan(parties, serve
     for earlier in (None, newest - 1):
         with pytest.raises(UntrustedError, match=r"^run 1 was made with keys that have been replaced since$") as caught:
             server.reason(run, key_version=earlier)
-        assert "shoal-fleet run" in caught.value.hint
+        assert "shoal-fleet run start" in caught.value.hint
 
 
 # ------------------------------------------------------------------------------------------- messages of devices

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
+from aggregator.rounds.events import DeadlinePassed, Declined, Ordered, RoundRecord, WentOffline
+from aggregator.rounds.orders import Order
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
 from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
 from shoal.protocol.messages import DeclineReason
@@ -196,3 +197,15 @@ def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
     for second in range(10, 20):
         lines.waiting(late, second)
     assert "dev-1" in kept[-1]
+
+
+def test_the_line_says_who_has_paused_or_stopped_the_run():
+    engine, state = opened()
+    state, _ = engine.handle(state, Ordered(Order.PAUSE))
+    assert waiting_for(state).endswith("; paused by the owner after this round")
+    state, _ = give(engine, state, *state.waiting)
+    assert waiting_for(state) == "round 1: paused by the owner"
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state) is None
+    state, _ = engine.handle(state, Ordered(Order.STOP))
+    assert "owner" not in waiting_for(state)  # the final round is open

@@ -80,7 +80,7 @@ def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
 
 
 def test_defaults_are_the_fleets():
-    """The signature repeats what `shoal-fleet run` has; the rest is taken from it when a run begins."""
+    """The signature repeats what `shoal-fleet run start` has; the rest is taken from it when a run begins."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
     assert given["participation"] == RunOptions("cfl").participation
     assert list(given) == [

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aggregator.rounds.orders import Order
 from aggregator.status.gathering import _free_bytes, fleet_status, stored_run
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import StoredRun
@@ -80,3 +81,10 @@ def test_revoked_devices_are_listed_last(tmp_path):
 def test_a_directory_that_is_gone_has_no_free_space_to_report(tmp_path):
     assert _free_bytes(tmp_path) > 0
     assert _free_bytes(tmp_path / "gone") is None
+
+
+def test_a_stopped_run_has_its_last_round_of_training_and_the_owners_order():
+    found = stored_run(run_plan(rounds=9), [record(1), record(2), record(10, final=True)], Order.STOP)
+    assert (found.closed, found.finished, found.order) == (2, True, "stopped by the owner")
+    void = stored_run(run_plan(rounds=9), [], Order.STOP, void=True)
+    assert (void.closed, void.finished) == (0, True)

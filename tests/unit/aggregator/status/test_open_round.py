@@ -1,7 +1,8 @@
 """The facts of an engine's state, in each phase of a run."""
 
 from aggregator.rounds.engine import DeadlinePassed
-from aggregator.rounds.events import WentOffline
+from aggregator.rounds.events import Ordered, WentOffline
+from aggregator.rounds.orders import Order
 from aggregator.status.open_round import run_facts
 from tests.helpers.engines import DEVICES, give, online, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
@@ -41,3 +42,21 @@ def test_a_finished_run_waits_for_nothing():
         state, _ = give(engine, state, *state.waiting)
     found = facts(state)
     assert (found.phase, found.deadline_at_s, found.waiting, found.needed) == ("finished", None, (), 0)
+
+
+def test_a_paused_run_waits_for_the_owner_and_for_no_device():
+    engine, state = opened()
+    state, _ = engine.handle(state, Ordered(Order.PAUSE))
+    found = facts(state)
+    assert (found.order, found.phase, found.waiting) == ("paused by the owner", "round", DEVICES)
+    state, _ = give(engine, state, *DEVICES)
+    state, _ = engine.handle(state, WentOffline("dev-1"))
+    state, _ = engine.handle(state, DeadlinePassed(state.round))
+    found = facts(state)
+    assert (found.order, found.phase, found.waiting, found.deadline_at_s) == (
+        "paused by the owner",
+        "gathering",
+        (),
+        None,
+    )
+    assert (found.shortage, found.obstacle) == ("", "")

@@ -107,3 +107,21 @@ def test_where_a_run_is(changes, line):
 @pytest.mark.parametrize("changes", [{"phase": "finished"}, {"phase": "not_served", "since_s": None}])
 def test_a_run_that_is_not_served_is_nowhere(changes):
     assert text.round_line(dataclasses.replace(RUN, **changes)) == ""
+
+
+def test_a_paused_run_is_said_to_be_paused():
+    paused = dataclasses.replace(RUN, phase="gathering", order="paused by the owner", missing=(), deadline_at_s=None)
+    assert text.round_line(paused) == "run 4 now: paused by the owner after round 7, since 2026-11-18T11:06:40Z"
+    status = dataclasses.replace(STATUS, run=paused, devices=(device("dev-1"),))
+    assert text.device_lines(status) == ["devices: 1 of 1 online; paused by the owner"]
+    assert text.round_line(dataclasses.replace(paused, phase="round")).endswith(
+        "; paused by the owner after this round"
+    )
+
+
+def test_a_run_that_is_not_served_has_a_line_too():
+    assert text.run_words(RUN) == text.round_line(RUN)
+    over = dataclasses.replace(RUN, phase="finished", since_s=None, order="stopped by the owner")
+    assert text.run_words(over) == "run 4: cfl, finished, stopped by the owner, round 7 of 20"
+    queued = dataclasses.replace(RUN, phase="not_served", since_s=None)
+    assert text.run_words(queued) == "run 4: cfl, not served, round 7 of 20"

@@ -117,3 +117,15 @@ def test_a_block_is_not_unpacked_beyond_its_largest_size(database, monkeypatch):
     monkeypatch.setattr(records, "MAX_BLOCK_BYTES", size - 1)
     with pytest.raises(ValueError, match=r"^a block of records is cut short or too large$"):
         read(database)
+
+
+def short(round_):
+    return {k: v for k, v in record(round_).items() if k not in records.DEVICE_FIGURES}
+
+
+@pytest.mark.parametrize("rounds", [0, 3, 5 * BLOCK_ROUNDS])
+@pytest.mark.parametrize("count", [1, 2, BLOCK_ROUNDS + 9, 10 * BLOCK_ROUNDS])
+def test_the_last_rounds_are_found_in_rows_and_in_blocks(database, rounds, count):
+    fill(database, rounds)
+    first = max(1, rounds - count + 1)
+    assert records.read_latest(database, count) == [short(r) for r in range(first, rounds + 1)]

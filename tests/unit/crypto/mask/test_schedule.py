@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.mask.derivation import derive
-from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey, state_digest
+from crypto.mask.schedule import RoundKeys, RunChain, VersionKey, state_digest
+from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, UsageError
 from shoal.types import Segment
 from tests.helpers.plans import run_plan
@@ -154,7 +155,7 @@ def test_a_chain_goes_on_after_a_restart() -> None:
     assert secrets_of(again.take()) == secrets_of(steps.take())
 
 
-@pytest.mark.parametrize("round_", [0, 1, 3 + MAX_SKIPPED_ROUNDS])
+@pytest.mark.parametrize("round_", [0, 1, 3 + limits.MAX_SKIPPED_ROUNDS])
 def test_rounds_that_are_past_or_too_far_ahead_are_refused(round_: int) -> None:
     steps = chain(first_round=2)
     before = steps.reveal()
@@ -172,7 +173,7 @@ def test_a_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
     assert (key.next_run, key.reveal()) == (1, SECRET)
 
 
-@pytest.mark.parametrize("run", [0, 2, 4 + MAX_SKIPPED_ROUNDS])
+@pytest.mark.parametrize("run", [0, 2, 4 + limits.MAX_SKIPPED_ROUNDS])
 def test_runs_that_are_past_or_too_far_ahead_are_refused(run: int) -> None:
     key = version()
     key.skip_to_run(3)

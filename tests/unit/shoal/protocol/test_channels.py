@@ -12,6 +12,7 @@ from shoal.protocol import channels, sizes
 from shoal.protocol.channels import CHANNELS, EVERYONE, Party, Seal, channel_at, read_by, written_by
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Sealed
+from shoal.protocol.requests import RequestAction
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
 from shoal.transport.faults import Hop
@@ -69,6 +70,7 @@ def test_topics_by_party():
         TopicKind.RECEIVING,
         TopicKind.ENROL,
         TopicKind.OWNER_ROSTER,
+        TopicKind.OWNER_ANSWER,
     )
     assert read_by(Party.OWNER) == expected
     assert TopicKind.RECEIVING not in read_by(Party.AGGREGATOR)
@@ -159,8 +161,9 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
             "aggregator": Party.AGGREGATOR,
             "owner": Party.OWNER,
         }
+        assert fleet.ask(RequestAction.LIST).answer is not None
         retained = {parse_topic(topic).kind for topic, payload in fleet.broker.retained.items() if payload}
-    ledger = Ledger(lambda client: clients.get(client, Party.DEVICE))
+    ledger = Ledger(lambda client: Party.OWNER if client.startswith("owner-") else clients.get(client, Party.DEVICE))
     for passage in tap.heard:
         ledger.take(passage)
     assert set(CHANNELS) == ledger.seen | enrolment.seen

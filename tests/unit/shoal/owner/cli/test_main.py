@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.signed import sign_document
 from shoal.errors import ConfigError, NotEnrolledError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
-from shoal.owner.cli import main
+from shoal.owner.cli import main, runs
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
 from shoal.owner.keys.vault import ROSTER_FILE
@@ -25,6 +26,8 @@ from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
+SIGN = SimpleNamespace(info_name="sign")
+"""The context of `run sign`, which writes a file and sends nothing."""
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 
 
@@ -158,32 +161,6 @@ def test_a_directory_without_a_fleet_is_refused(tmp_path):
         main.show(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("items", "pairs"),
-    [([], {}), (["k=3"], {"k": "3"}), (["a=b=c", "x=-1"], {"a": "b=c", "x": "-1"}), (["k=1", "k=2"], {"k": "2"})],
-)
-def test_pairs_are_split_at_their_first_equals_sign(items, pairs):
-    assert main._pairs(items) == pairs
-
-
-@pytest.mark.parametrize(
-    ("item", "hint"),
-    [("k", "write k=VALUE"), ("k=", "write k=VALUE"), ("=3", "write NAME=VALUE"), ("", "write NAME=VALUE")],
-)
-def test_a_pair_without_name_or_value_is_a_mistake_of_usage(item, hint):
-    with pytest.raises(UsageError) as caught:
-        main._pairs(["a=1", item])
-    assert (str(caught.value), caught.value.hint) == (f"{item!r} is not NAME=VALUE", hint)
-
-
-@pytest.mark.parametrize("text", ["", "1.5", "ten", "0x10"])
-def test_a_size_that_is_no_whole_number_is_a_mistake_of_usage(text):
-    assert main._whole("-3", "hidden") == -3
-    with pytest.raises(UsageError) as caught:
-        main._whole(text, "hidden")
-    assert str(caught.value) == f"hidden is a whole number, not {text!r}"
-
-
 @pytest.fixture
 def task(fleet, tmp_path):
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
@@ -197,7 +174,7 @@ def sign(fleet, task):
 
     def call(algorithm="fedavg", **options):
         try:
-            main.run(fleet.path, task, algorithm, **options)
+            runs.start(SIGN, fleet.path, task, algorithm, **options)
         finally:
             assert list((fleet.path / "runs").iterdir()) == []
             assert FleetDirectory(fleet.path).secrets == before
@@ -208,7 +185,7 @@ def sign(fleet, task):
 @pytest.mark.parametrize("cap", [0.5, -1.0, float("nan"), float("inf")])
 def test_a_weight_cap_below_one_is_refused_before_the_fleet_is_opened(tmp_path, cap):
     with pytest.raises(UsageError, match="is neither 0 nor at least 1") as caught:
-        main.run(tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
+        runs.start(SIGN, tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
     assert "0 turns it off" in caught.value.hint
 
 
@@ -239,7 +216,7 @@ def test_a_task_of_another_owner_is_refused(fleet, tmp_path):
     folder = tmp_path / "foreign"
     write_signed(logistic_bundle(), Source("logistic", {}), Identity.generate("owner"), folder)
     with pytest.raises(UntrustedError, match="not the one that this owner signed"):
-        main.run(fleet.path, folder, "fedavg", min_contributors=1)
+        runs.start(SIGN, fleet.path, folder, "fedavg", min_contributors=1)
 
 
 class DrawnError(Exception):
@@ -261,7 +238,7 @@ def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, ta
 
     monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
     with pytest.raises(DrawnError):
-        main.run(fleet.path, task, "ifca", setting=["k=2"], min_contributors=2, seed=7)
+        runs.start(SIGN, fleet.path, task, "ifca", setting=["k=2"], min_contributors=2, seed=7)
     assert drawn == [("logistic", 2, None, "logistic", {"inputs": 4, "classes": 3})]
     assert "warning: 2 devices for 2 clusters are fewer than" in capsys.readouterr().err
 
@@ -273,7 +250,8 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
             return np.zeros((count, manifest.length), np.float32)
 
     monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
-    main.run(
+    runs.start(
+        SIGN,
         fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
         norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", min_contributors=1, quorum=0.5, participation=0.75,
         deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5,
@@ -295,14 +273,14 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
 
 def test_the_option_for_mask_epochs_says_what_replaced_it(fleet, task):
     with pytest.raises(ConfigError, match="no --epoch-rounds any more: each round has a mask of its own") as caught:
-        main.run(fleet.path, task, "fedavg", epoch_rounds=20)
+        runs.start(SIGN, fleet.path, task, "fedavg", epoch_rounds=20)
     assert "shoal-fleet rotate" in caught.value.hint
     assert not list((fleet.path / "runs").iterdir())
 
 
 def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
     with pytest.raises(SystemExit) as caught:
-        typer.main.get_command(main.app)(["run", "--help"])
+        typer.main.get_command(main.app)(["run", "start", "--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     listed = shown.partition("what --set takes for each:")[2]
@@ -314,19 +292,8 @@ def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
 def test_every_command_is_there():
     names = set(typer.main.get_command(main.app).commands)
     assert names == {
-        *(
-            "init",
-            "show",
-            "add-device",
-            "add-aggregator",
-            "renew",
-            "task",
-            "run",
-            "models",
-            "backup",
-            "restore",
-            "doctor",
-        ),
+        *("init", "show", "add-device", "add-aggregator", "renew", "task", "run", "models"),
+        *("status", "backup", "restore", "doctor"),
         *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
     }
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import shoal
-from shoal.owner.cli.main import run
+from shoal.owner.cli.runs import start
 from shoal.owner.runs import defaults
 from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
@@ -38,7 +38,7 @@ def test_a_runs_options_have_all_of_them():
 
 
 def test_the_owners_command_has_all_of_them():
-    given = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
+    given = {name: parameter.default for name, parameter in inspect.signature(start).parameters.items()}
     assert NAMED.items() <= given.items()
 
 

@@ -1,0 +1,325 @@
+"""Carry out the owner's requests: store a run, order it to pause, go on or stop, and report.
+
+The daemon and the loopback fleet hand over each verified request; `aggregator.owner_requests` verifies them and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.rounds.orders import WORDS, Order, may_follow
+from aggregator.rounds.phases import RunPhase, phase_of
+from aggregator.run_log import cluster_sizes
+from aggregator.status.answers import (
+    MOST_NAMES,
+    QUEUED,
+    STOPPED_UNBEGUN,
+    LogPage,
+    LogRecord,
+    RunEntry,
+    RunList,
+    StatusPage,
+    cut,
+)
+from aggregator.status.gathering import fleet_status, stored_run
+from aggregator.status.record import NOT_SERVED
+from aggregator.storage.corruption import readable
+from aggregator.storage.run_status import read_latest_records, read_plan, read_records
+from aggregator.storage.signed_runs import (
+    RunFile,
+    RunFiles,
+    check_assignment,
+    directory_of,
+    is_finished,
+    is_void,
+)
+from crypto.seal.signed import open_document
+from shoal import limits
+from shoal.errors import IntegrityError, ShoalError, UntrustedError
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
+from shoal.util.files import write_atomic
+
+if TYPE_CHECKING:
+    from aggregator.run_service import RunService
+    from aggregator.storage.owner_orders import OwnerOrders
+
+Page = RunList | LogPage | StatusPage
+ORDERS: Final = {
+    RequestAction.PAUSE: Order.PAUSE,
+    RequestAction.RESUME: Order.GO,
+    RequestAction.STOP: Order.STOP,
+}
+"""The order of each action that gives one; a stop with ``now`` is `Order.STOP_NOW`."""
+
+
+class UnfulfilledError(ShoalError):
+    """A request that is authentic and can't be carried out.
+
+    Attributes:
+        outcome: of the answer.
+    """
+
+    def __init__(self, outcome: Outcome, reason: str, *, hint: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.outcome = outcome
+
+
+class RunControl:
+    """Carries out requests at one aggregator.
+
+    Args:
+        membership: the aggregator's.
+        orders: the owner's orders, on disk.
+        serving: returns the service that is open now, also of a finished run; None without one.
+        refresh: writes the daemon's facts for `status`; called before they are read.
+    """
+
+    def __init__(
+        self,
+        membership: AggregatorMembership,
+        orders: OwnerOrders,
+        serving: Callable[[], RunService | None],
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._membership = membership
+        self._orders = orders
+        self._serving = serving
+        self._refresh = refresh
+        self._files = RunFiles(membership, lambda _name, _reason: None)
+        self._changed: list[RunPlan] = []
+
+    def carry_out(self, request: OwnerRequest, package: bytes) -> Page:
+        """Carry out a request and return the document of the answer; the request's number is durable on return.
+
+        An order is durable then too, and `apply` puts it in force.
+
+        Args:
+            request: authentic, not expired and not accepted before.
+            package: the run package of a request to start; empty otherwise.
+
+        Raises:
+            UnfulfilledError: the request can't be carried out.
+            ConfigError: the disk is full or fails.
+        """
+        action = request.action
+        if action in ORDERS:
+            return RunList((self._order(request),))
+        self._orders.accept(request.sequence)
+        match action:
+            case RequestAction.START:
+                return RunList((self._start(package),))
+            case RequestAction.LIST:
+                return RunList(tuple(map(self._entry, self._files.all())))
+            case RequestAction.STATUS:
+                return self._status()
+            case _:
+                return self._logs(request)
+
+    # ---------------------------------------------------------------------------------------------------------- start
+
+    def _start(self, package: bytes) -> RunEntry:
+        """Store a run as if its file had been carried here; the same run again changes nothing."""
+        plan, signed = self._opened(package)
+        known = self._numbered(plan.run)
+        if known is None:
+            self._check_startable(plan)
+            write_atomic(self._membership.directory / RUNS_DIRECTORY / f"{plan.run:06d}.run", package)
+            known = self._numbered(plan.run)
+        if known is None or known.signed != signed:
+            raise UnfulfilledError(
+                Outcome.REFUSED,
+                f"another run {plan.run} is here",
+                hint="sign the run again: it gets another number. Was the owner's directory restored from a backup?",
+            )
+        return self._entry(known)
+
+    def _opened(self, package: bytes) -> tuple[RunPlan, bytes]:
+        try:
+            signed = decode(package, RunPackage).plan
+            plan = open_document(signed, RunPlan, self._membership.owner_key)
+        except ShoalError as error:
+            raise UnfulfilledError(Outcome.REFUSED, f"no run of this fleet: {error}", hint=error.hint) from error
+        if plan.fleet != self._membership.fleet:
+            raise UnfulfilledError(Outcome.REFUSED, f"a run of fleet {plan.fleet!r}")
+        return plan, signed
+
+    def _check_startable(self, plan: RunPlan) -> None:
+        """Check that devices would accept the run, as far as that is known now."""
+        try:
+            is_finished(self._membership, plan)
+            check_assignment(self._membership, plan)
+        except (UntrustedError, IntegrityError) as error:
+            raise UnfulfilledError(Outcome.REFUSED, str(error), hint=error.hint) from error
+
+    # --------------------------------------------------------------------------------------------------------- orders
+
+    def _order(self, request: OwnerRequest) -> RunEntry:
+        """Pause, resume or stop a run; the same order again changes nothing."""
+        order = Order.STOP_NOW if request.now else ORDERS[request.action]
+        try:
+            run = self._known(request.run)
+            self._check_order(run.plan, order)
+        except UnfulfilledError:
+            self._orders.accept(request.sequence)
+            raise
+        self._orders.accept(request.sequence, run.plan.run_id, order)
+        self._changed.append(run.plan)
+        return self._entry(run)
+
+    def apply(self, now_s: float) -> None:
+        """Put new orders in force at the service that is open.
+
+        The driver calls it after the request is answered. An error of the service, such as a full disk, is none of the request's,
+        and ends the program as it always does.
+        """
+        changed, self._changed = self._changed, []
+        for plan in changed:
+            service = self._service_of(plan)
+            if service is not None:
+                service.obey(self._orders.of(plan.run_id), now_s)
+
+    def _check_order(self, plan: RunPlan, order: Order) -> None:
+        before = self._orders.of(plan.run_id)
+        if self._is_over(plan) and not (order.stops and before.stops):
+            raise UnfulfilledError(
+                Outcome.NOT_NOW, f"run {plan.run} is over", hint="shoal-fleet run list shows the others"
+            )
+        if not may_follow(before, order) and not order.stops:
+            raise UnfulfilledError(
+                Outcome.NOT_NOW, f"run {plan.run} was stopped", hint="a stopped run does not go on: sign a new one"
+            )
+        closed = self._closed(plan)
+        if order.stops and plan.rounds - closed > limits.MAX_SKIPPED_ROUNDS:
+            raise UnfulfilledError(
+                Outcome.NOT_NOW,
+                f"run {plan.run} has {plan.rounds - closed} rounds left, and devices skip {limits.MAX_SKIPPED_ROUNDS} at most",
+                hint="pause it, or take its file out of the aggregator's runs directory; a later run takes its place",
+            )
+
+    def _closed(self, plan: RunPlan) -> int:
+        service = self._service_of(plan)
+        return service.state.held.closed if service is not None else _last_round(self._latest(plan, 2))
+
+    def _is_over(self, plan: RunPlan) -> bool:
+        return self._files.is_over(plan) or is_void(self._membership, plan, self._orders.of(plan.run_id))
+
+    # -------------------------------------------------------------------------------------------------------- reports
+
+    def _status(self) -> StatusPage:
+        self._refresh()
+        runs = self._files.all()
+        service = self._serving()
+        plans = [run.plan for run in runs]
+        served = next((p for p in plans if service is not None and not service.finished and p == service.plan), None)
+        chosen = served or next((p for p in plans if not self._over_or_damaged(p)), plans[-1] if plans else None)
+        stored = () if chosen is None else (self._stored(chosen),)
+        return StatusPage(cut(fleet_status(self._membership, stored)))
+
+    def _stored(self, plan: RunPlan) -> Any:
+        directory = directory_of(self._membership, plan.run)
+        order = self._orders.of(plan.run_id)
+        records = read_records(directory)
+        with readable(directory):
+            return stored_run(plan, records, order, void=is_void(self._membership, plan, order))
+
+    def _over_or_damaged(self, plan: RunPlan) -> bool:
+        try:
+            return self._is_over(plan)
+        except ShoalError:
+            return True
+
+    def _logs(self, request: OwnerRequest) -> LogPage:
+        run = self._known(request.run)
+        directory = directory_of(self._membership, run.plan.run)
+        with readable(directory):
+            records = tuple(map(_log_record, self._latest(run.plan, request.records)))
+        return LogPage(self._entry(run), records)
+
+    def _entry(self, run: RunFile) -> RunEntry:
+        plan, stored_at_s = run.plan, None
+        with suppress(OSError):
+            stored_at_s = int(run.path.stat().st_mtime)
+        obstacle, records = "", list[dict[str, Any]]()
+        try:
+            phase, records = self._phase(plan), self._latest(plan, 2)
+        except (UntrustedError, IntegrityError) as error:
+            phase, obstacle = NOT_SERVED, str(error)
+        service = self._service_of(plan)
+        return RunEntry(
+            run=plan.run,
+            run_id=plan.run_id,
+            algorithm=plan.algorithm,
+            phase=phase,
+            round=_last_round(records)
+            if service is None or service.finished
+            else min(service.state.round, plan.rounds),
+            rounds=plan.rounds,
+            order=WORDS[self._orders.of(plan.run_id)],
+            obstacle=obstacle,
+            stored_at_s=stored_at_s,
+            round_at_s=records[-1].get("closed_at_s") if records else None,
+        )
+
+    def _phase(self, plan: RunPlan) -> str:
+        service = self._service_of(plan)
+        if self._files.is_over(plan):
+            return RunPhase.FINISHED.value
+        if is_void(self._membership, plan, self._orders.of(plan.run_id)):
+            return STOPPED_UNBEGUN
+        if service is not None:
+            return phase_of(service.state).value
+        check_assignment(self._membership, plan)
+        return NOT_SERVED if read_plan(directory_of(self._membership, plan.run)) else QUEUED
+
+    # --------------------------------------------------------------------------------------------------------- look-up
+
+    def _latest(self, plan: RunPlan, count: int) -> list[dict[str, Any]]:
+        return read_latest_records(directory_of(self._membership, plan.run), count)
+
+    def _numbered(self, number: int) -> RunFile | None:
+        return next((run for run in self._files.all() if run.plan.run == number), None)
+
+    def _known(self, number: int) -> RunFile:
+        run = self._numbered(number)
+        if run is None:
+            raise UnfulfilledError(
+                Outcome.UNKNOWN,
+                f"the aggregator has no run {number}",
+                hint="shoal-fleet run list shows the runs that it has",
+            )
+        return run
+
+    def _service_of(self, plan: RunPlan) -> RunService | None:
+        service = self._serving()
+        return service if service is not None and service.plan.run_id == plan.run_id else None
+
+
+def _last_round(records: list[dict[str, Any]]) -> int:
+    """Return the last round of training in a run's last records."""
+    return next((int(r["round"]) for r in reversed(records) if not r["final"]), 0)
+
+
+def _log_record(record: dict[str, Any]) -> LogRecord:
+    missing, declined = tuple(record["missing"]), dict(record.get("declined", {}))
+    return LogRecord(
+        round=record["round"],
+        final=bool(record["final"]),
+        closed_at_s=record.get("closed_at_s"),
+        seconds=float(record["seconds"]),
+        ordered=record["ordered"],
+        contributed=record["contributed"],
+        absent=len(missing),
+        missing=missing[:MOST_NAMES],
+        declined=dict(list(declined.items())[:MOST_NAMES]),
+        loss=float(record["loss"]),
+        correct=record["correct"],
+        tested=record["tested"],
+        cluster_sizes=tuple(cluster_sizes(record["clusters"])),
+        events=tuple(str(event["kind"]) for event in record["events"]),
+        bytes_up=record["bytes_up"],
+    )

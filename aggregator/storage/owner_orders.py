@@ -1,0 +1,95 @@
+"""The file ``orders.json`` in the aggregator's directory: the owner's orders for runs, and the number of its last request.
+
+Both are in one file, so that a request and its effect become durable together: after a crash the number has been accepted if
+and only if the order is in force.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aggregator.rounds.orders import Order, newest
+from shoal.errors import DocumentError, IntegrityError
+from shoal.util.files import read_if_there, write_atomic
+from shoal.util.state_codec import decode_state, encode_state
+
+ORDERS_FILE: Final = "orders.json"
+DAMAGED_HINT: Final = (
+    "take the file from a backup; without it paused and stopped runs go on, and requests that were recorded in the last ten "
+    "minutes could be repeated"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRecord:
+    """Contents of the file.
+
+    Attributes:
+        accepted: the highest number of a request that was accepted.
+        orders: id of a run in hex -> the owner's order; a run without one goes on.
+    """
+
+    accepted: int = 0
+    orders: Mapping[str, Order] = field(default_factory=dict)
+
+    def of(self, run_id: bytes) -> Order:
+        """Return the order for a run."""
+        return self.orders.get(run_id.hex(), Order.GO)
+
+
+def read_orders(directory: Path) -> OwnerRecord:
+    """Return the orders in an aggregator's directory, from any process.
+
+    Raises:
+        IntegrityError: the file is damaged.
+        ConfigError: it can't be read.
+    """
+    path = directory / ORDERS_FILE
+    data = read_if_there(path)
+    if data is None:
+        return OwnerRecord()
+    try:
+        return decode_state(OwnerRecord, json.loads(data))
+    except (ValueError, RecursionError, DocumentError) as error:
+        raise IntegrityError(f"{path} is damaged: {error}", hint=DAMAGED_HINT) from error
+
+
+class OwnerOrders:
+    """The orders of the running aggregator, which alone writes the file.
+
+    Args:
+        directory: the aggregator's.
+
+    Raises:
+        IntegrityError, ConfigError: as `read_orders`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._record = read_orders(directory)
+
+    @property
+    def accepted(self) -> int:
+        """The highest number of a request that was accepted."""
+        return self._record.accepted
+
+    def of(self, run_id: bytes) -> Order:
+        """Return the order for a run."""
+        return self._record.of(run_id)
+
+    def accept(self, sequence: int, run_id: bytes = b"", order: Order = Order.GO) -> None:
+        """Record a request, durably, with its order for a run if it names one.
+
+        Raises:
+            ConfigError: the file can't be written; nothing has changed then.
+        """
+        orders = dict(self._record.orders)
+        if run_id:
+            orders[run_id.hex()] = newest(self.of(run_id), order)
+        record = OwnerRecord(sequence, {run: kept for run, kept in orders.items() if kept is not Order.GO})
+        write_atomic(self._directory / ORDERS_FILE, json.dumps(encode_state(record).document).encode())
+        self._record = record

@@ -1,0 +1,44 @@
+"""Options of the form NAME=VALUE, and the line about a task's private parameters, for several commands of `shoal-fleet`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.errors import UsageError
+from shoal.util.wanted import wanted
+
+if TYPE_CHECKING:
+    from shoal.task.manifest import TaskManifest
+
+
+def pairs(items: list[str]) -> dict[str, str]:
+    """Return the names and values of ``items``, each NAME=VALUE.
+
+    Raises:
+        UsageError: one has another form.
+    """
+    found = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name or 'NAME'}=VALUE")
+        found[name] = value
+    return found
+
+
+def whole(text: str, name: str) -> int:
+    """Return a whole number given as text.
+
+    Raises:
+        UsageError: it is none; ``name`` is the option's.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is {wanted(int)}, not {text!r}") from error
+
+
+def private_words(manifest: TaskManifest) -> str:
+    """Return a line about the parameters that stay on each device; the task has some."""
+    names = ", ".join(p.name for p in manifest.private_parameters)
+    return f"private: {names}: {manifest.private_length} of {manifest.length} coordinates never leave a device"

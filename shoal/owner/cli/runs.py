@@ -1,0 +1,452 @@
+"""Runs at the aggregator: `shoal-fleet run start|sign|pause|resume|stop|list|show|logs`.
+
+All but `sign` ask the aggregator through the broker; `start --out FILE` and `sign` write a file to carry by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from shoal import limits
+from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.owner.cli.pairs import pairs, private_words
+from shoal.owner.runs import defaults
+from shoal.util.console import note, say, say_json
+
+if TYPE_CHECKING:
+    from aggregator.status.answers import RunEntry
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.protocol.requests import RequestAction
+
+MOST_ROUNDS: Final = 2**32 - 2
+"""A plan stores 32 bits, and the final round is one more."""
+MOST_SHOWN: Final = 1000
+"""Most records that `logs` prints: as many as one answer has."""
+
+
+class RunGroup(TyperGroup):
+    """The commands of `run`; other arguments belong to `sign`, as they did when `shoal-fleet run` only signed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the hidden command's name in front of arguments that begin with no command's."""
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["sign", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=RunGroup, help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=MOST_ROUNDS)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
+Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)]
+WAIT_S: Final = 10.0
+
+
+class RunCommand(TyperCommand):
+    """`shoal-fleet run start`, whose help ends with the algorithms and settings as the strategies define them."""
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        """Write each algorithm with its settings."""
+        from shoal.owner.runs.algorithms import describe  # imports numpy, so only when help is printed
+
+        formatter.write("\nAlgorithms, and what --set takes for each:\n")
+        for text in describe():
+            formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
+
+
+@app.command(cls=RunCommand)
+def start(
+    ctx: typer.Context,
+    directory: Directory,
+    task: Annotated[
+        Path | None, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Name of an algorithm listed below.")] = None,
+    run: Annotated[
+        int | None, typer.Option(help="Send the run of this number, which is signed already.", min=1, max=MOST_ROUNDS)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the run package to a file, to carry by hand, and send nothing.", dir_okay=False),
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Setting of the algorithm, NAME=VALUE; repeatable.")
+    ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training, NAME=VALUE: epochs, steps (instead of epochs, with epochs=0), batch_size, lr, lr_decay, "
+            "momentum, clip, prox_mu."
+        ),
+    ] = None,
+    pretrain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE; defaults to --local's "
+            "values."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = (
+        defaults.DEFAULT_ROUNDS
+    ),
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            "--mask",
+            help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
+        ),
+    ] = defaults.DEFAULT_MODE,
+    norm_limit: Annotated[
+        float,
+        typer.Option(
+            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case."
+        ),
+    ] = defaults.DEFAULT_NORM_LIMIT,
+    max_samples: Annotated[
+        int,
+        typer.Option(
+            help="Largest sample count that a device reports, even if it has more samples.", min=1, max=2**32 - 1
+        ),
+    ] = defaults.DEFAULT_MAX_SAMPLES,
+    weight_cap: Annotated[
+        float,
+        typer.Option(
+            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
+        ),
+    ] = defaults.DEFAULT_WEIGHT_CAP,
+    robust: Annotated[
+        str,
+        typer.Option(
+            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
+        ),
+    ] = defaults.DEFAULT_ROBUST,
+    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
+        defaults.DEFAULT_MIN_CONTRIBUTORS
+    ),
+    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = (
+        defaults.DEFAULT_QUORUM
+    ),
+    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = (
+        defaults.DEFAULT_PARTICIPATION
+    ),
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = (
+        defaults.DEFAULT_DEADLINE_S
+    ),
+    weighting: Annotated[
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+    ] = defaults.DEFAULT_WEIGHTING,
+    norm_noise: Annotated[
+        float,
+        typer.Option(
+            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
+            "data by the update's norm; 0 is off.",
+            min=0,
+            max=limits.MAX_NORM_NOISE,
+        ),
+    ] = defaults.DEFAULT_NORM_NOISE,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
+    ] = defaults.DEFAULT_EVALUATE_EVERY,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
+            min=0,
+            max=2**64 - 1,
+        ),
+    ] = None,
+    epoch_rounds: Annotated[int | None, typer.Option(hidden=True)] = None,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Sign a run and send it to the aggregator: the plan, which limits the aggregator, and the sealed task and origins.
+
+    The same run again changes nothing. With --out, or as `run sign`, the file is written and nothing is sent: carry it into the
+    aggregator's runs directory.
+    """
+    if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
+        raise UsageError(
+            f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
+            hint=f"0 turns it off; {defaults.DEFAULT_WEIGHT_CAP:g} is the default; below 1 even the median device would weigh "
+            "less than its samples",
+        )
+    if robust not in limits.ROBUST_RULES:
+        raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
+    if epoch_rounds is not None:
+        raise ConfigError(
+            "there is no --epoch-rounds any more: each round has a mask of its own",
+            hint="leave it out; `shoal-fleet rotate` and `shoal-fleet revoke` replace the keys at the next round",
+        )
+    if run is not None and (task is not None or algorithm is not None):
+        raise UsageError("--run sends a run that is signed already; --task and --algorithm sign a new one")
+    if run is None and (task is None or algorithm is None):
+        raise UsageError(
+            f"{'--task' if task is None else '--algorithm'} is missing",
+            hint="shoal-fleet run start --help lists all options",
+        )
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    link = (ca, cert, key, wait)
+    if task is None or algorithm is None:
+        _deliver(ctx, fleet, run or 0, out, link, json=json)
+        return
+    from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
+    from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
+    from shoal.owner.runs.training import local_training
+    from shoal.owner.task_compiler.signed import read_signed
+
+    now_s = int(time.time())
+    check_roster(fleet.roster, now_s)
+    bundle, source = read_signed(task, fleet.owner)
+    training = local_training(bundle.manifest.hyper, pairs(local or []))
+    options = RunOptions(
+        algorithm=algorithm,
+        settings=pairs(setting or []),
+        rounds=rounds,
+        mode=mode,
+        local=training,
+        pretrain=local_training(training, pairs(pretrain or [])),
+        norm_limit=norm_limit,
+        min_contributors=min_contributors,
+        quorum=quorum,
+        participation=participation,
+        deadline_s=deadline_s,
+        weighting=weighting,
+        norm_noise=norm_noise,
+        max_samples=max_samples,
+        weight_cap=weight_cap,
+        robust=robust,
+        evaluate_every=evaluate_every,
+        seed=seed,
+    )
+    draft = draft_plan(fleet, bundle, options)
+    if bundle.private:
+        note(private_words(bundle.manifest))
+    devices = fleet.roster.active()
+    check_devices(draft, devices)
+    for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
+        note(f"warning: {doubt}")
+    from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
+
+    note("drawing the starting models")
+    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
+    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
+    with fleet.changing():  # no other program may take the plan's keys or its number
+        plan = make_plan(fleet, bundle, options)
+        write_run(fleet, plan, bundle, origins)
+    _deliver(ctx, fleet, plan.run, out, link, json=json)
+
+
+app.command("sign", cls=RunCommand, hidden=True)(start)
+
+Link = tuple[Path | None, Path | None, Path | None, float]
+"""CA, certificate, key, and the seconds to wait for an answer."""
+
+
+def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, json: bool) -> None:
+    """Send a signed run to the aggregator, or write it to a file to carry."""
+    from shoal.owner.keys.run_files import run_file
+    from shoal.util.files import read_private, write_atomic
+
+    path = run_file(fleet.path, run)
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist", hint="shoal-fleet show DIR lists the runs that are signed")
+    if out is not None or ctx.info_name == "sign":
+        if out is not None:
+            write_atomic(out, read_private(path))
+        if json:
+            say_json({"run": run, "file": str(out or path), "sent": False})
+        else:
+            say(str(out or path))
+        note("next: put this file into the aggregator's runs directory; devices get it through the broker")
+        note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
+        return
+    from shoal.protocol.requests import RequestAction
+
+    try:
+        (entry,) = _entries(fleet, link, RequestAction.START, package=read_private(path))
+    except ShoalError as error:
+        stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
+        error.hint = f"{error.hint}; {stored}" if error.hint else stored
+        raise
+    _say_entry(entry, {"file": str(path), "sent": True}, json=json)
+
+
+def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:
+    from aggregator.status.answers import RunList, decoded
+
+    return decoded(RunList, _asked(fleet, link, action, **parts)).runs
+
+
+def _asked(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> bytes:
+    from shoal.owner.console.connection import ask
+    from shoal.owner.enrolment.connection import Tls
+
+    ca, cert, key, wait = link
+    return ask(fleet, Tls(ca, cert, key), wait, note, action, **parts)[0]
+
+
+def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
+    from shoal.owner.console.words import run_data, run_line
+
+    if json:
+        say_json({**run_data(entry), **more})
+    else:
+        say(run_line(entry))
+
+
+def _order(directory: Path, run: int, action: str, link: Link, *, json: bool, now: bool = False) -> None:
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.protocol.requests import RequestAction
+
+    parts = {"now": True} if now else {}
+    (entry,) = _entries(open_fleet(directory), link, RequestAction[action], run=run, **parts)
+    _say_entry(entry, {}, json=json)
+
+
+@app.command()
+def pause(
+    directory: Directory,
+    run: Number,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Let the open round close, and open no other until the run is resumed, also after a restart of the aggregator."""
+    _order(directory, run, "PAUSE", (ca, cert, key, wait), json=json)
+
+
+@app.command()
+def resume(
+    directory: Directory,
+    run: Number,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Let a paused run go on."""
+    _order(directory, run, "RESUME", (ca, cert, key, wait), json=json)
+
+
+@app.command()
+def stop(
+    directory: Directory,
+    run: Number,
+    now: Annotated[
+        bool, typer.Option("--now", help="Close the open round at once, with the uploads that have arrived.")
+    ] = False,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """End a run after its open round, with the usual final round: devices have their models, and `models get` works.
+
+    A stopped run can't be resumed. One that has not opened a round is over at once.
+    """
+    _order(directory, run, "STOP", (ca, cert, key, wait), json=json, now=now)
+
+
+@app.command("list")
+def list_(
+    directory: Directory,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """List the runs that the aggregator has: phase, round, and when the last one closed."""
+    from shoal.owner.console.words import run_data, run_line
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.protocol.requests import RequestAction
+
+    runs = _entries(open_fleet(directory), (ca, cert, key, wait), RequestAction.LIST)
+    if json:
+        say_json({"runs": [run_data(entry) for entry in runs]})
+        return
+    if not runs:
+        note("the aggregator has no run yet")
+    for entry in runs:
+        say(run_line(entry))
+
+
+@app.command()
+def show(
+    directory: Directory,
+    run: Number,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Print a run as it was signed, and as the aggregator has it."""
+    from shoal.owner.console.words import run_data, run_line
+    from shoal.owner.keys.run_list import signed_plans, summary, summary_line
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.protocol.requests import RequestAction
+
+    fleet = open_fleet(directory)
+    runs = _entries(fleet, (ca, cert, key, wait), RequestAction.LIST)
+    entry = next((found for found in runs if found.run == run), None)
+    plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
+    if entry is None and plan is None:
+        raise UsageError(f"there is no run {run}", hint="shoal-fleet run list shows the runs that the aggregator has")
+    if json:
+        say_json({"run": run, "plan": plan, "aggregator": None if entry is None else run_data(entry)})
+        return
+    if plan is not None:
+        say(summary_line(plan))
+    say(f"run {run}: not at the aggregator yet" if entry is None else run_line(entry))
+
+
+@app.command()
+def logs(
+    directory: Directory,
+    run: Number,
+    last: Annotated[int, typer.Option("--last", "-n", help="Rounds to print.", min=1, max=MOST_SHOWN)] = 20,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Print the records of a run's last closed rounds, oldest first."""
+    from aggregator.status.answers import LogPage, decoded
+    from shoal.owner.console.words import record_data, record_line, run_data
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.protocol.requests import RequestAction
+
+    asked = _asked(open_fleet(directory), (ca, cert, key, wait), RequestAction.LOGS, run=run, records=last)
+    page = decoded(LogPage, asked)
+    if json:
+        say_json({**run_data(page.run), "records": [record_data(record) for record in page.records]})
+        return
+    if not page.records:
+        note(f"run {run} has closed no round yet")
+    for record in page.records:
+        say(record_line(record))

@@ -1,0 +1,170 @@
+"""`shoal-fleet status`: the aggregator's answer, and beside it the owner's knowledge of the fleet.
+
+Without an answer it is unknown whether the aggregator runs and which devices are online, so the record says neither, and one
+problem says who did not answer and the consequence. No device is blamed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
+from shoal.util.console import note, say, say_json
+
+if TYPE_CHECKING:
+    from aggregator.status.record import FleetStatus
+    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.keys.directory import FleetDirectory
+
+LISTEN_S: Final = 2.0
+"""Time for the broker to send pending enrolment requests."""
+BROKER_DOWN: Final = (
+    "start the broker, or mend the network to it: runs make no progress meanwhile, and aggregator and devices connect again by "
+    "themselves"
+)
+
+
+def status(
+    directory: Annotated[Path, typer.Argument(help="The owner's directory.")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)] = 10.0,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print the state of the fleet: aggregator, run, devices, pending approvals, roster and keys, with advice."""
+    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    tls = Tls(ca, cert, key)
+    pending, trouble = _pending(fleet, tls)
+    answer, answered_at_s = None, None
+    if trouble is None:
+        try:
+            answer, answered_at_s = _answer(fleet, tls, wait)
+        except (BrokerUnreachableError, NotReadyError) as error:
+            trouble = error
+    owner = _owner(fleet, pending, answered_at_s)
+    record = _unanswered(fleet, trouble) if answer is None else answer
+    if json:
+        unknown = {"running": None, "connected": None} if answer is None else {}
+        say_json({**record.document(), **unknown, "owner": owner})
+        return
+    for line in (*_lines(record, answered=answer is not None), *_owner_lines(owner)):
+        say(line)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the owner's program."""
+    app.command()(status)
+
+
+def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | None, ShoalError | None]:
+    """Return the pending enrolment requests, None if the broker can't be reached, and the error then."""
+    from shoal.owner.enrolment.connection import OwnerConnection
+    from shoal.util.times import second
+
+    try:
+        with OwnerConnection(fleet, tls, note, beside=True) as connection:
+            connection.listen(LISTEN_S, lambda: True)
+            found = connection.registrar.pending.values()
+            return [
+                {"name": r.name, "fingerprint": r.fingerprint, "asked_at": second(r.asked_at_s)}
+                for r in sorted(found, key=lambda r: r.name)
+            ], None
+    except BrokerUnreachableError as error:
+        return None, error
+
+
+def _answer(fleet: FleetDirectory, tls: Tls, wait: float) -> tuple[FleetStatus, int]:
+    from aggregator.status.answers import StatusPage, decoded
+    from shoal.owner.console.connection import ask
+    from shoal.protocol.requests import RequestAction
+
+    document, answered_at_s = ask(fleet, tls, wait, note, RequestAction.STATUS)
+    return decoded(StatusPage, document).status, answered_at_s
+
+
+def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatus:
+    """Return the record of a fleet whose aggregator has not answered."""
+    from aggregator.status.record import DeviceStatus, FleetStatus, Problem
+
+    assert trouble is not None, "there is no answer for a reason"
+    problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", trouble.hint)
+    if isinstance(trouble, BrokerUnreachableError):
+        problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", BROKER_DOWN)
+    devices = tuple(
+        DeviceStatus(
+            name=name,
+            online=None,
+            since_s=None,
+            last_seen_s=None,
+            last_upload_s=None,
+            cluster=None,
+            version="",
+            clock_ahead_s=None,
+            reason="",
+            advice="",
+        )
+        for name in fleet.roster.active()
+    )
+    return FleetStatus(
+        fleet=fleet.name,
+        running=False,
+        connected=False,
+        broker=fleet.broker,
+        since_s=None,
+        problems=(problem,),
+        run=None,
+        devices=devices,
+    )
+
+
+def _owner(fleet: FleetDirectory, pending: list[dict[str, Any]] | None, answered_at_s: int | None) -> dict[str, Any]:
+    from shoal.owner.keys.run_files import highest_run
+    from shoal.util.times import second
+
+    roster = fleet.roster
+    return {
+        "fingerprint": fleet.fingerprint,
+        "answered_at": None if answered_at_s is None else second(answered_at_s),
+        "roster": roster.sequence,
+        "roster_issued_at": second(roster.issued_at_s),
+        "roster_expires_at": second(roster.expires_at_s),
+        "roster_expired": time.time() > roster.expires_at_s,
+        "key_version": roster.keys_since,
+        "devices": roster.active_count,
+        "revoked": list(roster.revoked),
+        "pending": pending,
+        "last_signed_run": highest_run(fleet.path) or None,
+    }
+
+
+def _lines(record: FleetStatus, *, answered: bool) -> list[str]:
+    from aggregator.status import text
+
+    head = f"fleet {record.fleet}, aggregator: {text.state_words(record) if answered else 'no answer'}"
+    lines = [head, *text.problem_lines(record)]
+    if answered:
+        lines += text.device_lines(record)
+        lines += [text.run_words(record.run)] if record.run is not None else ["no run is at the aggregator"]
+    return lines
+
+
+def _owner_lines(owner: dict[str, Any]) -> list[str]:
+    ends = "expired" if owner["roster_expired"] else "expires"
+    lines = [f"roster {owner['roster']}, {ends} {owner['roster_expires_at']}, key version {owner['key_version']}"]
+    if owner["roster_expired"]:
+        lines.append("  hint: shoal-fleet renew FLEET_DIR, then shoal-fleet publish FLEET_DIR")
+    if owner["pending"] is None:
+        return [*lines, "pending approvals: unknown"]
+    lines.append(f"pending approvals: {len(owner['pending'])}")
+    for request in owner["pending"]:
+        lines.append(f"  {request['name']} {request['fingerprint']}, asked {request['asked_at']}")
+        lines.append(f"    hint: shoal-fleet approve FLEET_DIR {request['fingerprint']}")
+    return lines

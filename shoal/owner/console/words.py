@@ -1,0 +1,76 @@
+"""The aggregator's answers as lines for people, and as the data of ``--json`` with times in ISO 8601."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from aggregator.rounds.phases import RunPhase
+from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
+from aggregator.status.record import NOT_SERVED
+from shoal.util.times import second
+
+if TYPE_CHECKING:
+    from aggregator.status.answers import LogRecord, RunEntry
+
+PHASES = {
+    QUEUED: "waits for its turn",
+    STOPPED_UNBEGUN: "over before its first round",
+    NOT_SERVED: "not served now",
+    RunPhase.GATHERING.value: "waits for devices",
+    RunPhase.ROUND.value: "round open",
+    RunPhase.FINAL.value: "final round open",
+    RunPhase.FINISHED.value: "finished",
+}
+
+
+def run_line(entry: RunEntry) -> str:
+    """Return a run as one line."""
+    phase = PHASES.get(entry.phase, entry.phase)
+    if entry.order and entry.phase == RunPhase.GATHERING.value:
+        phase = entry.order
+    elif entry.order:
+        phase += f", {entry.order}"
+    last = f", last round closed {second(entry.round_at_s)}" if entry.round_at_s is not None else ""
+    obstacle = f"; {entry.obstacle}" if entry.obstacle else ""
+    return f"run {entry.run}: {entry.algorithm}, {phase}, round {entry.round} of {entry.rounds}{last}{obstacle}"
+
+
+def run_data(entry: RunEntry) -> dict[str, Any]:
+    """Return a run as the data of ``--json``."""
+    return _data(entry) | {"run_id": entry.run_id.hex()}
+
+
+def record_line(record: LogRecord) -> str:
+    """Return a record of a run's log as one line."""
+    at = "-" if record.closed_at_s is None else second(record.closed_at_s)
+    accuracy = f", accuracy {100 * record.correct / record.tested:.1f}%" if record.tested else ""
+    sizes = f", clusters {'+'.join(map(str, record.cluster_sizes))}" if record.cluster_sizes else ""
+    events = f", {', '.join(record.events)}" if record.events else ""
+    name = "final round" if record.final else "round"
+    took = f"{record.contributed} of {record.ordered} devices in {record.seconds:.1f} s"
+    return f"{at} {name} {record.round}: {took}, loss {record.loss:.4g}{accuracy}{sizes}{_missing(record)}{events}"
+
+
+def _missing(record: LogRecord) -> str:
+    if not record.absent:
+        return ""
+    named = ", ".join(
+        f"{name} ({record.declined[name]})" if name in record.declined else name for name in record.missing[:5]
+    )
+    return f", missing {named}{f' and {record.absent - 5} more' if record.absent > 5 else ''}"
+
+
+def record_data(record: LogRecord) -> dict[str, Any]:
+    """Return a record of a run's log as the data of ``--json``."""
+    return _data(record) | {"seconds": record.seconds}
+
+
+def _data(value: RunEntry | LogRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in dataclasses.asdict(value).items():
+        if name.endswith("_at_s"):
+            found[name.removesuffix("_s")] = None if item is None else second(item)
+        else:
+            found[name] = list(item) if isinstance(item, tuple) else item
+    return found

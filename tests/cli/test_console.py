@@ -1,0 +1,62 @@
+"""The owner's console as processes: help, the old spelling, and a broker that is down."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("program", "commands"),
+    [
+        ("shoal-fleet", ("status", "run", "models")),
+        ("shoal-aggregator", ("serve", "status")),
+        ("shoal-edge", ("run", "status")),
+    ],
+)
+def test_help_answers_to_h_in_every_program(call, program, commands):
+    told = call(program, "-h")
+    assert "-h, --help" in told.out
+    assert all(f"\n  {command} " in told.out for command in commands)
+    assert told.err == ""
+    assert call(program, commands[-1], "-h").out.startswith(f"Usage: {program} {commands[-1]} ")
+
+
+def test_the_help_of_run_names_each_command(call):
+    told = call("shoal-fleet", "run", "-h").out
+    assert all(f"\n  {c} " in told for c in ("start", "pause", "resume", "stop", "list", "show", "logs"))
+    assert "sign" not in told.partition("Commands:")[2].split()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("owner", "--task", "task"), ("--task", "task", "owner"), ("sign", "owner", "--task", "task")]
+)
+def test_the_old_spelling_of_run_is_understood(call, fleet, task, arguments):
+    """tests/cli/test_runs.py signs with it."""
+    told = call("shoal-fleet", "run", *arguments, "--algorithm", "fedavg", status=3)
+    assert "--min-contributors 3 wants 3 devices" in told.err
+
+
+@pytest.mark.parametrize("verb", ["list", "pause"])
+def test_a_broker_that_is_down_is_status_5(call, fleet, verb):
+    arguments = ("shoal-fleet", "run", verb, "owner", *(["1"] if verb == "pause" else []))
+    told = call(*arguments, "--json", status=5)
+    assert told.error["type"] == "BrokerUnreachableError"
+    assert "error: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.err
+
+
+def test_status_says_that_the_broker_did_not_answer_and_blames_no_device(call, fleet):
+    told = call("shoal-fleet", "status", "owner")
+    first, problem, hint, *owner = told.out.splitlines()
+    assert first == "fleet reef, aggregator: no answer"
+    assert problem.startswith("problem: no MQTT broker can be used at mqtt://127.0.0.1:1")
+    assert hint.startswith("  hint: start the broker")
+    assert owner[-1] == "pending approvals: unknown"
+    assert "dev-1" not in told.out
+    data = call("shoal-fleet", "status", "owner", "--json").data
+    assert (data["running"], data["connected"], data["owner"]["devices"]) == (None, None, 1)
+
+
+def test_a_command_without_a_number_is_a_mistake_of_usage(call, fleet):
+    for verb in ("pause", "logs"):
+        call("shoal-fleet", "run", verb, "owner", status=2)
+    call("shoal-fleet", "run", "stop", "owner", "0", status=2)

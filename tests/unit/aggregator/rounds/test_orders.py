@@ -1,0 +1,155 @@
+"""The owner's orders to pause, resume and stop a run: which may follow which, and their effect on the engine."""
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.engine import STOPPED
+from aggregator.rounds.events import CameOnline, DeadlinePassed, Ordered, WentOffline
+from aggregator.rounds.orders import WORDS, Order, may_follow, newest
+from aggregator.rounds.phases import RunPhase, phase_of
+from shoal.protocol.messages import Phase
+from tests.helpers.engines import DEVICES, give, kinds, online, opened
+from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
+
+
+def order(engine, state, wanted):
+    return engine.handle(state, Ordered(wanted))
+
+
+@pytest.mark.parametrize(
+    ("before", "allowed"),
+    [
+        (Order.GO, set(Order)),
+        (Order.PAUSE, set(Order)),
+        (Order.STOP, {Order.STOP, Order.STOP_NOW}),
+        (Order.STOP_NOW, {Order.STOP_NOW}),
+    ],
+)
+def test_nothing_follows_a_stop_but_a_faster_one(before, allowed):
+    assert {after for after in Order if may_follow(before, after)} == allowed
+    for after in Order:
+        assert newest(before, after) is (after if after in allowed else before)
+    assert bool(WORDS[before]) is (before is not Order.GO)
+
+
+def test_a_paused_round_completes_and_none_follows_until_the_run_is_resumed():
+    engine, state = opened(rounds=3)
+    state, actions = order(engine, state, Order.PAUSE)
+    assert (actions, phase_of(state)) == ((), RunPhase.ROUND)
+    state, actions = give(engine, state, *DEVICES)
+    assert kinds(actions) == ["RoundClosed", "Gather"]
+    assert actions[0].record.contributed == len(DEVICES)
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert (actions, state.plan) == ((), None)
+    state, actions = order(engine, state, Order.GO)
+    assert kinds(actions) == ["OpenRound"]
+    assert (state.round, state.deadline_passed) == (2, False)
+
+
+def test_a_run_that_is_resumed_with_too_few_devices_gathers_for_a_whole_deadline():
+    engine, state = opened(rounds=3)
+    state, _ = order(engine, state, Order.PAUSE)
+    state, _ = give(engine, state, *DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, WentOffline(device))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    state, actions = order(engine, state, Order.GO)
+    assert (kinds(actions), state.deadline_passed) == (["Gather"], False)
+    assert order(engine, state, Order.GO)[1] == ()
+
+
+def test_a_stopped_run_closes_its_round_and_ends_with_a_final_one():
+    engine, state = opened(rounds=9)
+    state, actions = order(engine, state, Order.STOP)
+    assert actions == ()
+    state, actions = give(engine, state, *DEVICES)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert (actions[1].plan.final, state.round) == (True, 10)
+    state, actions = give(engine, state, *DEVICES)
+    assert kinds(actions) == ["RoundClosed", "RunFinished"]
+    (event,) = actions[0].record.events
+    assert (event["kind"], event["by"], event["after"]) == (STOPPED, "owner", 1)
+
+
+def test_a_stop_now_closes_the_round_with_the_uploads_that_are_durable():
+    engine, state = opened(rounds=9)
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    state, actions = order(engine, state, Order.STOP_NOW)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert (actions[0].record.contributed, actions[1].plan.final) == (2, True)
+    # The final round has the result of the run, and a stop does not cut it short.
+    assert order(engine, state, Order.STOP_NOW) == (state, ())
+
+
+def test_a_run_stopped_in_a_pause_goes_on_to_its_final_round():
+    engine, state = opened(rounds=9)
+    state, _ = order(engine, state, Order.PAUSE)
+    state, _ = give(engine, state, *DEVICES)
+    state, actions = order(engine, state, Order.STOP)
+    assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
+
+
+def test_a_run_stopped_while_devices_are_away_ends_once_they_are_back():
+    engine, state = opened(rounds=9)
+    state, _ = order(engine, state, Order.PAUSE)
+    state, _ = give(engine, state, *DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, WentOffline(device))
+    state, actions = order(engine, state, Order.STOP)
+    assert (kinds(actions), phase_of(state)) == (["Gather"], RunPhase.GATHERING)
+    state, actions = online(engine, state, *DEVICES)
+    assert kinds(actions) == ["OpenRound"]
+    assert state.plan.final
+
+
+@pytest.mark.parametrize("wanted", [Order.STOP, Order.STOP_NOW])
+def test_a_run_stopped_before_its_first_round_is_over_at_once(wanted):
+    engine = engine_of(run_plan())
+    state, _ = engine.begin(DEVICES, KEY_VERSION)
+    state, actions = order(engine, state, wanted)
+    assert (actions, state.finished, phase_of(state)) == ((), True, RunPhase.FINISHED)
+    assert engine.handle(state, CameOnline("dev-1")) == (state, ())
+
+
+def test_a_run_stopped_in_its_last_round_has_done_all_of_them():
+    engine, state = opened(rounds=1)
+    state, _ = order(engine, state, Order.STOP)
+    state, _ = give(engine, state, *DEVICES)
+    state, actions = give(engine, state, *DEVICES)
+    assert actions[0].record.events == ()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_the_final_round_of_a_stopped_run_offers_models_that_it_alone_needs(paused):
+    """FedGroup's auxiliary model, which a device without a group takes, is a state before the final round opens."""
+    engine, state = opened(DEVICES[:4], algorithm="fedgroup", settings={"groups": 2, "alpha": 5}, rounds=9)
+    for place, device in enumerate(DEVICES[:4]):
+        values = np.eye(engine.run.length, dtype=np.float32)[place // 2]
+        state, _ = give(engine, state, device, phase=Phase.PRETRAIN, model=engine.strategy.untrained, values=values)
+    assert state.round == 2
+    state, _ = order(engine, state, Order.PAUSE if paused else Order.STOP)
+    state, _ = online(engine, state, "dev-5")
+    for device in state.waiting:
+        state, _ = give(engine, state, device, model=state.plan.assignments[device].candidates[0])
+    if paused:
+        assert state.plan is None
+        state, actions = order(engine, state, Order.STOP)
+        assert kinds(actions) == ["OpenRound"]
+    auxiliary = engine.strategy.auxiliary
+    assert state.plan.final
+    assert state.plan.assignments["dev-5"].candidates == (auxiliary,)
+    recipes = [recipe.model for recipe in state.held.steps[-1].step.recipes]
+    assert recipes == sorted(recipes)
+    assert auxiliary in recipes
+
+
+def test_an_open_final_round_goes_on_under_every_order():
+    engine, state = opened(rounds=1)
+    state, _ = give(engine, state, *DEVICES)
+    assert state.plan.final
+    for wanted in (Order.PAUSE, Order.GO, Order.STOP, Order.STOP_NOW):
+        state, actions = order(engine, state, wanted)
+        assert actions == ()
+    state, actions = give(engine, state, *DEVICES)
+    assert kinds(actions) == ["RoundClosed", "RunFinished"]
+    assert state.finished

@@ -1,0 +1,149 @@
+"""The owner's requests at the aggregator: answers, replays, forgeries, and requests that come late."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+from aggregator.membership import AggregatorMembership
+from aggregator.owner_requests import OwnerRequests
+from aggregator.run_control import RunControl
+from aggregator.storage.owner_orders import OwnerOrders
+from crypto.seal.envelope import SealError
+from crypto.seal.identity import Identity
+from shoal import limits
+from shoal.errors import StorageError, UntrustedError, WireError
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
+from shoal.protocol.requests import Outcome, RequestAction
+from tests.helpers.owner_requests import chunks_of, opened, request_of, seal_request
+from tests.helpers.parties import TOPICS, Line, Parties
+
+LIST = RequestAction.LIST
+
+
+class Desk:
+    """An aggregator without a run, whose answers are recorded."""
+
+    def __init__(self, parties):
+        self.parties = parties
+        self.line = Line()
+        self.start()
+
+    def start(self):
+        """Start the aggregator from its directory."""
+        member = AggregatorMembership(self.parties.server.directory)
+        self.orders = OwnerOrders(member.directory)
+        control = RunControl(member, self.orders, lambda: None)
+        self.requests = OwnerRequests(member, self.line, self.orders, control)
+
+    def seal(self, request, package=b"", **options):
+        aggregator = self.parties.owner.roster.aggregator
+        return seal_request(self.parties.owner, aggregator, request, package, **options)
+
+    def take(self, sealed, **options):
+        """Hand over a sealed request; return the answer and its document, None without one."""
+        self.line.sent.clear()
+        for chunk in chunks_of(sealed, **options):
+            assert self.requests.take(TOPICS.owner_request, chunk, 0.0)
+        sent = [payload for topic, payload, retain in self.line.sent if topic == TOPICS.owner_answer and not retain]
+        return opened(sent, self.parties.owner) if sent else None
+
+    def ask(self, action=LIST, **parts):
+        return self.take(self.seal(request_of(action, fleet="reef", **parts)))
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(Parties(tmp_path, "dev-1"))
+
+
+def test_it_subscribes_to_the_requests_alone(desk):
+    desk.requests.subscribe()
+    assert desk.line.filters == [TOPICS.owner_request]
+    assert not desk.requests.take(TOPICS.up("dev-1"), b"anything", 0.0)
+
+
+def test_a_request_is_answered_under_its_own_id(desk):
+    sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
+    answer, body = desk.take(sealed)
+    assert (answer.outcome, answer.request, answer.accepted) == (Outcome.DONE, sealed.transfer_id, 3)
+    assert json.loads(body) == {"runs": []}
+
+
+def test_a_request_that_was_recorded_has_no_effect_also_after_a_restart(desk):
+    sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
+    assert desk.take(sealed)[0].outcome is Outcome.DONE
+    for _ in range(2):
+        answer, body = desk.take(sealed)
+        assert (answer.outcome, answer.accepted, body) == (Outcome.REPLAYED, 3, b"")
+        assert "restored from a backup" in answer.hint
+        desk.start()
+    assert desk.ask(sequence=2)[0].outcome is Outcome.REPLAYED
+    assert desk.ask(sequence=4)[0].outcome is Outcome.DONE
+
+
+def test_a_request_that_comes_late_has_no_effect_and_uses_up_no_number(desk):
+    answer, _ = desk.ask(sequence=9, expires_at_s=int(time.time()) - 5)
+    assert (answer.outcome, answer.accepted) == (Outcome.EXPIRED, 0)
+    assert "by the aggregator's clock" in answer.reason
+
+
+def test_a_refused_request_uses_up_its_number(desk):
+    answer, _ = desk.ask(RequestAction.PAUSE, run=7, sequence=2)
+    assert (answer.outcome, answer.accepted) == (Outcome.UNKNOWN, 2)
+
+
+def test_a_full_disk_is_answered_and_ends_nothing(desk, monkeypatch):
+    def refuse(*_args, **_options):
+        raise StorageError("the disk is full", hint="free some space")
+
+    monkeypatch.setattr("aggregator.storage.owner_orders.write_atomic", refuse)
+    answer, _ = desk.ask()
+    assert (answer.outcome, answer.reason, answer.hint) == (Outcome.FAILED, "the disk is full", "free some space")
+
+
+def test_a_request_in_pieces_is_carried_out_once_all_are_there(desk):
+    sealed = desk.seal(request_of(RequestAction.START, fleet="reef"), b"x" * 5000)
+    answer, _ = desk.take(sealed, chunk_bytes=1024)
+    assert answer.outcome is Outcome.REFUSED
+    assert answer.reason.startswith("no run of this fleet")
+
+
+@pytest.mark.parametrize(
+    "forgery", ["signer", "recipient", "purpose", "fleet", "inner fleet", "altered", "another key"]
+)
+def test_a_forged_request_is_neither_carried_out_nor_answered(desk, forgery):
+    stranger = Identity.generate("owner")
+    right = channels.REQUEST.head("reef", "owner", "aggregator")
+    options = {
+        "signer": {"signer": stranger},
+        "recipient": {"head": dataclasses.replace(right, recipient="dev-1")},
+        "purpose": {"head": dataclasses.replace(right, purpose="roster")},
+        "fleet": {"head": dataclasses.replace(right, fleet="atoll")},
+    }.get(forgery, {})
+    fleet = "atoll" if forgery == "inner fleet" else "reef"
+    head = {"head": right} if forgery == "inner fleet" else {}
+    sealed = desk.seal(request_of(LIST, fleet=fleet), **options, **head)
+    if forgery == "altered":
+        data = bytearray(sealed.payload)
+        data[-100] ^= 1
+        sealed = dataclasses.replace(sealed, payload=bytes(data))
+    if forgery == "another key":
+        sealed = seal_request(desk.parties.owner, stranger.member, request_of(LIST, fleet="reef"), head=right)
+    with pytest.raises((UntrustedError, SealError)):
+        desk.take(sealed)
+    assert (desk.line.sent, desk.orders.accepted) == ([], 0)
+
+
+def test_a_request_above_the_limit_is_refused_by_its_first_chunk(desk):
+    (chunk, *_) = split(bytes(limits.MAX_REQUEST_BYTES + 1), kind=channels.REQUEST.kind, round=0)
+    with pytest.raises(WireError, match="is above"):
+        desk.requests.take(TOPICS.owner_request, chunk, 0.0)
+
+
+def test_a_key_that_nothing_can_be_sealed_to_is_refused(desk):
+    request = dataclasses.replace(request_of(LIST, fleet="reef"), answer_key=bytes(32))
+    with pytest.raises(WireError, match="a key that nothing can be sealed to"):
+        desk.take(desk.seal(request))

@@ -1,0 +1,133 @@
+"""What the owner's requests do at the aggregator: runs that are stored, ordered and listed."""
+
+import pytest
+
+from aggregator.run_control import RunControl, UnfulfilledError
+from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
+from aggregator.storage.owner_orders import OwnerOrders
+from shoal.owner.keys.run_files import run_file
+from shoal.protocol.requests import Outcome, RequestAction
+from tests.helpers.owner_requests import request_of
+from tests.helpers.run_places import RunPlace
+
+
+class Desk:
+    """An aggregator that serves no run, and an owner with runs that are not here yet."""
+
+    def __init__(self, root):
+        self.place = RunPlace(root)
+        self.orders = OwnerOrders(self.place.server)
+        self.refreshed = 0
+        self.control = RunControl(self.place.member, self.orders, lambda: None, self.refresh)
+        self.number = 0
+
+    def refresh(self):
+        self.refreshed += 1
+
+    def sign(self, **changes):
+        """Sign a run, take its file away from the aggregator, and return (plan, package)."""
+        plan = self.place.sign(**changes)
+        (self.place.server / "runs" / f"{plan.run:06d}.run").unlink()
+        return plan, run_file(self.place.owner.path, plan.run).read_bytes()
+
+    def ask(self, action, package=b"", **parts):
+        self.number += 1
+        request = request_of(action, fleet="reef", sequence=self.number, **parts)
+        page = self.control.carry_out(request, package)
+        assert self.orders.accepted == self.number
+        return page
+
+    def one(self, action, package=b"", **parts):
+        (entry,) = self.ask(action, package, **parts).runs
+        return entry
+
+    def refused(self, action, package=b"", **parts):
+        with pytest.raises(UnfulfilledError) as caught:
+            self.ask(action, package, **parts)
+        assert self.orders.accepted == self.number
+        return caught.value
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+def test_the_same_package_twice_is_one_run(desk):
+    plan, package = desk.sign()
+    first, again = (desk.one(RequestAction.START, package) for _ in range(2))
+    assert (first.run, first.run_id, first.phase, first.round) == (plan.run, plan.run_id, QUEUED, 0)
+    assert again == first
+    (file,) = (desk.place.server / "runs").iterdir()
+    assert file.read_bytes() == package
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("package", [b"", b"junk"])
+def test_a_package_that_is_no_run_is_refused(desk, package):
+    assert desk.refused(RequestAction.START, package).outcome is Outcome.REFUSED
+    assert list((desk.place.server / "runs").iterdir()) == []
+
+
+def test_a_run_of_another_owner_is_refused(desk, tmp_path):
+    (tmp_path / "other").mkdir()
+    _, package = Desk(tmp_path / "other").sign()
+    assert "no run of this fleet" in str(desk.refused(RequestAction.START, package))
+
+
+def test_another_run_of_the_same_number_is_refused(desk):
+    _, package = desk.sign()
+    _, other = desk.sign(run=1)
+    desk.one(RequestAction.START, package)
+    error = desk.refused(RequestAction.START, other)
+    assert (error.outcome, str(error)) == (Outcome.REFUSED, "another run 1 is here")
+
+
+def test_a_run_that_devices_would_refuse_is_refused(desk):
+    _, old = desk.sign()
+    later = desk.place.sign()
+    desk.place.finish(later)
+    assert "is older than run 2" in str(desk.refused(RequestAction.START, old))
+
+
+def test_a_run_that_has_not_begun_is_paused_resumed_and_stopped(desk):
+    plan = desk.place.sign()
+    assert desk.one(RequestAction.PAUSE, run=1).order == "paused by the owner"
+    assert desk.one(RequestAction.RESUME, run=1).order == ""
+    stopped = desk.one(RequestAction.STOP, run=1)
+    assert (stopped.phase, stopped.order) == (STOPPED_UNBEGUN, "stopped by the owner")
+    assert desk.orders.of(plan.run_id).stops
+    assert desk.one(RequestAction.STOP, run=1) == stopped
+    assert desk.refused(RequestAction.RESUME, run=1).outcome is Outcome.NOT_NOW
+
+
+def test_a_finished_run_takes_no_order(desk):
+    desk.place.finish(desk.place.sign())
+    error = desk.refused(RequestAction.PAUSE, run=1)
+    assert (error.outcome, str(error)) == (Outcome.NOT_NOW, "run 1 is over")
+
+
+def test_a_number_that_is_not_here_is_unknown(desk):
+    for action, parts in ((RequestAction.PAUSE, {}), (RequestAction.LOGS, {"records": 1})):
+        assert desk.refused(action, run=4, **parts).outcome is Outcome.UNKNOWN
+
+
+def test_the_list_has_every_run_and_names_obstacles(desk):
+    desk.place.finish(desk.place.sign())
+    begun = desk.place.sign()
+    desk.place.sign(run=begun.run)  # another run of a number that was begun
+    listed = desk.ask(RequestAction.LIST).runs
+    assert [(e.run, e.phase) for e in listed] == [(1, "finished"), (2, QUEUED)]
+    assert all(e.stored_at_s for e in listed)
+
+
+def test_status_reports_the_next_run_and_refreshes_the_facts_first(desk):
+    desk.place.finish(desk.place.sign())
+    desk.place.sign()
+    desk.ask(RequestAction.PAUSE, run=2)
+    run = desk.ask(RequestAction.STATUS).status.run
+    assert (desk.refreshed, run.run, run.order) == (1, 2, "paused by the owner")
+
+
+def test_a_fleet_without_a_run_has_a_status(desk):
+    assert desk.ask(RequestAction.STATUS).status.run is None

@@ -1,0 +1,116 @@
+"""One request and its answer: which answers count, and the error of each outcome."""
+
+import dataclasses
+import time
+
+import pytest
+
+from crypto.seal.identity import Identity
+from shoal.errors import ConfigError, IntegrityError, NotReadyError, StorageError, UntrustedError, UsageError
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
+from shoal.owner.console.asking import Question
+from shoal.owner.console.numbers import RequestNumbers
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol import channels
+from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
+from shoal.transport.base import Message
+from tests.helpers.owner_requests import AGGREGATOR, tell
+from tests.helpers.parties import TOPICS, Line
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    return made
+
+
+@pytest.fixture
+def question(fleet):
+    return Question(fleet, RequestAction.LIST)
+
+
+def answer(question, outcome=Outcome.DONE, **changes):
+    fields = {"fleet": "reef", "request": question.sealed.transfer_id, "accepted": 1, "answered_at_s": 7, **changes}
+    return OwnerAnswer(outcome=outcome, **fields)
+
+
+def test_it_subscribes_before_it_publishes_and_takes_a_number(fleet, question):
+    line = Line()
+    question.send(line)
+    assert line.filters == [TOPICS.owner_answer]
+    assert [(topic, retain) for topic, _, retain in line.sent] == [(TOPICS.owner_request, False)]
+    assert RequestNumbers(fleet).last() == 1
+
+
+def test_the_answer_to_this_request_counts(question):
+    with pytest.raises(IntegrityError, match="no answer yet"):
+        question.document()
+    tell(question, answer(question), b'{"runs": []}')
+    assert (question.answer.answered_at_s, question.document()) == (7, b'{"runs": []}')
+
+
+@pytest.mark.parametrize("forgery", ["signer", "another request", "another key", "fleet", "purpose", "junk"])
+def test_no_other_message_counts(question, forgery):
+    right = channels.ANSWER.head("reef", "aggregator", "owner")
+    message = answer(question)
+    match forgery:
+        case "signer":
+            tell(question, message, signer=Identity.generate("aggregator"))
+        case "another request":
+            tell(question, dataclasses.replace(message, request=bytes(16)))
+        case "another key":
+            tell(question, message, key=AGGREGATOR.member.seal_key)
+        case "fleet":
+            tell(question, dataclasses.replace(message, fleet="atoll"))
+        case "purpose":
+            tell(question, message, head=dataclasses.replace(right, purpose="control"))
+        case "junk":
+            question.on_event(Message(TOPICS.owner_answer, b"junk"), 0.0)
+            question.on_event(Message(TOPICS.owner_roster, b"junk"), 0.0)
+    assert question.answer is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "status"),
+    [
+        (Outcome.UNKNOWN, UsageError, 2),
+        (Outcome.NOT_NOW, NotReadyError, 11),
+        (Outcome.REFUSED, UntrustedError, 6),
+        (Outcome.EXPIRED, ConfigError, 3),
+        (Outcome.FAILED, StorageError, 9),
+    ],
+)
+def test_each_outcome_has_its_error(question, outcome, error, status):
+    tell(question, answer(question, outcome, reason="the\x1b[31m reason", hint="do this"))
+    with pytest.raises(error, match=r"refused the request: the\?\[31m reason") as caught:
+        question.document()
+    assert (caught.value.hint, caught.value.exit_code) == ("do this", status)
+
+
+def test_a_request_that_another_console_has_overtaken_may_be_sent_again(fleet, question):
+    later = Question(fleet, RequestAction.LIST)
+    assert not question.overtaken
+    tell(question, answer(question, Outcome.REPLAYED, accepted=2))
+    assert (question.overtaken, later.overtaken) == (True, False)
+
+
+def test_a_restored_directory_is_named(question):
+    tell(question, answer(question, Outcome.REPLAYED, accepted=40))
+    assert not question.overtaken
+    with pytest.raises(ConfigError, match="has seen request 40"):
+        question.document()
+
+
+def test_a_package_above_the_limit_is_refused_before_a_number_is_taken(fleet):
+    too_large = bytes(channels.REQUEST.largest)
+    with pytest.raises(ConfigError, match="the broker takes at most") as caught:
+        Question(fleet, RequestAction.START, package=too_large)
+    assert "carry the file" in caught.value.hint
+    assert RequestNumbers(fleet).last() == 0
+
+
+def test_without_an_aggregator_there_is_nobody_to_ask(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://h")
+    with pytest.raises(UntrustedError, match="no aggregator yet"):
+        Question(fleet, RequestAction.LIST, clock=time.time)

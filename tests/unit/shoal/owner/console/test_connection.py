@@ -1,0 +1,125 @@
+"""A request on a connection of its own: who did not answer, and how often it is sent."""
+
+import threading
+
+import pytest
+
+from shoal.errors import BrokerUnreachableError, NotReadyError
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
+from shoal.owner.console import connection
+from shoal.owner.console.connection import ask
+from shoal.owner.enrolment.connection import Tls
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
+from shoal.transport.base import Disconnected
+from tests.helpers.owner_requests import AGGREGATOR, tell
+from tests.helpers.parties import Line
+
+
+class Wire(Line):
+    """A transport whose ``script`` is called with the sink after each publish."""
+
+    def __init__(self, sink, script):
+        super().__init__()
+        self.sink, self.script, self.left = sink, script, 0
+
+    def start(self, *, require=False):
+        assert require
+
+    def pending(self):
+        return self.left
+
+    def publish(self, topic, payload, **options):
+        super().publish(topic, payload, **options)
+        self.script(self)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
+    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    return made
+
+
+@pytest.fixture
+def wires(monkeypatch):
+    """Lines instead of connections; each takes the next script."""
+    made, scripts, questions = [], [], []
+    real = connection.Question
+
+    def question(*args, **parts):
+        questions.append(real(*args, **parts))
+        return questions[-1]
+
+    def transport(_fleet, _tls, inbox):
+        script = scripts[len(made)]
+        made.append(Wire(inbox.put, lambda wire: script(wire, questions[-1])))
+        return made[-1]
+
+    monkeypatch.setattr(connection, "Question", question)
+    monkeypatch.setattr(connection, "_transport", transport)
+    return made, scripts
+
+
+def replying(outcome, accepted):
+    def script(_wire, question):
+        message = OwnerAnswer(
+            fleet="reef", request=question.sealed.transfer_id, outcome=outcome, accepted=accepted, answered_at_s=7
+        )
+        tell(question, message, b"{}")
+
+    return script
+
+
+def test_a_broker_that_is_down_is_named(fleet):
+    with pytest.raises(BrokerUnreachableError):
+        ask(fleet, Tls(), 1.0, lambda _line: None, RequestAction.LIST)
+
+
+def test_an_aggregator_that_is_silent_is_named_and_progress_is_told(fleet, wires, monkeypatch):
+    made, scripts = wires
+    scripts.append(lambda _wire, _question: None)
+    monkeypatch.setattr(connection, "TELL_S", 0.0)
+    told = []
+    with pytest.raises(NotReadyError, match=r"did not answer within 0\.1 s") as caught:
+        ask(fleet, Tls(), 0.1, told.append, RequestAction.LIST)
+    assert "broker-config" in caught.value.hint
+    assert told[0].startswith("waiting for the aggregator's answer")
+    assert made[0].closed
+
+
+def test_a_lost_connection_is_the_brokers(fleet, wires):
+    _, scripts = wires
+    scripts.append(lambda wire, _question: wire.sink(Disconnected("gone")))
+    with pytest.raises(BrokerUnreachableError, match="was lost before the answer came: gone"):
+        ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST)
+
+
+def test_a_request_that_was_overtaken_is_sent_again_with_a_new_number(fleet, wires):
+    made, scripts = wires
+    scripts += [replying(Outcome.REPLAYED, 1), replying(Outcome.DONE, 2)]
+    assert ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
+    assert len(made) == 2
+
+
+def test_after_three_attempts_it_gives_up(fleet, wires):
+    made, scripts = wires
+    scripts += [replying(Outcome.REPLAYED, 1)] * 3
+    with pytest.raises(NotReadyError):
+        ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST)
+    assert len(made) == 3
+
+
+def test_a_large_request_shows_how_much_is_sent(fleet, wires, monkeypatch):
+    _, scripts = wires
+
+    def slow(wire, _question):
+        wire.left = 3
+        threading.Timer(0.2, setattr, (wire, "left", 0)).start()
+
+    scripts.append(slow)
+    monkeypatch.setattr(connection, "TELL_S", 0.0)
+    told = []
+    with pytest.raises(NotReadyError):
+        ask(fleet, Tls(), 0.05, told.append, RequestAction.LIST)
+    assert told[0] == "sending the request: 0.0 MB sent, 3 parts left"
