@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
+from aggregator.page.service import FleetPage
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
 from aggregator.status.watch import FleetWatch
@@ -37,6 +38,10 @@ from shoal.util.locks import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.open_files import raise_open_files_limit
 from shoal.util.process import keep_heap, settle
+
+if TYPE_CHECKING:
+    from aggregator.status.facts import RunFacts
+    from shoal.protocol.documents import RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
@@ -113,6 +118,7 @@ class Daemon:
         self._watch = FleetWatch(str(address), known=known_devices(self._membership.directory))
         self._presences = PresenceInbox(self._membership, self._watch)
         self._live = LiveFile(self._membership.directory, self._watch)
+        self._page = FleetPage(config, self._membership, self._transport)
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -129,6 +135,8 @@ class Daemon:
         except Exception as error:
             self._live.end(error)
             raise
+        finally:
+            self._page.close()
         self._live.end(None)
 
     def _serve(self) -> None:
@@ -136,6 +144,7 @@ class Daemon:
             # The handler only queues the request: an exception raised in it could cut a commit short.
             signal.signal(number, lambda *_: self._inbox.put(None))
         forget_waiting(self._membership.directory)
+        self._page.start()
         self._keep_status()
         self._mail.subscribe(self._transport)
         self._presences.subscribe(self._transport)
@@ -325,9 +334,15 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Write the facts for `shoal-aggregator status`, if they have changed and that is due."""
-        service = self._service
-        self._live.keep_up(lambda: None if service is None else service.facts(), time.monotonic())
+        """Write the facts for `shoal-aggregator status`, and hand them to the fleet page, if that is due."""
+        self._live.keep_up(self._run_facts, time.monotonic())
+        self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
+
+    def _run_facts(self) -> RunFacts | None:
+        return None if self._service is None else self._service.facts()
+
+    def _served_plan(self) -> RunPlan | None:
+        return None if self._service is None else self._service.plan
 
     def _handle(self, event: Item, service: RunService | None) -> None:
         if event is None:

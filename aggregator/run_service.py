@@ -131,6 +131,11 @@ class RunService:
         self._roster_sent = membership.roster_bytes
 
     @property
+    def plan(self) -> RunPlan:
+        """The owner's run plan."""
+        return self._run
+
+    @property
     def state(self) -> EngineState:
         """The engine's state; there is none before `start`."""
         return self._state

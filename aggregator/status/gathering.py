@@ -39,7 +39,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         active=member.roster.active(),
         revoked=tuple(member.roster.revoked),
         run=_chosen(runs, served),
-        disk_free_bytes=_free_bytes(member.directory),
+        disk_free_bytes=free_bytes_of(member.directory),
         now_s=int(time.time()) if now_s is None else now_s,
     )
     return build(facts)
@@ -65,7 +65,8 @@ def stored_run(plan: RunPlan, records: Sequence[Mapping[str, Any]]) -> StoredRun
     )
 
 
-def _free_bytes(directory: Path) -> int | None:
+def free_bytes_of(directory: Path) -> int | None:
+    """Return the free space for a directory in bytes; None if it can't be read."""
     try:
         return free_bytes(directory)
     except OSError:

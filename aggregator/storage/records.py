@@ -47,7 +47,7 @@ def _pack(database: sqlite3.Connection) -> None:
 
 
 def _shortened(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the records of rows (record, figures) in order, with the cosines of those whose clusters differ from the one before."""
+    """Yield the records of rows (record, figures), with cosines where the clusters differ from those of the row before."""
     clusters: Any = None
     for text, figures in rows:
         record = json.loads(text)

@@ -16,12 +16,12 @@ Rules:
 The aggregator serves the live page; `shoal-fleet report`, `shoal simulate --report` and `shoal demo --open` write stills. All use
 the records of rounds as `aggregator.rounds.events.RoundRecord` has them, in the form of JSON.
 
-Example:
+Example: a still of a run of one round.
 
     >>> from shoal.page.history import RunHistory
     >>> from shoal.page.page import still
     >>> run = RunHistory(name="run 1", algorithm="fedavg", rounds=1)
     >>> run.add({"round": 1, "loss": 0.5, "contributed": 2, "ordered": 2, "clusters": {"dev-1": 0, "dev-2": 0}})
-    >>> still("reef", [run]).startswith(b"<!doctype html>")
+    >>> still("reef", [run.document()]).startswith(b"<!doctype html>")
     True
 """

@@ -106,6 +106,11 @@ class RunHistory:
     _cosines: list[dict[str, Any]] = field(default_factory=list)
     _newest_cosines: dict[str, Any] | None = None
 
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Cluster -> number of its devices after the last closed round."""
+        return self._tree.sizes
+
     def add(self, record: Record) -> None:
         """Add a closed round, newer than the ones before."""
         self.last, self.closed = record, int(record["round"])

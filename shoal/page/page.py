@@ -13,7 +13,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.page.history import RunHistory
 from shoal.util.files import write_atomic
 from shoal.util.times import second
 
@@ -23,7 +22,11 @@ READABLE: Final = 0o644
 """Mode of a saved page: it holds no secret, and people pass it on."""
 
 
-def live(title: str, document: Mapping[str, Any]) -> bytes:
+Document = Mapping[str, Any]
+"""A value as JSON has it."""
+
+
+def live(title: str, document: Document) -> bytes:
     """Return the page that follows a server's events.
 
     Args:
@@ -34,13 +37,13 @@ def live(title: str, document: Mapping[str, Any]) -> bytes:
 
 
 def still(
-    title: str, runs: Sequence[RunHistory], status: Mapping[str, Any] | None = None, note: str = "", now_s: int | None = None
+    title: str, runs: Sequence[Document], status: Document | None = None, note: str = "", now_s: int | None = None
 ) -> bytes:
     """Return the page as a file that needs no server.
 
     Args:
         title: the fleet's or the experiment's name.
-        runs: at most MOST_RUNS of them are shown.
+        runs: their histories, `RunHistory.document`; at most MOST_RUNS of them are shown.
         status: the fleet's state, as `aggregator.status.record.FleetStatus.document` has it; None for a simulation.
         note: a sentence about where the figures come from.
         now_s: unix seconds at which they were true; None for now.
@@ -63,8 +66,8 @@ def write_still(path: Path, *parts: Any, **options: Any) -> None:
 
 def data_of(
     title: str,
-    runs: Sequence[RunHistory],
-    status: Mapping[str, Any] | None,
+    runs: Sequence[Document],
+    status: Document | None,
     *,
     note: str = "",
     kind: str = "live",
@@ -77,7 +80,7 @@ def data_of(
         "note": note,
         "made_at": second(int(time.time()) if now_s is None else now_s),
         "status": status,
-        "runs": [run.document() for run in runs[:MOST_RUNS]],
+        "runs": list(runs[:MOST_RUNS]),
     }
 
 
@@ -100,7 +103,7 @@ def json_text(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _page(title: str, document: Mapping[str, Any], meta: str) -> bytes:
+def _page(title: str, document: Document, meta: str) -> bytes:
     # One pass over the template: a marker inside inserted text stays as it is.
     parts = {
         "title": html.escape(title),

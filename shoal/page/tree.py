@@ -5,11 +5,12 @@ cluster to another. Splits, merges and moves are all flows. A run may change clu
 neighbouring steps with the fewest devices moved between them are joined, and the flows are composed from the devices
 themselves, so that sums stay right.
 
-Example:
+Example: a split.
 
+    >>> from shoal.page.tree import ClusterTree
     >>> tree = ClusterTree()
-    >>> tree.add(1, {"a": 0, "b": 0, "c": 0})
-    >>> tree.add(2, {"a": 1, "b": 1, "c": 2})
+    >>> tree.add(1, {"a": 0, "b": 0, "c": 0}), tree.add(2, {"a": 1, "b": 1, "c": 2})
+    (True, True)
     >>> tree.document()["flows"]
     [[[0, 1, 2], [0, 2, 1]]]
 """

@@ -180,15 +180,24 @@
     const total = Math.max(...steps.map((s) => s.sizes.reduce((sum, [, n]) => sum + n, 0)), 1);
     const rows = Math.max(...steps.map((s) => s.sizes.length)), between = Math.min(gap, 60 / rows);
     const unit = (height - top - axis - between * (rows - 1)) / total, cell = width / Math.max(steps.length - 0.35, 0.65);
-    const tops = steps.map((step) => {
+    const tops = [];
+    steps.forEach((step, i) => {
+      // A cluster stands where its devices come from, so that bands cross as little as they can.
+      const from = new Map();
+      for (const [a, b, n] of i ? flows[i - 1] : []) {
+        const sum = from.get(b) || [0, 0];
+        from.set(b, [sum[0] + n * tops[i - 1].get(a), sum[1] + n]);
+      }
+      const rank = (id) => from.has(id) ? from.get(id)[0] / from.get(id)[1] : height;
       let y = top;
-      return new Map(step.sizes.map(([id, size]) => { const at = y; y += size * unit + between; return [id, at]; }));
+      tops.push(new Map([...step.sizes].sort((a, b) => rank(a[0]) - rank(b[0]) || a[0] - b[0]).map(([id, size]) => { const at = y; y += size * unit + between; return [id, at]; })));
     });
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `The tree of clusters. ${sentenceOf(now)}` });
     const start = (i) => i * cell, end = (i) => i * cell + cell * 0.65;
     flows.forEach((pair, i) => {
       const out = new Map(tops[i]), into = new Map(tops[i + 1]);
-      for (const [from, to, count] of pair) {
+      const order = ([a, b]) => tops[i].get(a) * 1e4 + tops[i + 1].get(b);
+      for (const [from, to, count] of [...pair].sort((a, b) => order(a) - order(b))) {
         const a = out.get(from), b = into.get(to), high = count * unit, x0 = end(i), x1 = start(i + 1), mid = (x0 + x1) / 2;
         out.set(from, a + high); into.set(to, b + high);
         const d = `M${x0} ${a}C${mid} ${a} ${mid} ${b} ${x1} ${b}V${b + high}C${mid} ${b + high} ${mid} ${a + high} ${x0} ${a + high}Z`;
@@ -253,9 +262,9 @@
     const x = (r) => left + (width - left - right) * (r - first) / span, y = (v) => top + (height - top - bottom) * (high - v) / (high - low);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${title}. ${spoken(series, rounds, format)}` });
     for (const v of steps(low, high, 4)) {
-      svg.append(draw("path", { class: "grid", d: `M${left} ${y(v)}H${width - right}` }), draw("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, format(v)));
+      svg.append(draw("path", { class: "grid", d: `M${left} ${y(v)}H${width - right}` }), draw("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, format(v).replace(".0 %", " %")));
     }
-    for (const r of steps(first, last(rounds), Math.max(2, Math.floor(width / 110))).filter(Number.isInteger)) {
+    for (const r of steps(first, last(rounds), Math.max(3, Math.floor(width / 90))).filter(Number.isInteger)) {
       svg.append(draw("text", { x: x(r), y: height - 6, "text-anchor": "middle" }, r === 0 ? "" : String(r)));
     }
     for (const s of series) svg.append(draw("path", { d: path(rounds, s.values, x, y), ...stroke(s.at) }));
@@ -299,7 +308,7 @@
     const now = run(), places = now ? place(now) : new Map();
     const series = (name) => {
       if (!now) return [];
-      const own = now.clusters.filter((c) => c[name].some((v) => v != null)).map((c) => ({ name: `cluster ${c.id}${c.devices ? "" : ", until it was left"}`, values: c[name], at: places.get(c.id) || 0 }));
+      const own = now.clusters.filter((c) => c[name].some((v) => v != null)).map((c) => ({ name: `cluster ${c.id}${c.devices ? "" : " (ended)"}`, values: c[name], at: places.get(c.id) || 0 }));
       return own.length > 1 && own.length <= 12 ? own : [{ name: "all devices", values: now.points[name], at: 0 }];
     };
     lines("accuracy", "accuracy", { title: "Accuracy", note: "higher is better", series: series("accuracy"), format: percent });
@@ -486,9 +495,9 @@
     const now = run(), places = now ? place(now) : new Map();
     const found = status.devices.filter((d) => d.name.toLowerCase().includes(query.toLowerCase()) && (!onlyImpaired || d.reason)).sort((a, b) => Boolean(b.reason) - Boolean(a.reason));
     const shown = all ? found : found.slice(0, SHOWN_ROWS);
-    const rows = shown.map((d) => [d.name, standing(d), d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)),
-      time(d.last_upload), d.version || "–", d.reason ? make("span", {}, `${d.reason}. `, make("span", {}, d.advice)) : "–"]);
-    const heads = [text("Device"), text("State"), text("Cluster"), text("Last upload"), text("Version"), text("Reason, and what to do")];
+    const rows = shown.map((d) => [d.name, standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : "–",
+      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), d.version || "–"]);
+    const heads = [text("Device"), text("State"), text("Reason, and what to do"), text("Cluster"), text("Last upload"), text("Version")];
     const more = found.length > shown.length ? make("button", { type: "button", id: "all" }, `Show all ${found.length}`) : null;
     if (more) more.addEventListener("click", () => { all = true; drawDevices(); });
     const kept = box.querySelector(".scroll"), at = kept ? kept.scrollTop : 0;

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.status.gathering import _free_bytes, fleet_status, stored_run
+from aggregator.status.gathering import fleet_status, free_bytes_of, stored_run
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import StoredRun
 from aggregator.status.watch import FleetWatch
@@ -78,5 +78,5 @@ def test_revoked_devices_are_listed_last(tmp_path):
 
 
 def test_a_directory_that_is_gone_has_no_free_space_to_report(tmp_path):
-    assert _free_bytes(tmp_path) > 0
-    assert _free_bytes(tmp_path / "gone") is None
+    assert free_bytes_of(tmp_path) > 0
+    assert free_bytes_of(tmp_path / "gone") is None
