@@ -81,7 +81,8 @@ class Snapshot:
     def event(self, *, runs: bool) -> str:
         """Return the data of an event for the page: the status, and with ``runs`` the run's history."""
         history = f',"runs":{self.runs_text}' if runs else ""
-        return f'{{"made_at":"{second(self.made_at_s)}","status":{self.status_text}{history}}}'
+        head = f'"made_at":"{second(self.made_at_s)}","note":{_json(self.trouble)}'
+        return f'{{{head},"status":{self.status_text}{history}}}'
 
 
 class _StoredHistory:

@@ -37,6 +37,8 @@ MOST_STREAMS: Final = 8
 HEAD_BYTES: Final = 16 << 10
 HEAD_S: Final = 5.0
 WRITE_S: Final = 10.0
+POLL_S: Final = 0.25
+"""Interval at which the server looks whether it is to end."""
 HEARTBEAT_S: Final = 15.0
 """Time without an event after which a stream sends a comment, so that a dead connection is noticed."""
 TRY_AGAIN_S: Final = 5
@@ -104,7 +106,7 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.server_close()
 
     def _serve(self) -> None:
-        self.serve_forever(poll_interval=UPDATE_S)
+        self.serve_forever(poll_interval=POLL_S)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, unless there are too many."""
@@ -133,7 +135,7 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Head(io.RawIOBase):
-    """The first HEAD_BYTES of a connection, readable for HEAD_S; then its end."""
+    """The first HEAD_BYTES of a connection, readable for HEAD_S; then an error."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -148,7 +150,9 @@ class _Head(io.RawIOBase):
         if left_s <= 0:
             raise TimeoutError
         self._connection.settimeout(left_s)
-        count = self._connection.recv_into(memoryview(buffer)[: self._left]) if self._left else 0
+        if not self._left:
+            raise ConnectionAbortedError("the head of a request is too long")
+        count = self._connection.recv_into(memoryview(buffer)[: self._left])
         self._left -= count
         return count
 

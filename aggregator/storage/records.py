@@ -15,6 +15,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 TABLES: Final = """
@@ -48,10 +49,11 @@ def _pack(database: sqlite3.Connection) -> None:
 
 def _shortened(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield the records of rows (record, figures), with cosines where the clusters differ from those of the row before."""
-    clusters: Any = None
+    before: Any = None
     for text, figures in rows:
         record = json.loads(text)
-        changed, clusters = record.get("clusters") != clusters, record.get("clusters")
+        clusters = record.get("clusters")
+        changed, before = record["round"] == 1 or before not in (None, clusters), clusters
         cosines = json.loads(figures).get("cosines") if changed else None
         yield json.dumps({**record, "cosines": cosines}) if cosines else text
 
@@ -84,7 +86,7 @@ def read_after(database: sqlite3.Connection, round_: int) -> Iterator[dict[str, 
         ValueError, sqlite3.DatabaseError: the database is damaged.
     """
     firsts = [first for (first,) in database.execute("SELECT first FROM past ORDER BY first")]
-    for first, following in zip(firsts, [*firsts[1:], None], strict=True):
+    for first, following in pairwise([*firsts, None]):
         if following is not None and following <= round_ + 1:
             continue
         (block,) = database.execute("SELECT records FROM past WHERE first = ?", (first,)).fetchone()
