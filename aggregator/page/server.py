@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import logging
+import select
 import socket
 import socketserver
 import sys
@@ -274,7 +275,13 @@ class _Handler(BaseHTTPRequestHandler):
             elif now_s - sent_s >= HEARTBEAT_S:
                 sent_s = now_s
                 self.wfile.write(b": alive\n\n")
-            self.server.closing.wait(UPDATE_S)
+            if self._left():
+                return
+
+    def _left(self) -> bool:
+        """Wait UPDATE_S, and return whether the client has closed the connection; its place is free at once then."""
+        readable, _, _ = select.select([self.connection], [], [], UPDATE_S)
+        return bool(readable)  # a client has nothing to say any more but its end
 
 
 def _data(title: str, snapshot: Snapshot) -> dict[str, Any]:

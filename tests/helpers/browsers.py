@@ -43,7 +43,8 @@ def look(driver, *, width, height=900, dark=False):
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    still = {"name": "prefers-reduced-motion", "value": "reduce"}  # without frames to draw, scrolling would not end
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
 
 
 def requested(driver):

@@ -2,7 +2,7 @@
 // The fleet page: draws the data in the document, and in its live form follows the server's events.
 // Names and texts come from devices and owners: they reach the page through textContent alone.
 (() => {
-  const SVG = "http://www.w3.org/2000/svg", COLOURS = 10, SHOWN_ROWS = 200, NAMED_ROWS = 40, BANDS_NAMED_PX = 74;
+  const SVG = "http://www.w3.org/2000/svg", COLOURS = 10, SHOWN_ROWS = 200, NAMED_ROWS = 40, AGAIN_MS = 5000, BANDS_NAMED_PX = 74;
   const DASHES = ["", "7 4", "2 3", "9 3 2 3", "12 4"];
   const MARKS = { u: "uploaded", m: "missing", d: "declined", x: "left out", ".": "not asked" };
   const byId = (id) => document.getElementById(id);
@@ -296,10 +296,10 @@
     let at = -1;
     plot.addEventListener("pointermove", (event) => { const to = locate(event); if (to >= 0 && to < count && to !== at) show(at = to); });
     plot.addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -(plot.columns || 1), ArrowDown: plot.columns || 1, Home: -count, End: count }[event.key];
+      const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -(plot.columns || 1), ArrowDown: plot.columns || 1, Home: -Infinity, End: Infinity }[event.key];
       if (!by) return;
       event.preventDefault();
-      at = Math.max(0, Math.min(count - 1, at < 0 ? (by < 0 ? count - 1 : 0) : at + by));
+      at = Math.max(0, Math.min(count - 1, at < 0 && Number.isFinite(by) ? 0 : at + by));
       show(at);
       speak(readout.textContent);
     });
@@ -548,9 +548,9 @@
     box.className = `feed ${kind}`;
     box.replaceChildren(words, time(data.made_at));
   }
+  let lost = false;
   function follow() {
     const events = new EventSource("events");
-    let lost = false;
     events.addEventListener("fleet", (event) => {
       if (lost) speak("The connection to the aggregator is back.");
       lost = false;
@@ -560,6 +560,8 @@
       feed("lost", "No connection to the aggregator: figures of ");
       if (!lost) speak("The connection to the aggregator is lost. The figures are old.");
       lost = true;
+      // A browser tries again by itself after a broken connection, but not after an answer that is no stream.
+      if (events.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS);
     });
   }
   const view = (id) => document.querySelector(`#views a[href="#${id}"]`);

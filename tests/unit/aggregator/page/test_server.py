@@ -277,6 +277,21 @@ def test_a_failed_answer_is_logged_and_a_client_that_went_away_is_not(place, cap
     assert caplog.records == []
 
 
+def test_a_client_that_goes_away_gives_its_stream_back(place, monkeypatch):
+    """A person reloads the page more often than there are streams."""
+    monkeypatch.setattr(server_module, "UPDATE_S", 30.0)
+    place.publish()
+    for _ in range(3 * MOST_STREAMS):
+        connection, answer, following = events_of(place)
+        following()
+        answer.close()
+        connection.close()
+        end_s = time.monotonic() + 10
+        while not place.server.streams.acquire(blocking=False):
+            assert time.monotonic() < end_s
+        place.server.streams.release()
+
+
 def test_the_end_of_the_server_ends_its_streams(tmp_path):
     place = PagePlace(tmp_path, names(2))
     with place:
