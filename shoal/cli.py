@@ -111,6 +111,13 @@ def demo(
         typer.Option(help="rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none."),
     ] = "rotation",
     save: SaveFile = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Also write the runs' pictures to this file.", dir_okay=False, callback=_writable
+        ),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the runs' pictures in a browser.")] = False,
     json: AsJson = False,
 ) -> None:
     """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
@@ -130,7 +137,26 @@ def demo(
             progress=progress,
             mode=mode,
         )
-    _deliver(result.data(), json, lambda: report(result), save)
+    _deliver(result.data(), json, lambda: report(result), save, lambda: _show_page(result.page(), html, browse=open_))
+
+
+def _show_page(page: bytes, path: Path | None, *, browse: bool) -> None:
+    """Write a page to ``path``, or to a file of its own if it is only to be shown, and show it."""
+    import tempfile
+    import webbrowser
+
+    from shoal.page.page import READABLE
+    from shoal.util.console import note
+    from shoal.util.files import write_atomic
+
+    if path is None and not browse:
+        return
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="shoal-demo-")) / "demo.html"
+    write_atomic(path, page, mode=READABLE, durable=False)
+    if browse and not webbrowser.open(path.absolute().as_uri()):
+        note("no browser can be opened here")
+    note(f"the runs' pictures: {path}")
 
 
 @bench_app.command("round")

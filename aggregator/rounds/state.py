@@ -273,14 +273,20 @@ def record_of(
         refused_norm=refused,
         out_of_step=apart,
         still=state.standstill.now,
-        cluster_losses=_cluster_losses(counted, outcome.clusters, state.run),
+        cluster_losses=cluster_losses(counted, outcome.clusters, state.run),
         cluster_tests=_cluster_tests(given, outcome.clusters),
         cosines=None if plan.final else sampled_cosines(counted, outcome.clusters),
     )
 
 
-def _cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: RunPlan) -> dict[int, float]:
-    """Return the mean loss of each cluster that has one."""
+def cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: RunPlan) -> dict[int, float]:
+    """Return the mean loss of each cluster that has one.
+
+    Args:
+        given: updates of one round.
+        clusters: device -> cluster.
+        run: gives the weights.
+    """
     members: dict[int, list[ClientUpdate]] = {}
     for contribution in given:
         if contribution.device in clusters:

@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.errors import ConfigError, UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
+from shoal.owner.cli import report as report_cli
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.runs import defaults
 from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
@@ -207,6 +208,7 @@ def private_words(manifest: TaskManifest) -> str:
 
 
 admission_cli.register(app)
+report_cli.register(app)
 
 
 class RunCommand(TyperCommand):

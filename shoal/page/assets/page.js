@@ -268,7 +268,10 @@
       svg.append(draw("text", { x: x(r), y: height - 6, "text-anchor": "middle" }, r === 0 ? "" : String(r)));
     }
     for (const s of series) svg.append(draw("path", { d: path(rounds, s.values, x, y), ...stroke(s.at) }));
-    if (rounds.length === 1) for (const s of series) svg.append(draw("circle", { cx: x(first), cy: y(s.values[0] ?? low), r: 3, class: `f${s.at % COLOURS}` }));
+    for (const s of series) s.values.forEach((v, i) => {
+      // A line needs two neighbours; a value without one is a point.
+      if (v != null && s.values[i - 1] == null && s.values[i + 1] == null) svg.append(draw("circle", { cx: x(rounds[i]), cy: y(v), r: 4, class: `f${s.at % COLOURS}` }));
+    });
     const cursor = draw("path", { class: "cursor" });
     svg.append(cursor);
     const plot = make("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `${title}: arrow keys read single rounds` }, svg);
@@ -479,16 +482,20 @@
   }
 
   // ------------------------------------------------------------------------------------------------ traffic, devices
+  // A simulation has no messages: it leaves out the views that it has no figures for.
+  function offer(id, there) {
+    byId(id).hidden = view(id).hidden = !there;
+  }
   function drawTraffic() {
+    offer("traffic", data.status || !run() || newest(run().points.seconds) != null);
     const points = run() ? run().points : { seconds: [], bytes_up: [] };
     lines("seconds", "seconds", { title: "Time of a round", note: "from its announcement to its close", series: [{ name: "seconds", values: points.seconds, at: 0 }], format: seconds, zero: true });
     lines("bytes", "bytes", { title: "Bytes of a round", note: "received from all devices", series: [{ name: "bytes", values: points.bytes_up, at: 1 }], format: bytes, zero: true });
   }
   let query = "", onlyImpaired = false, all = false;
   function drawDevices() {
-    const status = data.status, section = byId("devices");
-    section.hidden = !status;
-    view("devices").hidden = !status;
+    const status = data.status;
+    offer("devices", status);
     if (!status) return;
     const box = byId("device-table");
     if (!box.firstChild) box.append(finder(), make("div", { id: "device-rows" }));

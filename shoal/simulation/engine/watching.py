@@ -1,0 +1,35 @@
+"""Watch the rounds of all runs that are simulated within a block, whoever starts them.
+
+Thirty experiments start runs in their own ways; a report about them needs no parameter in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.simulation.engine.records import SimRound
+    from shoal.simulation.engine.simulate import Observation
+
+RoundWatch = Callable[["Observation", "SimRound | None"], None]
+"""Receives a closed round in full, and in figures; None for a round that does not count."""
+
+_WATCH: ContextVar[RoundWatch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched_by(watch: RoundWatch) -> Iterator[None]:
+    """Call ``watch`` after each round of the runs that are simulated inside the block, in this thread."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def current_watch() -> RoundWatch | None:
+    """Return the watch of the innermost block; None outside."""
+    return _WATCH.get()
