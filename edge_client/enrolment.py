@@ -92,7 +92,7 @@ def expired(token: Token) -> NotEnrolledError:
     """Return the error for an expired token."""
     return NotEnrolledError(
         f"this enrolment line expired on {utc(token.expires_at_s)}",
-        hint="ask the owner for a new one: `shoal-fleet token`; or is this machine's clock wrong?",
+        hint="ask the owner for a new one: `shoal-fleet invite`; or is this machine's clock wrong?",
     )
 
 

@@ -16,7 +16,7 @@ from shoal.protocol.documents import Member, require_name
 LINE_PREFIX: Final = "shoal1-"
 CHECK_BYTES: Final = 4
 MAX_LINE_CHARS: Final = 4096
-_HINT: Final = "copy the whole line that `shoal-fleet token` printed"
+_HINT: Final = "copy the whole line that `shoal-fleet invite` printed"
 
 
 @message(20)

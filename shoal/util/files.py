@@ -187,6 +187,22 @@ def read_if_there(path: Path) -> bytes | None:
         raise
 
 
+def read_limited(path: Path, most: int) -> bytes:
+    """Read a file that a person named, of at most ``most`` bytes.
+
+    Raises:
+        ConfigError: it can't be read, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise read_failed(path, error) from error
+    if len(data) > most:
+        raise ConfigError(f"{path} has more than {most} bytes", hint="is it the right file?")
+    return data
+
+
 def free_bytes(directory: Path) -> int:
     """Return the free space of the disk that a directory is on.
 

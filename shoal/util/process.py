@@ -56,6 +56,12 @@ def put_off(name: str) -> bool:
     return True
 
 
+def leave_out(name: str) -> None:
+    """Let later imports of the module ``name`` fail as if it were not installed, unless it is loaded already."""
+    if name not in sys.modules:
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
 def settle() -> None:
     """Exempt all current objects from garbage collection, and collect newer ones less often (YOUNG_OBJECTS)."""
     # Dead cycles would otherwise be frozen too, and never be freed.

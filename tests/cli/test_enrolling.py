@@ -23,12 +23,12 @@ PASSPHRASE = "correct horse battery"
 @pytest.fixture
 def line(call, fleet):
     """An enrolment line of the fleet."""
-    return call("shoal-fleet", "token", "owner").out.strip()
+    return call("shoal-fleet", "invite", "owner").out.strip()
 
 
 def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
     """Broker, fleet, both fingerprints and a secret; stderr repeats all but the secret."""
-    made = call("shoal-fleet", "token", "owner", "--expires", "2h")
+    made = call("shoal-fleet", "invite", "owner", "--expires", "2h")
     (text,) = made.out.splitlines()
     token = Token.from_line(text)
     assert (token.fleet, token.broker, token.owner) == ("reef", BROKER, fleet)
@@ -37,10 +37,24 @@ def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
     assert "holds for 2h" in made.err
 
 
+def test_the_name_of_earlier_versions_still_works(call, fleet):
+    """It is an alias that --help does not list."""
+    assert Token.from_line(call("shoal-fleet", "token", "owner").out.strip()).fleet == "reef"
+    assert "token " not in call("shoal-fleet", "--help").out
+
+
+def test_many_lines_are_one_a_device(call, fleet):
+    made = call("shoal-fleet", "invite", "owner", "--count", "3")
+    assert len({Token.from_line(text).secret for text in made.out.splitlines()}) == 3
+    assert "next: shoal-fleet approve owner --all-invited" in made.err
+    assert len(call("shoal-fleet", "invite", "owner", "--count", "2", "--json").data["lines"]) == 2
+    call("shoal-fleet", "invite", "owner", "--count", "0", status=2)
+
+
 @pytest.mark.parametrize("span", ["0m", "30", "m", "31d", "-5m", "1e3s"])
 def test_a_span_that_is_none_is_a_usage_error(call, fleet, span):
     """And no token is made."""
-    call("shoal-fleet", "token", "owner", f"--expires={span}", status=2)
+    call("shoal-fleet", "invite", "owner", f"--expires={span}", status=2)
     assert not (call.home / "owner" / "tokens").exists()
 
 
@@ -74,7 +88,7 @@ def test_an_expired_line_is_refused_at_once(call, fleet):
     old = TokenStore(FleetDirectory(call.home / "owner")).issue(600, 10**9).to_line()
     made = call("shoal-edge", "enrol", "dev-9", old, status=4)
     assert "error: this enrolment line expired on 2001-09-09 01:56 UTC" in made.err
-    assert "hint: ask the owner for a new one: `shoal-fleet token`" in made.err
+    assert "hint: ask the owner for a new one: `shoal-fleet invite`" in made.err
     assert not (call.home / "dev-9").exists()
     assert old not in made.err
 
@@ -119,10 +133,10 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
 
 def test_damaged_files_of_the_owners_are_named_with_what_to_do(call, fleet):
     """A token's stops nothing but itself; secrets' and roster's stop everything."""
-    call("shoal-fleet", "token", "owner")
+    call("shoal-fleet", "invite", "owner")
     (file,) = (call.home / "owner" / "tokens").glob("*.token")
     file.write_bytes(b"")
-    call("shoal-fleet", "token", "owner")
+    call("shoal-fleet", "invite", "owner")
     for name in ("roster.signed", "secrets.bin"):
         write_private(call.home / "owner" / name, b"")
         told = call("shoal-fleet", "show", "owner", status=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import queue
@@ -9,6 +10,7 @@ import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,15 @@ from edge_client import membership as enrolment
 from edge_client.enrolment import enrol, prepare
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ConfigError
-from shoal.owner.broker.config import write_broker_config
+from shoal.owner.broker.config import debian_plugin, write_broker_config
+from shoal.owner.broker.dynamic import CONTROL, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.connection import OwnerConnection, Tls
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import Party
 from shoal.protocol.topics import Topics
-from shoal.transport.base import Message
+from shoal.transport.base import Disconnected, Message
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers import access
@@ -39,14 +42,14 @@ WAIT_S = 10.0
 class Reef:
     """A fleet of two devices whose broker runs with the generated files."""
 
-    def __init__(self, root):
+    def __init__(self, root, *, dynamic=False):
         self.root, self.port = root, free_port()
         self.owner = FleetDirectory.create(root / "owner", "reef", f"mqtts://localhost:{self.port}")
         grant = self.owner.add_aggregator(aggregators.init(root / "server").read_bytes())
         aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
         for name in ("dev-1", "dev-2"):
             self.owner.add_device(enrolment.init(root / name, name).read_bytes())
-        self.made = write_broker_config(self.owner, root / "broker", expected=("dev-3",))
+        self.made = write_broker_config(self.owner, root / "broker", expected=("dev-3",), dynamic=dynamic)
 
     def start(self):
         self.process = start_generated(self.root / "broker", self.root, self.port)
@@ -79,23 +82,46 @@ class Client:
                     return found
 
 
-@pytest.fixture
-def reef(tmp_path):
+@contextmanager
+def running(root, *, dynamic):
     if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
-    made = Reef(tmp_path)
+    if dynamic and not debian_plugin().exists():
+        pytest.skip(f"this mosquitto has no {debian_plugin()}")
+    made = Reef(root, dynamic=dynamic)
     made.start()
-    yield made
-    made.process.terminate()
-    made.process.wait(10)
+    try:
+        yield made
+    finally:
+        made.process.terminate()
+        made.process.wait(10)
+
+
+@pytest.fixture
+def reef(tmp_path):
+    with running(tmp_path, dynamic=False) as made:
+        yield made
+
+
+@pytest.fixture
+def dynamic_reef(tmp_path):
+    with running(tmp_path, dynamic=True) as made:
+        yield made
+
+
+@pytest.fixture(params=["static", "dynamic"])
+def any_reef(tmp_path, request):
+    with running(tmp_path, dynamic=request.param == "dynamic") as made:
+        yield made
 
 
 OTHERS = [TOPICS.up("dev-2"), TOPICS.ctl("dev-2"), TOPICS.state("dev-2"), TOPICS.keys("dev-2"), TOPICS.grant("f" * 16)]
 COMMON = [TOPICS.round, TOPICS.plan, TOPICS.roster, TOPICS.owner_roster, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")]
 
 
-def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
+def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
     """It receives only messages to all and to itself, and its publishes to other topics reach no client."""
+    reef = any_reef
     owner, aggregator = reef.client("owner"), reef.client("aggregator")
     first, second = reef.client("dev-1"), reef.client("dev-2")
     clients = (owner, aggregator, first, second)
@@ -128,29 +154,33 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
             client.transport.close()
 
 
-def test_each_party_sends_and_hears_exactly_what_the_table_of_channels_lists(reef):
+def test_each_party_sends_and_hears_exactly_what_the_table_of_channels_lists(any_reef):
+    reef = any_reef
     clients = {name: reef.client(name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
     clients["new"] = reef.client("enrol", client_id=access.TOKEN)
     try:
         for client in clients.values():
             client.start()
-        access.check(
-            clients,
-            {
-                "owner": [(Party.OWNER, "owner")],
-                "aggregator": [(Party.AGGREGATOR, "aggregator")],
-                "dev-1": [(Party.DEVICE, "dev-1")],
-                "dev-2": [(Party.DEVICE, "dev-2")],
-                "new": [(Party.NEWCOMER, access.TOKEN)],
-            },
-        )
+        roles = {
+            "owner": [(Party.OWNER, "owner")],
+            "aggregator": [(Party.AGGREGATOR, "aggregator")],
+            "dev-1": [(Party.DEVICE, "dev-1")],
+            "dev-2": [(Party.DEVICE, "dev-2")],
+            "new": [(Party.NEWCOMER, access.TOKEN)],
+        }
+        if reef.owner.users.dynamic:
+            # Patterns hold for all users that they do not exclude, so these two are devices too, of their own names.
+            for name in ("owner", "aggregator"):
+                roles[name].append((Party.DEVICE, name))
+        access.check(clients, roles)
     finally:
         for client in clients.values():
             client.transport.close()
 
 
-def test_nobody_unknown_gets_in(reef):
+def test_nobody_unknown_gets_in(any_reef):
     """Neither without a password nor with another's; a user for a device to come is there already."""
+    reef = any_reef
     url = f"localhost:{reef.port}"
     password = reef.owner.users.password("dev-1")
     for name, address in enumerate((f"mqtts://{url}", f"mqtts://dev-1:wrong@{url}", f"mqtts://dev-2:{password}@{url}")):
@@ -164,8 +194,9 @@ def test_nobody_unknown_gets_in(reef):
     reef.client("dev-3").start().transport.close()
 
 
-def test_a_device_enrols_through_the_guarded_broker(reef):
+def test_a_device_enrols_through_the_guarded_broker(any_reef):
     """Line and grant carry the users: `enrol` to ask with, its own afterwards; who asks sees no other's grant."""
+    reef = any_reef
     owner = reef.client("owner")
     registrar = Registrar(reef.owner, owner.transport)
     registrar.start(int(time.time()))
@@ -314,3 +345,43 @@ def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
         finally:
             stop()
         assert (place / "mosquitto.db").stat().st_uid == user.pw_uid
+
+
+def test_approve_and_revoke_change_the_users_of_a_running_broker(dynamic_reef):
+    """A new device's user works at once, a revoked one's client is disconnected, and a restart forgets neither."""
+    reef = dynamic_reef
+    assert (reef.root / "broker" / "dynamic-security.json").exists()
+    assert not (reef.root / "broker" / "passwords").exists()
+    reef.owner.add_device(enrolment.init(reef.root / "dev-4", "dev-4").read_bytes())
+    with pytest.raises(BrokerUnreachableError):
+        reef.client("dev-4").start()
+    with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+        connection.publish()
+        connection.publish()  # users that exist stay
+    reef.client("dev-4").start().transport.close()
+    second = reef.client("dev-2").start()
+    reef.owner.revoke("dev-2")
+    with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+        connection.publish()
+    while not isinstance(second.events.get(timeout=WAIT_S), Disconnected):
+        pass
+    second.transport.close()
+    reef.process.terminate()
+    reef.process.wait(10)
+    reef.start()
+    reef.client("dev-4").start().transport.close()
+    with pytest.raises(BrokerUnreachableError):
+        reef.client("dev-2").start()
+
+
+def test_no_device_administers_the_broker(dynamic_reef):
+    """A device's command has no effect: its publish to the plugin's topic is refused."""
+    device, owner = dynamic_reef.client("dev-1").start(), dynamic_reef.client("owner").start()
+    command = json.dumps({"commands": shut_out(["owner", "aggregator"])})
+    device.transport.publish(CONTROL, command.encode())
+    device.transport.publish(TOPICS.state("dev-1"), b"after", retain=True)
+    aggregator = dynamic_reef.client("aggregator").start("shoal/v1/reef/#")
+    assert TOPICS.state("dev-1") in aggregator.until(b"after")
+    for client in (device, owner, aggregator):
+        client.transport.close()
+    dynamic_reef.client("owner", client_id="again").start().transport.close()

@@ -45,7 +45,9 @@ def sign_run(home, rounds):
 
 def enrol(place, name):
     """Enrol a device through the broker, the line on its stdin."""
-    line = next(x for x in place.call("token", "shoal-fleet", "token", "owner").splitlines() if x.startswith("shoal1-"))
+    line = next(
+        x for x in place.call("token", "shoal-fleet", "invite", "owner").splitlines() if x.startswith("shoal1-")
+    )
     asking = place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
     place.until(lambda: "fingerprint " in place.log(f"enrol-{name}"), f"enrol-{name}")
     print_ = place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
@@ -54,6 +56,24 @@ def enrol(place, name):
     assert f"joined fleet reef as {name}" in place.log(f"enrol-{name}")
     for log in (f"enrol-{name}", "approve"):
         assert line not in place.log(log)
+
+
+def enrol_invited(place, *names):
+    """Enrol devices whose lines were printed at once, without comparing fingerprints."""
+    made = place.call("invite", "shoal-fleet", "invite", "owner", "--count", str(len(names)))
+    lines = [x for x in made.splitlines() if x.startswith("shoal1-")]
+    asking = {
+        name: place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
+        for name, line in zip(names, lines, strict=True)
+    }
+    missing = list(names)
+    while missing:
+        said = place.call("approve", "shoal-fleet", "approve", "owner", "--all-invited", "--wait", "60")
+        found = [name for name in missing if f"{name} " in said]
+        assert found
+        missing = [name for name in missing if name not in found]
+    for name, program in asking.items():
+        assert program.wait(WAIT_S) == 0, place.log(f"enrol-{name}")
 
 
 def train(place, name, seed):
@@ -83,8 +103,8 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
         aggregator_membership.join(home / "server", grant.read_bytes(), owner.fingerprint)
         place.start("server", "shoal-aggregator", "serve", "server")
         names = ("dev-1", "dev-2", "dev-3")
-        for name in names:
-            enrol(place, name)
+        enrol(place, "dev-1")
+        enrol_invited(place, "dev-2", "dev-3")
         first = sign_run(home, rounds=2)
         for seed, name in enumerate(names):
             train(place, name, seed)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
 from shoal.membership.grants import OWNER_NAME
+from shoal.owner.broker.dynamic import CONTROL, DOCUMENT_FILE, document
 from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.outputs import check_output
@@ -44,9 +47,11 @@ CA_KEY_FILE: Final = "broker-ca.key"
 CA_HINT: Final = "take both from a backup, or remove both: a new CA is then made, and every client needs its ca.crt"
 CLIENTS: Final = "clients"
 CONFIG_FILE: Final = "shoal.conf"
-SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new")
+SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new", f"{DOCUMENT_FILE}.new")
 """Files that mosquitto itself writes next to its configuration."""
-WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt", *SAVED_FILES)
+PASSWORDS_FILE: Final = "passwords"
+CERTIFICATES: Final = ("server.key", "server.crt", "ca.crt")
+WRITTEN: Final = (PASSWORDS_FILE, DOCUMENT_FILE, "shoal.acl", CONFIG_FILE, CLIENTS, *CERTIFICATES, *SAVED_FILES)
 DEFAULT_UPLOAD_BYTES: Final = 4 << 20
 """Assumed size of an upload before any run is signed: a million coordinates."""
 BYTES_PER_COORDINATE: Final = 4
@@ -99,6 +104,28 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
     return "\n".join(lines) + "\n"
 
 
+def pattern_acl(fleet: str, aggregator: str) -> str:
+    """Return the access list for a broker with the dynamic security plugin, which creates devices' users while it runs."""
+    topics = Topics(fleet)
+    lines = [
+        f"# Fleet {fleet}. Made by `shoal-fleet broker-config --dynamic`. A new device needs no change here: %u is its user.",
+        *_common_access(fleet, aggregator),
+        "",
+        f"user {OWNER_NAME}",
+        f"topic readwrite {CONTROL}/#",
+        "",
+        "# The patterns below hold for every user, and these are no devices.",
+        f"user {ENROL_USER}",
+        *(
+            f"topic deny {topics.root}/{branch}/#"
+            for branch in sorted(_branches(Party.DEVICE) - _branches(Party.NEWCOMER))
+        ),
+        "",
+        *_access("pattern", fleet, Party.DEVICE, "%u"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _common_access(fleet: str, aggregator: str | None) -> list[str]:
     """Return the access of all users other than devices."""
     lines = [
@@ -114,6 +141,11 @@ def _common_access(fleet: str, aggregator: str | None) -> list[str]:
     if aggregator is not None:
         lines += ["", f"user {aggregator}", *_access("topic", fleet, Party.AGGREGATOR, aggregator)]
     return lines
+
+
+def _branches(party: Party) -> set[str]:
+    """Return the first levels, below the fleet's, of all topics of a party."""
+    return {kind.base.partition("/")[0] for kind in (*written_by(party), *read_by(party))}
 
 
 def _access(word: str, fleet: str, party: Party, name: str) -> list[str]:
@@ -143,7 +175,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_bytes: int = DEFAULT_UPLOAD_BYTES) -> str:
+def config(
+    address: BrokerAddress,
+    installed: Path,
+    devices: int = 0,
+    upload_bytes: int = DEFAULT_UPLOAD_BYTES,
+    plugin: Path | None = None,
+) -> str:
     """Return mosquitto's configuration.
 
     Args:
@@ -151,11 +189,15 @@ def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_byt
         installed: folder of the other files on the broker's host; mosquitto also saves its state there.
         devices: number of devices in the fleet; sets the queue limits together with ``upload_bytes``.
         upload_bytes: size of one upload.
+        plugin: the dynamic security plugin, which then has the passwords; None for a password file.
     """
+    passwords = [f"password_file {installed}/{PASSWORDS_FILE}"]
+    if plugin is not None:
+        passwords = [f"plugin {plugin}", f"plugin_opt_config_file {installed}/{DOCUMENT_FILE}"]
     lines = [
         "# Made by `shoal-fleet broker-config`.",
         "allow_anonymous false",
-        f"password_file {installed}/passwords",
+        *passwords,
         f"acl_file {installed}/shoal.acl",
         "",
         f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
@@ -202,6 +244,8 @@ def write_broker_config(
     installed: Path | None = None,
     expected: tuple[str, ...] = (),
     upload_bytes: int | None = None,
+    dynamic: bool | None = None,
+    plugin: Path | None = None,
 ) -> Written:
     """Write password, access and certificate files for the fleet's broker, and each user's address.
 
@@ -214,6 +258,9 @@ def write_broker_config(
         expected: devices that are not enrolled yet and already get a user.
         upload_bytes: size of one upload, for the limits of the broker's queues; None takes the largest model of the signed
             runs, at least DEFAULT_UPLOAD_BYTES.
+        dynamic: whether mosquitto's dynamic security plugin has the users, so that approve and revoke change them; None as
+            before.
+        plugin: the plugin's file on the broker's host; by default Debian's for this machine's processor.
 
     Raises:
         ConfigError: the fleet has no aggregator yet, an expected name is not allowed for a device, the CA's certificate and
@@ -221,7 +268,9 @@ def write_broker_config(
     """
     check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
     with fleet.changing():
-        return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes)
+        if dynamic is not None:
+            fleet.users.set_dynamic(dynamic)
+        return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes, plugin)
 
 
 def largest_upload_bytes(fleet: FleetDirectory) -> int:
@@ -231,7 +280,12 @@ def largest_upload_bytes(fleet: FleetDirectory) -> int:
 
 
 def _write(
-    fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str, ...], upload_bytes: int | None
+    fleet: FleetDirectory,
+    folder: Path,
+    place: Path,
+    expected: tuple[str, ...],
+    upload_bytes: int | None,
+    plugin: Path | None,
 ) -> Written:
     aggregator = fleet.roster.aggregator
     if aggregator is None:
@@ -243,15 +297,29 @@ def _write(
     address = BrokerAddress.parse(fleet.secrets.broker)
     fleet.users.make()
     private_directory(folder)
-    write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
-    write_private(folder / "shoal.acl", acl(fleet, devices).encode())
-    text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet))
+    if fleet.users.dynamic:
+        plugin = plugin or debian_plugin()
+        write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
+        access = pattern_acl(fleet.name, aggregator.name)
+    else:
+        plugin = None
+        write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
+        access = acl(fleet, devices)
+    # The one of the other kind, if this folder had it.
+    (folder / (PASSWORDS_FILE if plugin else DOCUMENT_FILE)).unlink(missing_ok=True)
+    write_private(folder / "shoal.acl", access.encode())
+    text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet), plugin)
     write_private(folder / CONFIG_FILE, text.encode())
     for name in (aggregator.name, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:
         _write_certificates(fleet, folder, address.host)
     return Written(folder, users, address.tls)
+
+
+def debian_plugin() -> Path:
+    """Return the file of the dynamic security plugin in Debian's mosquitto, for this machine's processor."""
+    return Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "", "mosquitto_dynamic_security.so")
 
 
 def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:

@@ -1,4 +1,4 @@
-"""Membership through the broker: `shoal-fleet token`, `devices`, `approve`, `revoke`, `rotate`, `publish`, `broker-config`."""
+"""Membership through the broker: `shoal-fleet invite`, `devices`, `approve`, `revoke`, `rotate`, `publish`, `broker-config`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal import limits
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import NotReadyError, ShoalError, UsageError
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import counted, note, say, say_json
+from shoal.util.times import second
 
 if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Registrar
     from shoal.owner.keys.directory import FleetDirectory
+
+MOST_INVITED = 10_000
+"""Most lines of one call."""
 
 Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -25,9 +29,11 @@ Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0.1, max=3600)]
 
 
-def token(
+def invite(
     directory: Directory,
+    count: Annotated[int, typer.Option(help="Number of lines, each for one device.", min=1, max=MOST_INVITED)] = 1,
     expires: Annotated[str, typer.Option(help="Lifetime: 90s, 30m, 12h, 2d; at most 30d.")] = "30m",
+    json: AsJson = False,
 ) -> None:
     """Print a line with which one device may request enrolment. It contains a secret: hand it over like a password.
 
@@ -38,10 +44,18 @@ def token(
 
     span = seconds(expires)
     fleet = open_fleet(directory)
-    made = TokenStore(fleet).issue(span, int(time.time()))
-    say(made.to_line())
-    note(f"owner {made.owner}, aggregator {made.aggregator}, broker {fleet.broker}")
-    note(f"holds for {expires}, for one device: shoal-edge enrol DIR, then paste the line")
+    now_s = int(time.time())
+    made = TokenStore(fleet).issue_all(count, span, now_s)
+    if json:
+        lines = [token.to_line() for token in made]
+        say_json({"fleet": fleet.name, "lines": lines, "expires_at": second(now_s + span)})
+        return
+    for token in made:
+        say(token.to_line())
+    note(f"owner {made[0].owner}, aggregator {made[0].aggregator}, broker {fleet.broker}")
+    note(f"holds for {expires}, one line for one device: shoal-edge enrol DIR, then paste the line")
+    if count > 1:
+        note(f"next: shoal-fleet approve {directory} --all-invited, once the devices have asked")
 
 
 def devices(
@@ -84,13 +98,22 @@ def devices(
 def approve(
     directory: Directory,
     fingerprint: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(help="A device's fingerprint, as the device prints it and `devices` lists it; repeatable."),
-    ],
+    ] = None,
+    all_invited: Annotated[
+        bool,
+        typer.Option(
+            "--all-invited",
+            help="Approve each pending device that used one of this owner's lines, without comparing fingerprints: anyone "
+            "who got hold of a line is enrolled.",
+        ),
+    ] = False,
     wait: Wait = 10.0,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    json: AsJson = False,
 ) -> None:
     """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
 
@@ -100,12 +123,20 @@ def approve(
     from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
 
-    wanted = [text.strip().lower() for text in fingerprint]
+    wanted = [text.strip().lower() for text in fingerprint or ()]
+    if bool(wanted) == all_invited:
+        raise UsageError("give fingerprints or --all-invited", hint="`shoal-fleet devices DIR` lists who waits")
     fleet = open_fleet(directory)
     keys_since = fleet.roster.keys_since
     with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
         registrar = connection.registrar
-        connection.listen(wait, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
+        if all_invited:
+            connection.listen(wait, lambda: bool(registrar.pending))
+            wanted = sorted(registrar.pending, key=lambda f: registrar.pending[f].name)
+            if not wanted:
+                raise NotReadyError("no invited device waits for approval", hint="on the device: shoal-edge enrol DIR")
+        else:
+            connection.listen(wait, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
         for refused in registrar.refused.values():
             note(f"refused {refused.name}: {refused.reason}")
         try:
@@ -115,12 +146,16 @@ def approve(
                 again = f"shoal-fleet approve {directory} {' '.join(wanted)}"
                 _add_hint(error, f"it is signed and stored: {again} when the broker is back")
             raise
-    for member, print_ in zip(members, wanted, strict=True):
-        say(f"{member.name} {print_}")
+    enrolled = [{"name": member.name, "fingerprint": print_} for member, print_ in zip(members, wanted, strict=True)]
+    if json:
+        say_json({"fleet": fleet.name, "roster": fleet.roster.sequence, "devices": enrolled})
+    else:
+        for device in enrolled:
+            say(f"{device['name']} {device['fingerprint']}")
     if fleet.roster.keys_since > keys_since:
         note(f"{drawn_for(fleet, len(members))}: published at the broker")
     names = ", ".join(member.name for member in members)
-    broker_users(fleet, f"accepts {names}, unless --device named it before")
+    broker_users(fleet, f"accepts {names}, unless --device named it before", published=True)
 
 
 def revoke(
@@ -130,6 +165,7 @@ def revoke(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    json: AsJson = False,
 ) -> None:
     """Remove a device from the fleet for good: its name and keys are never accepted again.
 
@@ -142,12 +178,16 @@ def revoke(
 
     fleet = open_fleet(directory)
     fleet.revoke(device)
-    say(f"{device} revoked by roster {fleet.roster.sequence}")
-    broker_users(fleet, f"shuts {device} out")
+    revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
+    if not json:
+        say(f"{device} revoked by roster {fleet.roster.sequence}")
+    broker_users(fleet, f"shuts {device} out", published=not offline)
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
-        return
-    _publish_signed(fleet, ca, cert, key)
+    else:
+        _publish_signed(fleet, ca, cert, key)
+    if json:
+        say_json(revoked)
 
 
 def rotate(
@@ -156,6 +196,7 @@ def rotate(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    json: AsJson = False,
 ) -> None:
     """Draw new secrets without removing a device; the current run uses them from its next round on.
 
@@ -165,14 +206,17 @@ def rotate(
 
     fleet = open_fleet(directory)
     fleet.rotate()
-    say(f"new secrets since roster {fleet.roster.sequence}")
+    if not json:
+        say(f"new secrets since roster {fleet.roster.sequence}")
     if offline:
         note(f"next: shoal-fleet publish {directory}")
-        return
-    _publish_signed(fleet, ca, cert, key)
+    else:
+        _publish_signed(fleet, ca, cert, key)
+    if json:
+        say_json({"roster": fleet.roster.sequence, "published": not offline})
 
 
-def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
+def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
     from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
@@ -180,7 +224,10 @@ def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = N
     fleet = open_fleet(directory)
     with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
         connection.publish()
-    say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
+    if json:
+        say_json({"roster": fleet.roster.sequence, "keys": len(fleet.cards())})
+    else:
+        say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
 
 
 def broker_config(
@@ -201,18 +248,45 @@ def broker_config(
             show_default="the largest signed run's, at least 4 MiB",
         ),
     ] = None,
+    dynamic: Annotated[
+        bool | None,
+        typer.Option(
+            "--dynamic/--static",
+            help="Let mosquitto's dynamic security plugin have the users: approve, revoke and publish then change them while the "
+            "broker runs.",
+            show_default="as before, at first --static",
+        ),
+    ] = None,
+    plugin: Annotated[
+        Path | None,
+        typer.Option(help="The plugin on the broker's host.", show_default="Debian's, for this machine's processor"),
+    ] = None,
+    json: AsJson = False,
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
 
     Every device, the aggregator, the owner and enrolment requests get a user; each reaches only its own topics. From then on
-    grants and tokens contain user and password. Run it again after approve and revoke, and reload mosquitto (SIGHUP).
+    grants and tokens contain user and password. With --dynamic it is run once; without, again after each approve and revoke, and
+    then reload mosquitto (SIGHUP).
     """
     from shoal.owner.broker.config import CLIENTS, write_broker_config
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    made = write_broker_config(fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes)
-    say(str(made.folder / "shoal.conf"))
+    made = write_broker_config(
+        fleet,
+        out,
+        installed=installed,
+        expected=tuple(device or ()),
+        upload_bytes=upload_bytes,
+        dynamic=dynamic,
+        plugin=plugin,
+    )
+    config = str(made.folder / "shoal.conf")
+    if json:
+        say_json({"config": config, "users": list(made.users), "tls": made.tls})
+    else:
+        say(config)
     note(f"users: {', '.join(made.users)}")
     note(
         f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "
@@ -289,6 +363,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
-    for command in (token, devices, approve, revoke, rotate, publish):
+    app.command("token", hidden=True)(invite)
+    for command in (invite, devices, approve, revoke, rotate, publish):
         app.command()(command)
     app.command("broker-config")(broker_config)

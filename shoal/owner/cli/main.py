@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
+from shoal.owner.cli import backups as backups_cli
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.cli import report as report_cli
@@ -128,7 +129,7 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
         note(f"{drawn}: shoal-fleet publish {directory}, or carry roster.signed and grants/ to them")
     else:
         note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
-    broker_users(fleet, f"accepts {grant.stem}, unless --device named it before")
+    broker_users(fleet, f"accepts {grant.stem}, unless --device named it before", published=False)
 
 
 @app.command("add-aggregator")
@@ -208,6 +209,7 @@ def private_words(manifest: TaskManifest) -> str:
 
 
 admission_cli.register(app)
+backups_cli.register(app)
 report_cli.register(app)
 
 

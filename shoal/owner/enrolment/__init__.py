@@ -5,7 +5,7 @@
 - `admission.Registrar` runs over any transport and reads no clock; `connection.OwnerConnection` is the same on an MQTT
   connection for the time of one command. `tokens` stores the tokens, `reminders` prints follow-up steps.
 
-Example: the owner prints a line with ``shoal-fleet token``; the device publishes a request with ``shoal-edge enrol``;
+Example: the owner prints a line with ``shoal-fleet invite``; the device publishes a request with ``shoal-edge enrol``;
 ``shoal-fleet devices`` lists it as pending; ``shoal-fleet approve`` signs a roster with the device and publishes roster
 and grant.
 """

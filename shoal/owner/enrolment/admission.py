@@ -183,7 +183,7 @@ class Registrar:
             self.pending[request.fingerprint] = request
 
     def _on_receiving(self, device: str, payload: bytes, now_s: float) -> None:
-        """Note a device's newest receiving keys; `_take_receiving` stores them.
+        """Note a device's newest receiving keys; `take_receiving` stores them.
 
         A notice that is older than the keys known is left out: a broker may have repeated it.
         """
@@ -193,14 +193,17 @@ class Registrar:
         transfer = self._notices.add(device, payload, float(now_s), channels.RECEIVING.limit())
         if transfer is None:
             return
-        known = self._fleet.receiving.of(device).receiving
+        entry = self._fleet.receiving.devices.get(device)
+        known = None if entry is None else entry.receiving
         if peek_document(transfer.payload, ReceivingNotice).receiving == known:
             return  # spares the checks, which take a second for 2,000 devices
         notice = open_notice(transfer.payload, member.sign_key)
         if (notice.fleet, notice.device) != (self._fleet.name, device):
             raise UntrustedError(f"receiving keys of {notice.device!r} in {notice.fleet!r} at the topic of {device!r}")
         found = notice.receiving
-        if found.first < known.first:
+        if known is None:
+            self._receiving[device] = found
+        elif found.first < known.first:
             self._complain(
                 f"warning: the broker holds receiving keys of {device} from number {found.first} on, and it has published those "
                 f"from {known.first} on: its keys stay sealed to the newer ones. Was its directory restored from a backup?"
@@ -208,7 +211,7 @@ class Registrar:
         elif found.first > known.first:
             self._receiving[device] = found
 
-    def _take_receiving(self) -> None:
+    def take_receiving(self) -> None:
         """Store the receiving keys that were published, before anything is sealed; call it in `changing`."""
         self._fleet.take_receiving(self._receiving)
         self._receiving.clear()
@@ -217,6 +220,11 @@ class Registrar:
     def has_seen_roster(self) -> bool:
         """Whether the broker has delivered a roster that this owner signed."""
         return bool(self._left[0])
+
+    @property
+    def newest_roster(self) -> int:
+        """Sequence of the newest roster of this owner's that the broker has delivered; 0 if there is none."""
+        return self._left[0]
 
     def _on_roster(self, payload: bytes, now_s: float) -> None:
         """Note which roster is on the broker, and warn if it is newer than this directory's or a fork of it.
@@ -301,7 +309,7 @@ class Registrar:
     def _admit(self, requests: list[Request], now_s: int) -> None:
         for request in requests:  # all of them before a token is used up
             if now_s > self._tokens.find(request.token).token.expires_at_s:
-                raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
+                raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet invite")
             self._fleet.check_device(open_card(request.card))
         new = [request for request in requests if not self._fleet.listed(open_card(request.card).member)]
         for request in requests:
@@ -328,7 +336,7 @@ class Registrar:
         with self._fleet.changing():
             for name in self._fleet.roster.revoked:
                 self._transport.publish(self._topics.keys(name), b"", retain=True)
-            self._take_receiving()
+            self.take_receiving()
             for name in self._fleet.roster.active():
                 if self._fleet.receiving.of(name).exhausted:
                     self._complain(
@@ -370,7 +378,7 @@ class Registrar:
         # Also when no keys were drawn just now: a crash may have come between a draw and its publication.
         if self._count_on() or self._fleet.admission_draws:
             self.publish_keys()
-        self._take_receiving()
+        self.take_receiving()
         for member, token in zip(members, tokens.values(), strict=True):
             if token:
                 self._leave(channels.GRANT, self._fleet.grant_for(Card(DEVICE_ROLE, member)), token)

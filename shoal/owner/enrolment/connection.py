@@ -6,7 +6,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.broker.config import CA_FILE
+from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import Member
@@ -46,6 +47,26 @@ class Tls:
     key: Path | None = None
 
 
+def owner_address(fleet: FleetDirectory, tls: Tls) -> BrokerAddress:
+    """Return the broker's address as the owner connects to it."""
+    url = fleet.broker_for(OWNER_NAME)
+    own_ca = fleet.path / CA_FILE
+    ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
+    return BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
+
+
+def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
+    """Create and remove users of the broker, if it takes them while it runs (`shoal.owner.broker.dynamic`).
+
+    Raises:
+        BrokerUnreachableError: the broker or its plugin does not answer.
+        UntrustedError: the plugin refuses a command.
+    """
+    if fleet.users.dynamic:
+        with BrokerAdmin(fleet.name, owner_address(fleet, tls)) as admin:
+            admin.send([*admit(fleet, admitted), *shut_out(removed)])
+
+
 class OwnerConnection:
     """A `Registrar` with its own connection; a context manager that closes it."""
 
@@ -64,13 +85,10 @@ class OwnerConnection:
         Raises:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
-        url = fleet.broker_for(OWNER_NAME)
-        own_ca = fleet.path / CA_FILE
-        ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-        address = BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
+        address = owner_address(fleet, tls)
         self._inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self._complain = complain
-        self._fleet = fleet
+        self._fleet, self._tls = fleet, tls
         self._taken_over = threading.Event()
         client = f"shoal-{fleet.name}-owner" + (f"-{secrets.token_hex(4)}" if beside else "")
         self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
@@ -108,10 +126,14 @@ class OwnerConnection:
 
         Raises:
             UntrustedError, ConfigError: as `Registrar.approve_all`.
-            BrokerUnreachableError, TakenOverError: as `flush`.
+            BrokerUnreachableError, TakenOverError: as `flush`; BrokerUnreachableError also as `update_users`.
         """
+        wanted = [text.strip().lower() for text in fingerprints]
         with self._connected():
-            return self.registrar.approve_all(fingerprints, int(time.time()))
+            # Before the grants, with which the devices connect as their own users.
+            pending = self.registrar.pending
+            update_users(self._fleet, self._tls, admitted=[pending[each].name for each in wanted if each in pending])
+            return self.registrar.approve_all(wanted, int(time.time()))
 
     def publish(self) -> None:
         """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.
@@ -128,6 +150,9 @@ class OwnerConnection:
             self.registrar.publish_roster()
             self.registrar.publish_keys()
             self.flush()
+            roster = self._fleet.roster
+            # After the roster, so that a revoked device can still read that it is.
+            update_users(self._fleet, self._tls, admitted=list(roster.active()), removed=roster.revoked)
 
     def flush(self) -> None:
         """Wait until the broker has everything that was published; on failure the connection is closed.

@@ -10,9 +10,18 @@ if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
 
 
-def broker_users(fleet: FleetDirectory, effect: str) -> None:
-    """If the broker has users, print how to update them; ``effect`` completes the sentence "the broker ..."."""
-    if fleet.users:
+def broker_users(fleet: FleetDirectory, effect: str, *, published: bool) -> None:
+    """If the broker has users, print how to update them.
+
+    Args:
+        fleet: the owner's directory.
+        effect: completes the sentence "the broker ...".
+        published: whether this command publishes, which updates the users of a broker that takes them while it runs.
+    """
+    if fleet.users.dynamic:
+        if not published:
+            note(f"next: shoal-fleet publish {fleet.path}: only then the broker {effect}")
+    elif fleet.users:
         note(
             f"next: shoal-fleet broker-config {fleet.path} --out FOLDER again (with the same --installed), then "
             "copy the files to the broker's host and send mosquitto a SIGHUP: only then "

@@ -53,6 +53,14 @@ class TokenStore:
         """Make and store a token that admits one device within ``life_s`` seconds of ``now_s`` (unix seconds).
 
         Raises:
+            ConfigError: as `issue_all`.
+        """
+        return self.issue_all(1, life_s, now_s)[0]
+
+    def issue_all(self, count: int, life_s: int, now_s: int) -> list[Token]:
+        """Make and store ``count`` tokens as `issue` does.
+
+        Raises:
             ConfigError: the fleet has no aggregator yet; a token names its fingerprint.
         """
         with self._fleet.changing():
@@ -62,16 +70,18 @@ class TokenStore:
                     "the fleet has no aggregator yet, and devices pin its keys when they join",
                     hint="shoal-fleet add-aggregator first",
                 )
-            token = Token(
+            same = Token(
                 fleet=self._fleet.name,
                 broker=self._fleet.broker_for(ENROL_USER),
                 owner=self._fleet.fingerprint,
                 aggregator=fingerprint(aggregator),
                 expires_at_s=now_s + life_s,
-                secret=os.urandom(TOKEN_SECRET_BYTES),
+                secret=b"",
             )
-            self._write(TokenFile(token, now_s, ""))
-            return token
+            tokens = [dataclasses.replace(same, secret=os.urandom(TOKEN_SECRET_BYTES)) for _ in range(count)]
+            for token in tokens:
+                self._write(TokenFile(token, now_s, ""))
+            return tokens
 
     def find(self, name: str) -> TokenFile:
         """Return the token with the id ``name``.
@@ -88,7 +98,7 @@ class TokenStore:
             return decode(read_private(path), TokenFile)
         except IntegrityError as error:
             raise IntegrityError(
-                f"{path} is damaged: {error}", hint="remove it, and give the device a new line: shoal-fleet token"
+                f"{path} is damaged: {error}", hint="remove it, and give the device a new line: shoal-fleet invite"
             ) from error
 
     def use(self, name: str, by: str) -> None:

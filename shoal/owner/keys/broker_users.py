@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,22 +15,33 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.errors import IntegrityError
 from shoal.membership.grants import OWNER_NAME
-from shoal.util.files import read_private, write_private
+from shoal.util.files import read_private, sync_directory, write_private
 
 USERS_FILE: Final = "broker.key"
+DYNAMIC_FILE: Final = "broker.dynamic"
+"""An empty file that marks a broker with the dynamic security plugin."""
 USERS_HINT: Final = (
     "take it from a backup, or remove it: broker-config then makes new passwords, which every party needs"
 )
 SECRET_BYTES: Final = 32
 PASSWORD_BYTES: Final = 18
 ENROL_USER: Final = "enrol"
-"""User for enrolment requests; its password is in the lines that `shoal-fleet token` prints."""
+"""User for enrolment requests; its password is in the lines that `shoal-fleet invite` prints."""
 
 DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, "aggregator")
 ITERATIONS: Final = 101
 """mosquitto's own default; more iterations would add nothing to passwords of 144 random bits."""
 
 _SALT_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A password hashed by PBKDF2-HMAC-SHA512."""
+
+    iterations: int
+    salt: bytes
+    digest: bytes
 
 
 class BrokerUsers:
@@ -42,7 +54,7 @@ class BrokerUsers:
             ConfigError: the file can't be read.
             IntegrityError: the file is damaged.
         """
-        self._file = directory / USERS_FILE
+        self._file, self._dynamic = directory / USERS_FILE, directory / DYNAMIC_FILE
         self._secret = self._read()
 
     def __bool__(self) -> bool:
@@ -84,11 +96,29 @@ class BrokerUsers:
         host = parts.netloc.rpartition("@")[2]
         return f"{parts.scheme}://{user}:{self.password(user)}@{host}"
 
-    def hashed(self, user: str) -> str:
-        """Return the line of mosquitto's password file: ``user:$7$iterations$salt$PBKDF2-HMAC-SHA512``."""
+    def digest(self, user: str) -> Hashed:
+        """Return the password of ``user``, hashed with a fresh salt as mosquitto does."""
         salt = os.urandom(_SALT_BYTES)
         digest = hashlib.pbkdf2_hmac("sha512", self.password(user).encode(), salt, ITERATIONS)
-        return f"{user}:$7${ITERATIONS}${_base64(salt)}${_base64(digest)}"
+        return Hashed(ITERATIONS, salt, digest)
+
+    def hashed(self, user: str) -> str:
+        """Return the line of mosquitto's password file: ``user:$7$iterations$salt$PBKDF2-HMAC-SHA512``."""
+        hashed = self.digest(user)
+        return f"{user}:$7${hashed.iterations}${_base64(hashed.salt)}${_base64(hashed.digest)}"
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the broker takes users while it runs, by mosquitto's dynamic security plugin."""
+        return self._dynamic.exists()
+
+    def set_dynamic(self, wanted: bool) -> None:
+        """Record how the broker takes users; durable on return. Call it in `FleetDirectory.changing`."""
+        if wanted:
+            write_private(self._dynamic, b"")
+        else:
+            self._dynamic.unlink(missing_ok=True)
+            sync_directory(self._dynamic.parent)
 
 
 def _base64(data: bytes) -> str:

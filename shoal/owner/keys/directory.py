@@ -315,9 +315,13 @@ class FleetDirectory:
         self._draw_secrets(book.advanced(self.roster.active()), devices=devices)
 
     def take_receiving(self, found: Mapping[str, ReceivingKeys]) -> None:
-        """Store the receiving keys in ``found``, by device, that are newer than those known; durable on return."""
+        """Store the receiving keys in ``found``, by device, that are newer than those known; durable on return.
+
+        A device of the roster whose keys are unknown, which happens after `adopt` alone, gets its entry here.
+        """
         with self.changing():
-            self._store_receiving(self.receiving.taking(found))
+            lost = {d: found[d] for d in self.roster.active() if d in found and d not in self.receiving.devices}
+            self._store_receiving(self.receiving.admitting(lost).taking(found))
 
     def check_device(self, card: Card) -> None:
         """Check that a device may have this name with these keys.
@@ -406,6 +410,29 @@ class FleetDirectory:
             book = self.receiving.advanced(self.roster.active())
             self._draw_secrets(book, sequence=max(sequence, self.roster.sequence) + 1)
 
+    def adopt(self, signed: bytes) -> None:
+        """Replace the roster by a newer one of this owner's, in a directory restored from a backup.
+
+        Its secrets are not here, so call `sign_beyond` next.
+
+        Raises:
+            UntrustedError: this owner did not sign it for this fleet, or it is older than the directory's.
+            IntegrityError: it is malformed.
+        """
+        with self.changing():
+            least, key = self.roster.sequence, self.owner.member.sign_key
+            roster = open_roster(signed, owner_key=key, fleet=self.name, least_sequence=least, now_s=0)
+            # Before the roster: its number is that of secrets which are unknown here.
+            self._store_version()
+            write_private(self.path / ROSTER_FILE, signed)
+            self.roster, self._signed = roster, signed
+
+    def _store_version(self) -> None:
+        """Store the secrets in force for models that are sealed under them, unless they are stored."""
+        earlier = self._earlier_versions()
+        if self.secrets.version_secret not in {v.version_secret for v in earlier.versions}:
+            self._vault.write(VERSIONS_FILE, earlier.adding(self._newest_version()).to_bytes())
+
     def _draw_secrets(self, receiving: ReceivingBook, **changes: object) -> None:
         """Draw new secrets, and put them in force together with a roster that has these ``changes``.
 
@@ -419,8 +446,7 @@ class FleetDirectory:
         self._store_receiving(receiving)
         if self.admission_draws:
             # Before the change: it erases the only other copy.
-            earlier = self._earlier_versions().adding(self._newest_version())
-            self._vault.write(VERSIONS_FILE, earlier.to_bytes())
+            self._store_version()
         self._vault.change(secrets, signed)
         self.secrets, self.roster, self._signed = secrets, roster, signed
         self._finish_change()

@@ -17,10 +17,11 @@ from shoal.util.files import read_private
 FILE_VARIABLE: Final = "SHOAL_PASSPHRASE_FILE"
 
 
-def ask(*, twice: bool = False) -> Lock:
+def ask(subject: str = "the owner's key", *, twice: bool = False) -> Lock:
     """Read the passphrase from the file that SHOAL_PASSPHRASE_FILE names, or ask at the terminal.
 
     Args:
+        subject: the thing under the passphrase, for prompt and error.
         twice: ask at the terminal a second time, for a new passphrase.
 
     Raises:
@@ -35,10 +36,10 @@ def ask(*, twice: bool = False) -> Lock:
             raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=error.hint) from error
     if not sys.stdin.isatty():
         raise ConfigError(
-            "the owner's key is under a passphrase, and there is no terminal to ask at",
+            f"{subject} is under a passphrase, and there is no terminal to ask at",
             hint=f"set {FILE_VARIABLE} to a file of mode 0600 that holds the passphrase",
         )
-    text = getpass.getpass("Passphrase of the owner's key: ")
+    text = getpass.getpass(f"Passphrase of {subject}: ")
     if twice and getpass.getpass("The same again: ") != text:
         raise ConfigError("the two passphrases differ")
     return Lock(text.encode())

@@ -57,7 +57,7 @@ def test_a_line_is_one_word_that_gives_its_token():
 def test_any_other_text_is_refused_without_repeating_it(line, message):
     with pytest.raises(ConfigError, match=message) as caught:
         Token.from_line(line)
-    assert caught.value.hint == "copy the whole line that `shoal-fleet token` printed"
+    assert caught.value.hint == "copy the whole line that `shoal-fleet invite` printed"
     assert LINE[10:20] not in str(caught.value)
 
 

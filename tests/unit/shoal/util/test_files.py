@@ -11,6 +11,7 @@ from shoal.errors import ConfigError, IntegrityError, StorageError, UntrustedErr
 from shoal.util.files import (
     named,
     private_directory,
+    read_limited,
     read_private,
     remove_unfinished,
     sync_directory,
@@ -213,3 +214,12 @@ def test_damage_is_told_with_the_files_name(tmp_path):
     with pytest.raises(UntrustedError) as other, named(tmp_path / "file", "take another"):
         raise UntrustedError("expired")
     assert str(other.value) == "expired"
+
+
+def test_a_named_file_is_read_up_to_its_limit(tmp_path):
+    (tmp_path / "f").write_bytes(b"12345")
+    assert read_limited(tmp_path / "f", 5) == b"12345"
+    with pytest.raises(ConfigError, match="more than 4 bytes"):
+        read_limited(tmp_path / "f", 4)
+    with pytest.raises(ConfigError, match="can't read"):
+        read_limited(tmp_path / "gone", 5)

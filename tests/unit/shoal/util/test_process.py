@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 
-from shoal.util.process import put_off
+from shoal.util.process import leave_out, put_off
 
 
 @pytest.fixture
@@ -121,3 +122,15 @@ def test_a_server_keeps_its_heap():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("True", "False")
+
+
+def test_a_module_that_is_left_out_can_not_be_imported(package):
+    leave_out("heavy_things.one")
+    with pytest.raises(ImportError):
+        importlib.import_module("heavy_things.one")
+    assert package == []
+
+
+def test_a_module_that_is_loaded_stays():
+    leave_out("json")
+    assert sys.modules["json"] is json

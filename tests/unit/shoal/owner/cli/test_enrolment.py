@@ -43,20 +43,36 @@ def registrar(*pending, refused=()):
 
 def test_a_token_is_one_line_on_stdout_and_its_terms_are_on_stderr(fleet, capsys):
     began = int(time.time())
-    enrolment.token(fleet.path, "12h")
+    enrolment.invite(fleet.path, expires="12h")
     out, err = capsys.readouterr()
     token = Token.from_line(out)
     assert out.count("\n") == 1
     assert began + 43_200 <= token.expires_at_s <= time.time() + 43_200
     assert TokenStore(fleet).find(token_id(token.secret)).token == token
     assert f"owner {fleet.fingerprint}, aggregator {fingerprint(AGGREGATOR.member)}, broker {NO_BROKER}" in err
-    assert "holds for 12h, for one device" in err
+    assert "holds for 12h, one line for one device" in err
     assert out.strip() not in err
+
+
+def test_many_lines_at_once_are_all_different_and_stored(fleet, capsys):
+    enrolment.invite(fleet.path, 5, json=True)
+    found = json.loads(capsys.readouterr().out)["data"]
+    ids = {token_id(Token.from_line(line).secret) for line in found["lines"]}
+    assert len(ids) == 5
+    assert {path.stem for path in (fleet.path / "tokens").iterdir()} == ids
+    enrolment.invite(fleet.path, 2)
+    assert "approve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("fingerprints", "every"), [([], False), (["abcd"], True)])
+def test_approve_takes_fingerprints_or_all(fleet, fingerprints, every):
+    with pytest.raises(UsageError, match="fingerprints or --all-invited"):
+        enrolment.approve(fleet.path, fingerprints, every)
 
 
 def test_a_duration_that_is_none_issues_no_token(fleet):
     with pytest.raises(UsageError, match="'soon' is not a duration"):
-        enrolment.token(fleet.path, "soon")
+        enrolment.invite(fleet.path, expires="soon")
     assert not (fleet.path / "tokens").exists()
 
 
@@ -171,5 +187,5 @@ def test_every_command_is_registered():
     app = typer.Typer()
     enrolment.register(app)
     assert set(typer.main.get_command(app).commands) == {
-        *("token", "devices", "approve", "revoke", "rotate", "publish", "broker-config")
+        *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config")
     }

@@ -314,8 +314,8 @@ def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
 def test_every_command_is_there():
     names = set(typer.main.get_command(main.app).commands)
     assert names == {
-        *("init", "show", "add-device", "add-aggregator", "renew", "task", "run", "models"),
-        *("token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
+        *("init", "show", "add-device", "add-aggregator", "renew", "task", "run", "models", "backup", "restore"),
+        *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
     }
 
 

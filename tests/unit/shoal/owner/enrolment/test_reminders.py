@@ -6,11 +6,21 @@ from shoal.owner.keys.directory import FleetDirectory
 
 def test_a_broker_with_users_has_to_be_updated_and_one_without_has_not(tmp_path, capsys):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
-    broker_users(fleet, "accepts dev-1")
+    broker_users(fleet, "accepts dev-1", published=False)
     assert capsys.readouterr() == ("", "")
     fleet.users.make()
-    broker_users(fleet, "accepts dev-1")
+    broker_users(fleet, "accepts dev-1", published=True)
     out, err = capsys.readouterr()
     assert out == "", "stdout is for data"
     assert err.startswith(f"next: shoal-fleet broker-config {fleet.path} --out FOLDER again")
     assert err.endswith("send mosquitto a SIGHUP: only then the broker accepts dev-1\n")
+
+
+def test_a_broker_that_takes_users_while_it_runs_has_them_once_they_are_published(tmp_path, capsys):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    fleet.users.make()
+    fleet.users.set_dynamic(True)
+    broker_users(fleet, "accepts dev-1", published=True)
+    assert capsys.readouterr() == ("", "")
+    broker_users(fleet, "accepts dev-1", published=False)
+    assert capsys.readouterr().err == f"next: shoal-fleet publish {fleet.path}: only then the broker accepts dev-1\n"

@@ -119,12 +119,12 @@ def test_a_damaged_token_is_named_and_hides_no_other(fleet, tokens):
     file_of(fleet, broken).write_bytes(b"junk")
     with pytest.raises(IntegrityError, match=r"\.token is damaged") as caught:
         tokens.find(id_of(broken))
-    assert caught.value.hint == "remove it, and give the device a new line: shoal-fleet token"
+    assert caught.value.hint == "remove it, and give the device a new line: shoal-fleet invite"
     complaints = []
     assert tokens.old(NOW_S + 10**7, complaints.append) == [id_of(whole)]
     (complaint,) = complaints
     assert complaint.startswith(f"skipped {id_of(broken)}.token: ")
-    assert complaint.endswith("shoal-fleet token")
+    assert complaint.endswith("shoal-fleet invite")
     tokens.use(id_of(whole), "print-1")
     assert tokens.used_by("print-1") == id_of(whole)
 

@@ -1,0 +1,125 @@
+"""`shoal-fleet backup` and `restore`: the owner's directory in one encrypted file, and back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.errors import ConfigError
+from shoal.util.console import note, say, say_json
+
+if TYPE_CHECKING:
+    from crypto.seal.passphrase import Lock
+
+SUBJECT = "the backup"
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
+Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
+
+
+def backup(
+    directory: Directory,
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", dir_okay=False)],
+    json: AsJson = False,
+) -> None:
+    """Write the owner's directory to one file, encrypted under a passphrase: that of the owner's key if there is one.
+
+    Make one after each init, approve, revoke, rotate and run, and store it on another machine. Without the passphrase it
+    can't be read by anyone.
+    """
+    from shoal.owner.keys.backup import pack
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.owner.keys.unlock import ask
+    from shoal.owner.keys.vault import is_under_passphrase
+    from shoal.util.files import write_atomic
+    from shoal.util.times import second
+
+    locked = is_under_passphrase(directory)
+    if os.path.lexists(file):
+        raise ConfigError(f"{file} exists already", hint="give each backup a name of its own, with the date")
+    if file.resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{file} lies in the directory that it is a backup of", hint="store it on another disk")
+    lock: Lock = ask() if locked else ask(SUBJECT, twice=True)
+    made, data = pack(FleetDirectory(directory, lock if locked else None), lock)
+    write_atomic(file, data)
+    figures = {
+        "file": str(file),
+        "fleet": made.fleet,
+        "roster": made.roster,
+        "made_at": second(made.made_at_s),
+        "files": len(made.files),
+        "bytes": len(data),
+    }
+    if json:
+        say_json(figures)
+        return
+    say(f"{file}: fleet {made.fleet}, roster {made.roster}, {len(made.files)} files, {len(data)} bytes")
+    note("store it on another machine; try it once: shoal-fleet restore NEW_DIR FILE --check")
+
+
+def restore(
+    directory: Annotated[Path, typer.Argument(help="New directory for the owner's files; missing or empty.")],
+    file: Annotated[Path, typer.Argument(help="A file that `backup` wrote.", exists=True, dir_okay=False)],
+    roster: Annotated[
+        Path | None,
+        typer.Option(
+            help="The fleet's newest roster: roster.signed in the aggregator's directory.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    older: Annotated[
+        bool,
+        typer.Option("--older", help="Go on with the backup's list of devices, although the fleet has a newer one."),
+    ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not compare with the fleet at the broker.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only open the backup and print its figures.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Write a backup's files to a new directory, and sign a roster beyond those that the fleet has seen.
+
+    New secrets are drawn and run numbers continue after a gap, so that no mask is repeated. It refuses to go back behind the
+    fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
+    """
+    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.enrolment.recovery import Recovery
+    from shoal.owner.enrolment.recovery import restore as restored
+    from shoal.owner.keys.backup import MAX_FILE_BYTES, unpack
+    from shoal.owner.keys.unlock import ask
+    from shoal.util.files import read_limited
+    from shoal.util.times import second
+
+    data = read_limited(file, MAX_FILE_BYTES)
+    newest = None if roster is None else read_limited(roster, MAX_FILE_BYTES)
+    lock = ask(SUBJECT)
+    found = unpack(data, lock)
+    figures = {
+        "fleet": found.fleet,
+        "backup_roster": found.roster,
+        "made_at": second(found.made_at_s),
+        "files": len(found.files),
+    }
+    if check:
+        text = f"fleet {found.fleet}, roster {found.roster}, of {figures['made_at']}, {len(found.files)} files"
+        say_json(figures) if json else say(text)
+        return
+    options = Recovery(roster=newest, older=older, offline=offline, tls=Tls(ca, cert, key))
+    fleet = restored(found, directory, lock, options, note)
+    if json:
+        say_json({**figures, "directory": str(directory), "roster": fleet.roster.sequence})
+    else:
+        say(f"{directory}: fleet {fleet.name}, roster {fleet.roster.sequence}, new secrets")
+    note(f"next: shoal-fleet show {directory}, compare the devices, then shoal-fleet publish {directory}")
+    note("end any other copy of this directory: two copies sign different rosters")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the owner's program."""
+    for command in (backup, restore):
+        app.command()(command)

@@ -1,0 +1,154 @@
+"""Restore the owner's directory from a backup, without going back behind the fleet.
+
+The fleet may have gone on since the backup: devices were approved or revoked, runs were signed, secrets were drawn. A
+directory that was merely copied back would sign a second roster of a sequence that the fleet has seen, list devices that are
+revoked, and use run numbers again. So:
+
+    the broker holds a newer roster of this owner's    refused, unless the newest roster is given (the aggregator has it)
+                                                       or the owner accepts the loss (``older``)
+    no broker answers                                  refused, unless ``offline``
+    in every case                                      new secrets, a roster beyond all that are known, and run numbers
+                                                       after a gap
+
+The files are written beside the target and renamed into place last: a failure leaves nothing there.
+
+Example: a backup of roster 7, and roster 9 on the broker, by which dev-3 was revoked. With the aggregator's roster.signed the
+restored fleet signs roster 10, in which dev-3 is revoked. With ``older`` it signs roster 10 with dev-3 in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import BrokerUnreachableError, ConfigError, UntrustedError
+from shoal.owner.enrolment.connection import LOOK_S, OwnerConnection, Tls
+from shoal.owner.keys.backup import Backup, write_files
+from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
+from shoal.owner.keys.vault import is_under_passphrase
+from shoal.util.files import sync_directory
+
+if TYPE_CHECKING:
+    from crypto.seal.passphrase import Lock
+
+NEWER_HINT: Final = (
+    "give the newest roster, which the aggregator has: --roster SERVER_DIR/roster.signed. If it is lost: --older, and then "
+    "revoke again those that were revoked, and approve again those that were approved since the backup"
+)
+OFFLINE_HINT: Final = "start the broker; or --offline, which does not compare with the fleet"
+TARGET_HINT: Final = "give a new directory; the old one may still be complete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Options of a restore.
+
+    Attributes:
+        roster: the newest roster as signed, from the aggregator's directory; None takes the backup's.
+        older: accept that the backup's roster is older than the fleet's.
+        offline: do not ask the broker.
+        tls: for mqtts.
+    """
+
+    roster: bytes | None = None
+    older: bool = False
+    offline: bool = False
+    tls: Tls = field(default_factory=Tls)
+
+
+def restore(
+    backup: Backup, directory: Path, lock: Lock, options: Recovery, complain: Callable[[str], None]
+) -> FleetDirectory:
+    """Write a backup's files to ``directory``, sign a roster beyond those that the fleet has seen, and return the fleet.
+
+    Args:
+        backup: its contents.
+        directory: a directory that is missing or empty.
+        lock: the passphrase under which the backup was made.
+        options: see `Recovery`.
+        complain: called with warnings.
+
+    Raises:
+        ConfigError: ``directory`` holds files already, or devices of the newest roster are known neither to the backup nor
+            to the broker.
+        UntrustedError: the fleet has seen a newer roster than the backup's, or the given roster is not this fleet's newest.
+        BrokerUnreachableError: the broker does not answer.
+    """
+    with _beside(directory) as folder:
+        write_files(backup, folder)
+        passphrase = lock if is_under_passphrase(folder) else None
+        fleet = FleetDirectory(folder, passphrase)
+        if options.roster is not None:
+            fleet.adopt(options.roster)
+        seen = _offline(fleet) if options.offline else _newest_at_broker(fleet, options, complain)
+        _check_receiving(fleet)
+        fleet.sign_beyond(seen)
+        folder.rename(directory)
+        sync_directory(directory.parent)
+    return FleetDirectory(directory, passphrase)
+
+
+@contextmanager
+def _beside(directory: Path) -> Iterator[Path]:
+    """Yield a folder for the files next to ``directory``, and remove it afterwards if it is still there."""
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise ConfigError(f"{directory} exists already", hint=TARGET_HINT)
+    target = directory.absolute()
+    folder = target.with_name(f".{target.name}.restoring")
+    shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _offline(fleet: FleetDirectory) -> int:
+    """Return a sequence that leaves room for the rosters that may have been signed since the backup."""
+    return fleet.roster.sequence + RUNS_AFTER_RESTORE
+
+
+def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callable[[str], None]) -> int:
+    """Return the sequence of the owner's newest roster at the broker, 0 if it has none, and take the devices' newest keys."""
+    ours = fleet.roster.sequence
+    try:
+        with OwnerConnection(fleet, options.tls, lambda _: None, beside=True) as connection:
+            registrar = connection.registrar
+            until_s = time.monotonic() + LOOK_S
+            connection.listen(2 * LOOK_S, lambda: registrar.has_seen_roster or time.monotonic() > until_s)
+            registrar.take_receiving()
+            seen = registrar.newest_roster
+    except BrokerUnreachableError as error:
+        error.hint = OFFLINE_HINT
+        raise
+    if not seen:
+        complain("warning: the broker holds no roster of this fleet, so that nothing tells how old the backup is")
+    if seen > ours and not options.older:
+        raise UntrustedError(
+            f"the fleet has roster {seen}, and the newest here is {ours}: devices were approved or revoked since",
+            hint=NEWER_HINT,
+        )
+    if seen > ours:
+        complain(
+            f"warning: roster {ours} is older than the fleet's {seen}: revoke again those that were revoked since, and approve "
+            "again those that were approved since"
+        )
+    return seen
+
+
+def _check_receiving(fleet: FleetDirectory) -> None:
+    """Check that each device has a key to which secrets can be sealed.
+
+    Raises:
+        ConfigError: some have none.
+    """
+    lost = [name for name in fleet.roster.active() if name not in fleet.receiving.devices]
+    if lost:
+        raise ConfigError(
+            f"no receiving keys of {', '.join(lost[:8])} in the backup or at the broker: approved since the backup",
+            hint="start them, which publishes their keys, and restore again while the broker runs",
+        )

@@ -1,0 +1,139 @@
+"""Commands to the dynamic security plugin: answered ones return, refused ones are errors, and no password is shown."""
+
+import base64
+import hashlib
+import json
+import types
+
+import pytest
+
+from aggregator import membership as aggregators
+from shoal.errors import BrokerUnreachableError, UntrustedError
+from shoal.owner.broker import dynamic
+from shoal.owner.broker.config import pattern_acl, write_broker_config
+from shoal.owner.broker.dynamic import CONTROL, RESPONSE, BrokerAdmin, admit, document, shut_out
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.transport.base import Message
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
+    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    made.users.make()
+    return made
+
+
+class Plugin:
+    """Stands for transport and broker: answers each command with an error by its user, if there is one."""
+
+    def __init__(self, _address, _client, sink, **_options):
+        self.sink, self.sent = sink, []
+        Plugin.last = self
+
+    errors = types.MappingProxyType({})
+    silent = False
+
+    def subscribe(self, topic):
+        assert topic == RESPONSE
+
+    def start(self, *, require):
+        assert require
+
+    def publish(self, topic, payload):
+        assert topic == CONTROL
+        commands = json.loads(payload)["commands"]
+        self.sent.append(commands)
+        if self.silent:
+            return
+        found = []
+        for command in commands:
+            error = self.errors.get(command["username"])
+            answer = {"command": command["command"], "correlationData": command["correlationData"]}
+            found.append(answer | ({"error": error} if error else {}))
+        other = [{"command": "createClient", "correlationData": "another administrator's", "error": "no"}]
+        for part in (b"not json", b"{}", json.dumps({"responses": other}).encode(), *_halves(found)):
+            self.sink(Message(RESPONSE, part, retained=False))
+        self.sink(Message("shoal/v1/reef/round", b"x", retained=False))
+
+    def close(self):
+        pass
+
+
+def _halves(found):
+    cut = len(found) // 2
+    return [json.dumps({"responses": part}).encode() for part in (found[:cut], found[cut:])]
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    made = type("Plugin", (Plugin,), {})
+    monkeypatch.setattr(dynamic, "MqttTransport", made)
+    return made
+
+
+def test_a_device_gets_a_user_with_its_own_password(fleet):
+    (command,) = admit(fleet, ["dev-4"])
+    assert command == {"command": "createClient", "username": "dev-4", "password": fleet.users.password("dev-4")}
+
+
+def test_the_first_file_has_hashes_only_that_match_the_passwords(fleet):
+    made = document(fleet.users, ["owner", "dev-1"])
+    assert [c["username"] for c in made["clients"]] == ["owner", "dev-1"]
+    for client in made["clients"]:
+        password = fleet.users.password(client["username"])
+        salt = base64.b64decode(client["salt"])
+        digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, client["iterations"])
+        assert base64.b64decode(client["password"]) == digest
+        assert password not in json.dumps(made)
+
+
+def test_all_commands_are_sent_in_batches_and_other_answers_are_passed_over(fleet, plugin, monkeypatch):
+    monkeypatch.setattr(dynamic, "BATCH", 2)
+    plugin.errors = {"dev-1": "Client already exists", "dev-9": "Client not found"}
+    with BrokerAdmin("reef", "address") as admin:
+        admin.send([*admit(fleet, ["dev-1", "dev-2"]), *shut_out(["dev-9"])])
+    assert [[c["username"] for c in batch] for batch in plugin.last.sent] == [["dev-1", "dev-2"], ["dev-9"]]
+
+
+def test_a_refused_command_is_an_error_without_the_password(fleet, plugin):
+    plugin.errors = {"dev-2": "Invalid/missing username"}
+    with BrokerAdmin("reef", "address") as admin, pytest.raises(UntrustedError) as caught:
+        admin.send(admit(fleet, ["dev-2"]))
+    assert str(caught.value) == "the broker refuses createClient: Invalid/missing username"
+    assert fleet.users.password("dev-2") not in repr(caught.value) + caught.value.hint
+
+
+def test_a_broker_without_the_plugin_is_reported(fleet, plugin, monkeypatch):
+    plugin.silent = True
+    monkeypatch.setattr(dynamic, "ANSWER_S", 0.01)
+    with (
+        BrokerAdmin("reef", "address") as admin,
+        pytest.raises(BrokerUnreachableError, match="did not answer") as caught,
+    ):
+        admin.send(admit(fleet, ["dev-2"]))
+    assert "broker-config --dynamic" in caught.value.hint
+
+
+def test_nothing_is_sent_without_a_command(plugin):
+    with BrokerAdmin("reef", "address") as admin:
+        admin.send([])
+    assert plugin.last.sent == []
+
+
+def test_the_access_list_needs_no_line_for_a_device():
+    text = pattern_acl("reef", "aggregator")
+    assert "\npattern write shoal/v1/reef/d/%u/up\n" in text
+    assert text.count("$CONTROL") == 1
+    assert "user enrol\ntopic deny shoal/v1/reef/d/#\ntopic deny shoal/v1/reef/s/#\n" in text
+    assert "user owner\ntopic readwrite $CONTROL/dynamic-security/v1/#\n" in text
+
+
+def test_the_kind_of_broker_is_stored_until_it_is_changed(fleet, tmp_path):
+    out = tmp_path / "broker"
+    for wanted, names in ((True, "dynamic-security.json"), (None, "dynamic-security.json"), (False, "passwords")):
+        write_broker_config(fleet, out, dynamic=wanted)
+        there = {"passwords", "dynamic-security.json"} & {p.name for p in out.iterdir()}
+        assert there == {names}
+        assert ("plugin_opt_config_file" in (out / "shoal.conf").read_text()) is (names != "passwords")
+    assert FleetDirectory(fleet.path).users.dynamic is False

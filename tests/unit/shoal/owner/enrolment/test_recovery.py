@@ -1,0 +1,205 @@
+"""A restored owner never goes back behind the fleet: revoked devices stay revoked, no secret and no run number is used again."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from aggregator.owner_inbox import OwnerInbox
+from crypto.seal.passphrase import Lock
+from edge_client.protocol.presence import receiving_notice
+from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
+from shoal.owner.enrolment import recovery
+from shoal.owner.enrolment.recovery import Recovery, restore
+from shoal.owner.keys.backup import BackupFile, pack
+from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
+from tests.helpers.enrolments import TOPICS, Scene
+
+LOCK = Lock(b"correct horse battery")
+
+
+class Connected:
+    """Stands for `OwnerConnection`: a registrar at the scene's broker."""
+
+    def __init__(self, scene, fleet):
+        self.registrar = scene.sit(fleet=fleet)
+        self.registrar.look_for_roster()
+        scene.broker.pump()
+
+    def listen(self, _seconds, _enough):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.registrar._transport.close()
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    made = Scene(tmp_path)
+    made.enrol("dev-1")
+    made.enrol("dev-2")
+    monkeypatch.setattr(recovery, "OwnerConnection", lambda fleet, *_, **__: Connected(made, fleet))
+    return made
+
+
+@pytest.fixture
+def bring_back(scene):
+    """Restore into scene.root/restored, with options of `Recovery`."""
+
+    def bring(backup, **options):
+        return restore(backup, scene.root / "restored", LOCK, Recovery(**options), scene.complaints.append)
+
+    return bring
+
+
+def backup_of(scene):
+    return pack(scene.owner, LOCK)[0]
+
+
+def publish(scene, fleet):
+    registrar = scene.sit(fleet=fleet)
+    registrar.look_for_roster()
+    scene.broker.pump()
+    registrar.publish_roster()
+    registrar.publish_keys()
+    scene.broker.pump()
+
+
+def test_a_restored_owner_goes_on_beyond_the_roster_of_the_fleet(scene, bring_back):
+    """Nothing happened since the backup: the devices are the same, and neither secrets nor run numbers are used again."""
+    run = scene.owner.take_run()
+    backup = backup_of(scene)
+    used = scene.owner.take_run()
+    fleet = bring_back(backup)
+    assert fleet.roster.devices == scene.owner.roster.devices
+    assert fleet.roster.sequence == scene.owner.roster.sequence + 1
+    assert fleet.secrets.version_secret != scene.owner.secrets.version_secret
+    assert fleet.secrets.broadcast_key != scene.owner.secrets.broadcast_key
+    assert fleet.take_run() == used + RUNS_AFTER_RESTORE > run
+    publish(scene, fleet)
+    assert OwnerInbox(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    assert scene.server.roster == fleet.roster
+    assert scene.complaints == []
+
+
+def test_a_backup_behind_the_fleet_is_refused_and_leaves_nothing(scene, bring_back):
+    backup = backup_of(scene)
+    scene.owner.revoke("dev-2")
+    publish(scene, scene.owner)
+    with pytest.raises(UntrustedError, match="the fleet has roster 5, and the newest here is 4") as caught:
+        bring_back(backup)
+    assert "--roster SERVER_DIR/roster.signed" in caught.value.hint
+    assert not (scene.root / "restored").exists()
+    assert not list(scene.root.glob(".restored*"))
+
+
+def test_with_the_newest_roster_a_revoked_device_stays_revoked_and_a_new_one_stays(scene, bring_back):
+    backup = backup_of(scene)
+    scene.owner.take_run()
+    scene.owner.revoke("dev-2")
+    publish(scene, scene.owner)
+    newcomer = scene.enrol("dev-3")
+    scene.leave(*receiving_notice(newcomer))
+    fleet = bring_back(backup, roster=scene.owner.roster_bytes)
+    assert fleet.roster.revoked == ("dev-2",)
+    assert list(fleet.roster.active()) == ["dev-1", "dev-3"]
+    assert fleet.roster.sequence == scene.owner.roster.sequence + 1
+    assert fleet.receiving.of("dev-3").receiving == newcomer.receiving.public
+    publish(scene, fleet)
+
+
+def test_the_models_under_the_backups_secrets_can_still_be_opened(scene, bring_back):
+    """They are stored under their own key version, not under that of the newer roster."""
+    scene.owner.take_run()
+    backup, before = backup_of(scene), scene.owner.versions[0]
+    scene.owner.revoke("dev-2")
+    publish(scene, scene.owner)
+    fleet = bring_back(backup, roster=scene.owner.roster_bytes)
+    assert fleet.versions[1:] == (before,)
+
+
+def test_without_it_the_owner_must_accept_the_loss_and_is_warned(scene, bring_back):
+    backup = backup_of(scene)
+    scene.owner.revoke("dev-2")
+    publish(scene, scene.owner)
+    fleet = bring_back(backup, older=True)
+    assert list(fleet.roster.active()) == ["dev-1", "dev-2"]
+    assert fleet.roster.sequence == scene.owner.roster.sequence + 1
+    assert any("revoke again those that were revoked since" in line for line in scene.complaints)
+
+
+def test_offline_leaves_room_for_the_rosters_signed_since(scene, bring_back, monkeypatch):
+    monkeypatch.delattr(recovery, "OwnerConnection")
+    fleet = bring_back(backup_of(scene), offline=True)
+    assert fleet.roster.sequence == scene.owner.roster.sequence + 1001
+
+
+def test_without_a_broker_nothing_is_restored(scene, bring_back, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise BrokerUnreachableError("no broker answers")
+
+    monkeypatch.setattr(recovery, "OwnerConnection", away)
+    with pytest.raises(BrokerUnreachableError) as caught:
+        bring_back(backup_of(scene))
+    assert "--offline" in caught.value.hint
+    assert not (scene.root / "restored").exists()
+
+
+def test_a_broker_without_the_fleets_roster_is_reported(scene, bring_back):
+    scene.leave(TOPICS.owner_roster, b"")
+    bring_back(backup_of(scene))
+    assert any("holds no roster of this fleet" in line for line in scene.complaints)
+
+
+def test_a_device_without_receiving_keys_is_named(scene, bring_back):
+    backup = backup_of(scene)
+    scene.enrol("dev-3")
+    with pytest.raises(ConfigError, match="no receiving keys of dev-3") as caught:
+        bring_back(backup, roster=scene.owner.roster_bytes)
+    assert "start them" in caught.value.hint
+
+
+def test_an_older_roster_and_another_fleets_are_refused(scene, bring_back, tmp_path):
+    older = scene.owner.roster_bytes
+    scene.owner.renew()
+    with pytest.raises(UntrustedError, match="rollback"):
+        bring_back(backup_of(scene), roster=older)
+    other = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://loopback")
+    with pytest.raises(UntrustedError):
+        bring_back(backup_of(scene), roster=other.roster_bytes)
+    with pytest.raises(IntegrityError):
+        bring_back(backup_of(scene), roster=b"no roster")
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_a_target_that_holds_something_is_left_alone(scene, bring_back, kind):
+    target: Path = scene.root / "restored"
+    if kind == "file":
+        target.write_bytes(b"mine")
+    elif kind == "link":
+        target.symlink_to(scene.root / "owner")
+    else:
+        target.mkdir()
+        (target / "mine").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        bring_back(backup_of(scene))
+    assert scene.owner.path.exists()
+
+
+def test_what_a_killed_restore_left_is_replaced(scene, bring_back):
+    left = scene.root / ".restored.restoring"
+    left.mkdir()
+    (left / "owner.key").write_bytes(b"half")
+    assert bring_back(backup_of(scene)).name == "reef"
+    assert not left.exists()
+
+
+def test_a_damaged_file_inside_leaves_nothing(scene, bring_back):
+    backup = backup_of(scene)
+    files = tuple(BackupFile(f.name, b"x" if f.name == "secrets.bin" else f.data) for f in backup.files)
+    with pytest.raises(IntegrityError):
+        bring_back(dataclasses.replace(backup, files=files))
+    assert not (scene.root / "restored").exists()

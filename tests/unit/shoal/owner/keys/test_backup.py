@@ -1,0 +1,114 @@
+"""A backup holds every file of the owner's directory, opens with its passphrase alone, and never writes outside of its folder."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.passphrase import Lock
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.owner.keys import backup as backups
+from shoal.owner.keys.backup import Backup, BackupFile, pack, unpack, write_files
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.codec import encode
+from shoal.util.files import write_private
+
+PASSPHRASE = b"correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def lock():
+    return Lock(PASSPHRASE)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
+    write_private(made.path / "tokens" / "0123456789abcdef.token", b"a token")
+    return made
+
+
+def contents(directory):
+    found = (p for p in directory.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
+
+
+def test_all_files_come_back_private_and_no_secret_is_readable_in_the_backup(fleet, lock, tmp_path):
+    made, data = pack(fleet, lock)
+    assert (made.fleet, made.roster) == ("reef", 1)
+    for piece in (fleet.secrets.broadcast_key, fleet.owner.reveal(), b"a token", b"tokens/"):
+        assert piece not in data
+    write_files(unpack(data, Lock(PASSPHRASE)), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(fleet.path) != {}
+    modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "again").rglob("*") if p.is_file()}
+    assert modes == {0o600}
+    assert FleetDirectory(tmp_path / "again").roster == fleet.roster
+
+
+def test_unfinished_files_of_a_killed_program_and_locks_are_left_out(fleet, lock):
+    (fleet.path / ".secrets.bin.00aa.7.new").write_bytes(b"half")
+    names = {file.name for file in pack(fleet, lock)[0].files}
+    assert names == {"owner.key", "receiving.bin", "roster.signed", "secrets.bin", "tokens/0123456789abcdef.token"}
+
+
+def test_another_passphrase_is_refused(fleet, lock):
+    with pytest.raises(UntrustedError) as caught:
+        unpack(pack(fleet, lock)[1], Lock(b"something else"))
+    assert caught.value.hint == "give the passphrase under which the backup was made"
+
+
+def test_each_altered_byte_is_refused(fleet, lock):
+    data = pack(fleet, lock)[1]
+    for at in (40, len(data) // 2, len(data) - 1):
+        with pytest.raises(UntrustedError):
+            unpack(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], lock)
+
+
+@pytest.mark.parametrize("data", [b"", b"SHP1", b"a roster", b"SHP1" + bytes(100)])
+def test_a_file_that_is_no_backup_is_refused(data, lock):
+    with pytest.raises(IntegrityError, match="no backup of a fleet"):
+        unpack(data, lock)
+
+
+def test_another_private_file_of_the_owner_is_no_backup(fleet, lock):
+    with pytest.raises(UntrustedError):
+        unpack(lock.close("secrets.bin", b"x"), lock)
+
+
+def test_a_backup_of_another_version_is_refused_with_a_hint(lock):
+    future = Backup(2, "reef", 1, 0, ())
+    with pytest.raises(IntegrityError, match="version 2") as caught:
+        unpack(lock.close("backup", encode(future)), lock)
+    assert "version of Shoal" in caught.value.hint
+
+
+def test_a_backup_that_is_malformed_inside_is_damaged(lock):
+    with pytest.raises(IntegrityError, match="damaged"):
+        unpack(lock.close("backup", b"SHM1 and nothing"), lock)
+
+
+@pytest.mark.parametrize("name", ["../owner.key", "/etc/passwd", "", "runs/../../x", "."])
+def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path, name):
+    hostile = Backup(1, "reef", 1, 0, (BackupFile(name, b"x"),))
+    with pytest.raises(IntegrityError, match="outside"):
+        write_files(hostile, tmp_path / "in" / "here")
+    assert contents(tmp_path) == {}
+
+
+def test_a_directory_that_is_too_large_is_refused_before_it_is_read(fleet, lock, monkeypatch):
+    monkeypatch.setattr(backups, "MAX_BACKUP_BYTES", 100)
+    with pytest.raises(ConfigError, match="more than 100 bytes") as caught:
+        pack(fleet, lock)
+    assert "runs" in caught.value.hint
+
+
+def test_a_link_is_not_followed(fleet, lock, tmp_path):
+    (tmp_path / "other").write_bytes(b"another user's")
+    (fleet.path / "link").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match="link"):
+        pack(fleet, lock)
+
+
+def test_the_contents_do_not_show_in_a_repr(fleet, lock):
+    made, _ = pack(fleet, lock)
+    assert repr(fleet.secrets.broadcast_key)[2:-1] not in repr(made)
+    assert dataclasses.fields(BackupFile)[1].repr is False
