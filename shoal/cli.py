@@ -250,6 +250,9 @@ def bench_load(
         float,
         typer.Option(help="Share of the devices that leave after each round, back after the next.", min=0, max=0.5),
     ] = 0.0,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve the fleet page, followed by one reader and scraped every second.")
+    ] = False,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -272,8 +275,9 @@ def bench_load(
         open_files=open_files,
         prepared=prepared,
         churn=churn,
+        page=page,
     )
-    data = found.data()
+    data = found.data() | ({"page": True} if page else {})
     _deliver(data, json, lambda: _show_load(data), save)
 
 
