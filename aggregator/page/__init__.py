@@ -9,8 +9,8 @@
 
 Rules:
 
-1. The daemon's loop hands over one immutable value a second and waits for nobody. All other work happens in threads of the page,
-   and only while somebody asks.
+1. The daemon's loop hands over one immutable value a second and never waits. All other work happens in threads of the page, and
+   only for a request.
 2. The state of the fleet is the record of `shoal-aggregator status`: page, metrics and command can't disagree.
 3. The page can be read only. No request changes anything.
 4. Away from loopback every answer but `/healthz` and `/readyz` needs the token. On loopback the ``Host`` must be a loopback name,

@@ -1,4 +1,4 @@
-"""Where the server of the fleet page listens, and who may ask it."""
+"""Access to the fleet page: the address to listen on, the token, and the host names that are answered."""
 
 from __future__ import annotations
 

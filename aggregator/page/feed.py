@@ -1,8 +1,8 @@
 """From the loop's facts and the stored rounds to the snapshot that all requests read.
 
 The daemon's loop calls `Feed.publish` once in UPDATE_S; it only replaces a reference. A thread that wants the state calls
-`Feed.current`, which builds a snapshot at most once in UPDATE_S, and reads only the rounds that have closed since. While nobody
-asks, nothing is built.
+`Feed.current`, which builds a snapshot at most once in UPDATE_S, and reads only the rounds that have closed since. Without
+requests nothing is built.
 """
 
 from __future__ import annotations

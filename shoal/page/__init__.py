@@ -7,7 +7,7 @@
 
 Rules:
 
-1. The page asks nobody for anything, but in its live form the server that it came from.
+1. The page sends no request, except in its live form to the server that it came from.
 2. Text of devices and owners is data: the script writes it with ``textContent`` alone, and JSON in the document has no ``<``.
 3. The size of the data is bounded by the constants of history.py and tree.py, for any number of rounds, and for any fleet but
    for one row a device.

@@ -1,4 +1,4 @@
-"""A run's closed rounds in a size that does not grow with them: the figures behind the page's pictures.
+"""A run's closed rounds in a size that does not grow with them: the figures of the page's pictures.
 
 Add the record of each closed round, in order; `RunHistory.document` returns columns for the page. Series over rounds have at most
 2 x MOST_POINTS points: then every second one is left out, but never the newest. Participation is by device for the newest
@@ -26,7 +26,7 @@ MOST_MATRICES: Final = 6
 TEXT_LENGTH: Final = 200
 """Most characters of one event's text."""
 DIGITS: Final = 5
-"""Significant digits of a figure: a picture shows no more."""
+"""Significant digits of a figure: a picture can't show finer ones."""
 
 MARKS: Final = {"uploaded": "u", "missing": "m", "declined": "d", "left out": "x", "not asked": "."}
 """What a device did in a round -> its mark."""
@@ -166,7 +166,7 @@ class RunHistory:
         return {name: [_short(getattr(p, name)) for p in self._points] for name in names}
 
     def _series(self, sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Return loss and accuracy over the points for the largest clusters, also of those that are no more (0 devices)."""
+        """Return loss and accuracy over the points for the largest clusters, also of ended ones (0 devices)."""
         rounds = Counter(c for p in self._points for c in p.losses)
         shown = sorted(sizes.keys() | rounds.keys(), key=lambda c: (-sizes.get(c, 0), -rounds[c], c))[:MOST_CLUSTERS]
         return [

@@ -85,7 +85,7 @@ def data_of(
 
 
 def content_security_policy(*, connect: bool) -> str:
-    """Return the policy under which the page works: its own script and style by their hashes, and nothing of anybody else.
+    """Return the policy under which the page works: its own script and style by their hashes, and no other source.
 
     Args:
         connect: whether the script may ask the server that the page came from.

@@ -1,4 +1,4 @@
-"""Watch the rounds of all runs that are simulated within a block, whoever starts them.
+"""Watch the rounds of all runs that are simulated within a block.
 
 Thirty experiments start runs in their own ways; a report about them needs no parameter in each.
 """
