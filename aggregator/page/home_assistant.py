@@ -80,12 +80,12 @@ class HomeAssistant:
             )
         self._transport, self._prefix = transport, prefix
         self._fleet, self._node = fleet, f"shoal_{fleet}"
-        self._announced = False
+        self._announced_since_s: int | None = None
         self._sent: dict[str, Any] = {}
         self._sent_s = 0.0
 
     def publish(self, snapshot: Snapshot, now_s: float) -> None:
-        """Publish the values if they have changed, or REPEAT_S have passed; before the first, the sensors.
+        """Publish the values if they have changed, or REPEAT_S have passed; first the sensors, once for each connection.
 
         Args:
             snapshot: the state of the fleet.
@@ -94,10 +94,10 @@ class HomeAssistant:
         Raises:
             WireError: the connection's queue is full.
         """
-        if not self._announced:
+        if snapshot.status.since_s != self._announced_since_s:  # a broker may forget what it retains
             for topic, document in self.configurations():
                 self._transport.publish(topic, json.dumps(document).encode(), retain=True)
-            self._announced = True
+            self._announced_since_s = snapshot.status.since_s
         values = values_of(snapshot)
         if values != self._sent or now_s - self._sent_s >= REPEAT_S:
             self._transport.publish(self._state_topic, json.dumps(values).encode(), qos=0)

@@ -22,6 +22,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 
+from aggregator.page.access import Listen
 from aggregator.page.feed import UPDATE_S
 from aggregator.page.metrics import CONTENT_TYPE
 from shoal.errors import ConfigError
@@ -93,6 +94,11 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def port(self) -> int:
         """The port that it listens on."""
         return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The page's address on this machine."""
+        return f"http://{Listen(self.access.listen.host, self.port)}/"
 
     def start(self) -> None:
         """Serve in a thread."""

@@ -54,9 +54,7 @@ class FleetPage:
         """Listen, and publish to Home Assistant, in threads of their own."""
         if self.server is not None:
             self.server.start()
-            LOG.info(
-                "fleet page", extra={"kv": {"address": f"http://{self.server.access.listen.host}:{self.server.port}/"}}
-            )
+            LOG.info("fleet page", extra={"kv": {"address": self.server.url}})
         if self._sensors is not None:
             self._thread = threading.Thread(target=self._publish_sensors, args=(self._sensors,), daemon=True)
             self._thread.start()

@@ -85,7 +85,9 @@ def read_after(database: sqlite3.Connection, round_: int) -> Iterator[dict[str, 
     Raises:
         ValueError, sqlite3.DatabaseError: the database is damaged.
     """
-    firsts = [first for (first,) in database.execute("SELECT first FROM past ORDER BY first")]
+    (unpacked,) = database.execute("SELECT min(round) FROM rounds").fetchone()
+    packed = unpacked is None or round_ + 1 < unpacked
+    firsts = [first for (first,) in database.execute("SELECT first FROM past ORDER BY first")] if packed else []
     for first, following in pairwise([*firsts, None]):
         if following is not None and following <= round_ + 1:
             continue
