@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -205,7 +206,7 @@ class Feed:
             self._stored, changed = _StoredHistory(plan, self._directory_of(plan.run)), True
         try:
             return self._stored.follow() or changed, ""
-        except ShoalError as error:
+        except (ShoalError, sqlite3.Error, OSError) as error:  # a disk that fails: the daemon itself decides what to do
             return changed, reason_of(error)
 
 
