@@ -60,16 +60,14 @@ def keys(browser, *pressed):
     chain.perform()
 
 
-def take_picture(browser, name, selector="body"):
-    """Write a picture of an element for the documents, if they are wanted."""
+def take_picture(browser, name):
+    """Write a picture of the whole page for the documents, if they are wanted."""
     if not PICTURES:
         return
-    box = browser.execute_script(
-        "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
-        "return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}",
-        selector,
-    )
-    shot = {"captureBeyondViewport": True, "clip": {**box, "scale": 1}}
+    browser.execute_script("scrollTo(0, 0)")
+    until(lambda: browser.execute_script("return document.querySelector('#views a').hasAttribute('aria-current')"))
+    size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+    shot = {"captureBeyondViewport": True, "clip": {**size, "scale": 1}}
     data = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
     (Path(PICTURES) / f"{name}.png").write_bytes(base64.b64decode(data))
 

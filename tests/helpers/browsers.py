@@ -42,6 +42,7 @@ def look(driver, *, width, height=900, dark=False):
     """Give the page a width in CSS pixels, and a colour scheme."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})  # as on a phone
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     still = {"name": "prefers-reduced-motion", "value": "reduce"}  # without frames to draw, scrolling would not end
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})

@@ -36,7 +36,8 @@ def clusters_at(round_, devices):
 def cosines_of(devices, round_, shown=48):
     """Return cosines in which devices of one group of four are alike."""
     rng = np.random.default_rng(round_)
-    chosen = sorted(devices[:: max(1, len(devices) // shown)][:shown], key=lambda d: (int(d[-3:]) % 4, d))
+    ordered = sorted(devices, key=lambda d: (int(d[-3:]) % 4, d))
+    chosen = [ordered[i * len(ordered) // shown] for i in range(shown)] if len(ordered) > shown else ordered
     group = np.array([int(d[-3:]) % 4 for d in chosen])
     values = np.where(group[:, None] == group[None, :], 70, -20) + rng.integers(-15, 16, (len(chosen), len(chosen)))
     above = values[np.triu_indices(len(chosen), 1)].astype(np.int8)

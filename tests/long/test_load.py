@@ -55,7 +55,9 @@ def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
 @pytest.mark.timeout(HOUR_S)
 def test_the_fleet_page_costs_little():
     """Pairs in turn, since the machine's speed changes; times are saved, and only memory, which does not, is asserted."""
-    pairs = [[measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, page=on).data() for on in (False, True)] for _ in range(PAGE_PAIRS)]
+    pairs = [
+        [measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, page=on).data() for on in (False, True)] for _ in range(PAGE_PAIRS)
+    ]
     keep("page", {"without": [off for off, _ in pairs], "with": [on for _, on in pairs]})
     more_mb = [on["aggregator_rss_mb_max"] - off["aggregator_rss_mb_max"] for off, on in pairs]
     assert max(more_mb) <= PAGE_MEMORY_MB

@@ -464,7 +464,7 @@
   function paint(pen, mark, x, y, width, height) {
     const colour = { u: "--c0", m: "--bad", d: "--warn", x: "--c3", ".": "--faint" }[mark];
     pen.fillStyle = css(colour);
-    if (mark === "u") { pen.globalAlpha = 0.5; pen.fillRect(x, y, width, height); pen.globalAlpha = 1; }
+    if (mark === "u") { pen.globalAlpha = 0.35; pen.fillRect(x, y, width, height); pen.globalAlpha = 1; }
     else if (mark === "d") pen.fillRect(x, y + height / 2, width, height / 2);
     else if (mark === "x") { pen.fillRect(x, y, width / 2, height); }
     else if (mark === "m") { pen.strokeStyle = css(colour); pen.lineWidth = 1.5; pen.strokeRect(x + 0.75, y + 0.75, Math.max(0.5, width - 1.5), Math.max(0.5, height - 1.5)); }
@@ -512,8 +512,8 @@
     if (at) box.querySelector(".scroll").scrollTop = at;
   }
   function standing(device) {
-    const [kind, words] = device.reason ? ["bad", device.online ? "online, can't take part" : "can't take part"]
-      : device.online === null ? ["", "unknown"] : device.online ? ["ok", "online"] : ["warn", "offline"];
+    const words = device.online === null ? "unknown" : device.online ? "online" : "offline";
+    const kind = device.reason ? "bad" : { online: "ok", offline: "warn", unknown: "" }[words];
     const sign = { ok: "●", warn: "○", bad: "▲", "": "?" }[kind];
     return make("span", { class: `state ${kind}` }, make("span", { "aria-hidden": "true" }, `${sign} `), words);
   }
