@@ -13,7 +13,7 @@ from shoal.page.page import MOST_RUNS, write_still
 
 if TYPE_CHECKING:
     from shoal.simulation.engine.records import SimRound
-    from shoal.simulation.engine.simulate import Observation
+    from shoal.simulation.engine.watching import Observation
     from shoal.simulation.engine.workforce import Workforce
 
 FIGURES: Final = {
@@ -80,10 +80,11 @@ def write_page(path: Path, title: str, recorder: RunRecorder, results: Sequence[
         ConfigError: the file can't be written.
     """
     runs = recorder.runs or [_from_result(result) for result in results]
+    last = {run.algorithm: run for run in runs}
     for result in results:
-        own = [run for run in runs if run.algorithm == result["algorithm"]]
-        for run in own[-1:]:
-            run.results = [(words, text) for name, words in FIGURES.items() if (text := _text(result.get(name)))]
+        figures = [(words, text) for name, words in FIGURES.items() if (text := _text(result.get(name)))]
+        if result["algorithm"] in last:
+            last[result["algorithm"]].results = figures
     for run in runs:
         run.finished = True
     more = f" The first {MOST_RUNS} of {recorder.seen} runs." if recorder.seen > MOST_RUNS else ""

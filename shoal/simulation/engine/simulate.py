@@ -29,7 +29,7 @@ from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
-from shoal.simulation.engine.watching import current_watch
+from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.manifest import LocalTraining
@@ -41,18 +41,6 @@ FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
 ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A closed round in full, for experiments that measure more."""
-
-    round: int
-    plan: RoundPlan
-    contributions: tuple[ClientUpdate, ...]
-    outcome: Outcome
-    state: Any
-    workforce: Workforce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

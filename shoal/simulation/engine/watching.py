@@ -8,13 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from shoal.simulation.engine.records import SimRound
-    from shoal.simulation.engine.simulate import Observation
+from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan
+from shoal.simulation.engine.records import SimRound
+from shoal.simulation.engine.workforce import Workforce
 
-RoundWatch = Callable[["Observation", "SimRound | None"], None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A closed round in full, for experiments that measure more."""
+
+    round: int
+    plan: RoundPlan
+    contributions: tuple[ClientUpdate, ...]
+    outcome: Outcome
+    state: Any
+    workforce: Workforce
+
+
+RoundWatch = Callable[[Observation, SimRound | None], None]
 """Receives a closed round in full, and in figures; None for a round that does not count."""
 
 _WATCH: ContextVar[RoundWatch | None] = ContextVar("watch", default=None)
