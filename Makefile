@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | screenshots | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check quick long lint format fuzz clean
+.PHONY: demo test check quick long lint format fuzz screenshots clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -48,6 +48,11 @@ format: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet 'atheris>=3' || true
 	$(BIN)/python tests/fuzz/fuzz_parsers.py --seconds $(FUZZ_S)
+
+# The documents' pictures, by the tests that look at the same pages; needs Chromium.
+screenshots: $(READY)
+	mkdir -p docs/pictures
+	SHOAL_SCREENSHOTS=docs/pictures $(BIN)/python -m pytest tests/browser -k readable
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

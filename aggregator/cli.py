@@ -73,6 +73,17 @@ def serve(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     once: Annotated[bool | None, typer.Option("--once/--forever", help="End when every run is finished.")] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of the fleet page and /metrics, such as 127.0.0.1:9464; default: none."),
+    ] = None,
+    http_token: Annotated[
+        Path | None,
+        typer.Option(help="File (mode 0600) with the token that requests must show; required off loopback."),
+    ] = None,
+    home_assistant: Annotated[
+        str | None, typer.Option(help="Home Assistant's discovery prefix, to publish the fleet's counts as sensors.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
 ) -> None:
     """Serve the runs in DIRECTORY/runs, one after another, and log the devices that a round is waiting for."""
@@ -87,6 +98,9 @@ def serve(
         "device": device,
         "once": once,
         "log": log,
+        "http": http,
+        "http_token": http_token,
+        "home_assistant": home_assistant,
     }
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     setup_logging(values.log)

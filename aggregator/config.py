@@ -17,6 +17,9 @@ class AggregatorConfig:
         device: device for similarities and means: auto, cpu or cuda.
         once: end when every run is finished, instead of waiting for the next.
         log: debug, info, warning or error.
+        http: HOST:PORT for the fleet page and its metrics; empty for none.
+        http_token: private file with the token that each request must show; required unless HOST is a loopback address.
+        home_assistant: Home Assistant's discovery prefix; empty publishes no sensors.
     """
 
     dir: Path
@@ -27,3 +30,6 @@ class AggregatorConfig:
     device: str = "auto"
     once: bool = False
     log: str = "info"
+    http: str = ""
+    http_token: Path | None = None
+    home_assistant: str = ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
@@ -21,6 +21,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
+from aggregator.page.service import FleetPage
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
@@ -41,6 +42,10 @@ from shoal.util.locks import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.open_files import raise_open_files_limit
 from shoal.util.process import keep_heap, settle
+
+if TYPE_CHECKING:
+    from aggregator.status.facts import RunFacts
+    from shoal.protocol.documents import RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
@@ -121,6 +126,7 @@ class Daemon:
         self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
         self._ended: set[bytes] = set()
+        self._page = FleetPage(config, self._membership, self._transport)
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -137,6 +143,8 @@ class Daemon:
         except Exception as error:
             self._live.end(error)
             raise
+        finally:
+            self._page.close()
         self._live.end(None)
 
     def _serve(self) -> None:
@@ -144,6 +152,7 @@ class Daemon:
             # The handler only queues the request: an exception raised in it could cut a commit short.
             signal.signal(number, lambda *_: self._inbox.put(None))
         forget_waiting(self._membership.directory)
+        self._page.start()
         self._keep_status()
         self._mail.subscribe(self._transport)
         self._requests.subscribe()
@@ -344,9 +353,15 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Write the facts for `shoal-aggregator status`, if they have changed and that is due."""
-        service = self._service
-        self._live.keep_up(lambda: None if service is None else service.facts(), time.monotonic())
+        """Write the facts for `shoal-aggregator status`, and hand them to the fleet page, if that is due."""
+        self._live.keep_up(self._run_facts, time.monotonic())
+        self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
+
+    def _run_facts(self) -> RunFacts | None:
+        return None if self._service is None else self._service.facts()
+
+    def _served_plan(self) -> RunPlan | None:
+        return None if self._service is None else self._service.plan
 
     def _refresh_status(self) -> None:
         """Write the facts now, for the answer to a request."""

@@ -136,6 +136,11 @@ class RunService:
         self._roster_sent = membership.roster_bytes
 
     @property
+    def plan(self) -> RunPlan:
+        """The owner's run plan."""
+        return self._run
+
+    @property
     def state(self) -> EngineState:
         """The engine's state; there is none before `start`."""
         return self._state
@@ -270,11 +275,6 @@ class RunService:
             self.uploads.tick(now_s)
         if not self.finished:
             self._lines.waiting(self._state, now_s, lost=bool(self.watch.connection.facts.reason))
-
-    @property
-    def plan(self) -> RunPlan:
-        """The owner's plan."""
-        return self._run
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""

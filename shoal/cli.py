@@ -112,6 +112,13 @@ def demo(
         typer.Option(help="rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none."),
     ] = "rotation",
     save: SaveFile = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Also write the runs' pictures to this file.", dir_okay=False, callback=_writable
+        ),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the runs' pictures in a browser.")] = False,
     json: AsJson = False,
 ) -> None:
     """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
@@ -131,7 +138,26 @@ def demo(
             progress=progress,
             mode=mode,
         )
-    _deliver(result.data(), json, lambda: report(result), save)
+    _deliver(result.data(), json, lambda: report(result), save, lambda: _show_page(result.page(), html, browse=open_))
+
+
+def _show_page(page: bytes, path: Path | None, *, browse: bool) -> None:
+    """Write a page to ``path``, or to a file of its own if it is only to be shown, and show it."""
+    import tempfile
+    import webbrowser
+
+    from shoal.page.page import READABLE
+    from shoal.util.console import note
+    from shoal.util.files import write_atomic
+
+    if path is None and not browse:
+        return
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="shoal-demo-")) / "demo.html"
+    write_atomic(path, page, mode=READABLE, durable=False)
+    if browse and not webbrowser.open(path.absolute().as_uri()):
+        note("no browser can be opened here")
+    note(f"the runs' pictures: {path}")
 
 
 @bench_app.command("round")
@@ -225,6 +251,9 @@ def bench_load(
         float,
         typer.Option(help="Share of the devices that leave after each round, back after the next.", min=0, max=0.5),
     ] = 0.0,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve the fleet page, followed by one reader and scraped every second.")
+    ] = False,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -247,8 +276,9 @@ def bench_load(
         open_files=open_files,
         prepared=prepared,
         churn=churn,
+        page=page,
     )
-    data = found.data()
+    data = found.data() | ({"page": True} if page else {})
     _deliver(data, json, lambda: _show_load(data), save)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.rounds.cosines import Cosines
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.orders import Order
 from aggregator.rounds.standstill import StillCluster
@@ -150,6 +151,8 @@ class RoundRecord:
         out_of_step: device -> model, for updates left out because most devices hold another state of the model.
         cluster_losses: cluster -> mean loss, as ``loss``, of the devices that are in it after the round.
         still: the clusters whose model has not changed for some rounds, see `aggregator.rounds.standstill`.
+        cluster_tests: cluster -> (correct, tested), sums over the test shares of the devices that are in it after the round.
+        cosines: between the round's updates; None without two of them.
     """
 
     round: int
@@ -170,3 +173,5 @@ class RoundRecord:
     out_of_step: Mapping[str, int] = field(default_factory=dict)
     still: tuple[StillCluster, ...] = ()
     cluster_losses: Mapping[int, float] = field(default_factory=dict)
+    cluster_tests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    cosines: Cosines | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.cosines import sampled_cosines
 from aggregator.rounds.events import Action, RoundRecord
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.orders import Order
@@ -280,15 +281,33 @@ def record_of(
         refused_norm=refused,
         out_of_step=apart,
         still=state.standstill.now,
-        cluster_losses=_cluster_losses(counted, outcome.clusters, state.run),
+        cluster_losses=cluster_losses(counted, outcome.clusters, state.run),
+        cluster_tests=_cluster_tests(given, outcome.clusters),
+        cosines=None if plan.final else sampled_cosines(counted, outcome.clusters),
     )
 
 
-def _cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: RunPlan) -> dict[int, float]:
-    """Return the mean loss of each cluster that has one."""
+def cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: RunPlan) -> dict[int, float]:
+    """Return the mean loss of each cluster that has one.
+
+    Args:
+        given: updates of one round.
+        clusters: device -> cluster.
+        run: gives the weights.
+    """
     members: dict[int, list[ClientUpdate]] = {}
     for contribution in given:
         if contribution.device in clusters:
             members.setdefault(clusters[contribution.device], []).append(contribution)
     losses = {cluster: mean_loss(found, run) for cluster, found in sorted(members.items())}
     return {cluster: loss for cluster, loss in losses.items() if loss is not None}
+
+
+def _cluster_tests(given: list[ClientUpdate], clusters: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """Return (correct, tested) of each cluster in which a device was asked."""
+    sums: dict[int, tuple[int, int]] = {}
+    for one in given:
+        if one.tested and one.device in clusters:
+            correct, tested = sums.get(clusters[one.device], (0, 0))
+            sums[clusters[one.device]] = correct + one.correct, tested + one.tested
+    return dict(sorted(sums.items()))

@@ -40,7 +40,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         active=member.roster.active(),
         revoked=tuple(member.roster.revoked),
         run=_chosen(runs, served),
-        disk_free_bytes=_free_bytes(member.directory),
+        disk_free_bytes=free_bytes_of(member.directory),
         now_s=int(time.time()) if now_s is None else now_s,
     )
     return build(facts)
@@ -72,7 +72,8 @@ def stored_run(
     )
 
 
-def _free_bytes(directory: Path) -> int | None:
+def free_bytes_of(directory: Path) -> int | None:
+    """Return the free space for a directory in bytes; None if it can't be read."""
     try:
         return free_bytes(directory)
     except OSError:

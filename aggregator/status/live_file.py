@@ -82,7 +82,7 @@ class LiveFile:
             return
         self._looked_s = now_s
         began_s = time.monotonic()
-        facts = self._facts(run())
+        facts = self.facts(run())
         if facts != self._written:
             self._write(facts)
             cost_s = time.monotonic() - began_s
@@ -100,11 +100,14 @@ class LiveFile:
         """Write that the daemon ends: because it was asked to, or because of ``error``."""
         hint = error.hint if isinstance(error, ShoalError) else ""
         reason = "" if error is None else reason_of(error)
-        self._write(
-            dataclasses.replace(self._facts(None), ended_at_s=int(self._watch.clock()), error=reason, hint=hint)
-        )
+        self._write(dataclasses.replace(self.facts(None), ended_at_s=int(self._watch.clock()), error=reason, hint=hint))
 
-    def _facts(self, run: RunFacts | None) -> LiveFacts:
+    def facts(self, run: RunFacts | None) -> LiveFacts:
+        """Return the daemon's facts now.
+
+        Args:
+            run: those of the run that is served; None if none is.
+        """
         return LiveFacts(
             version=VERSION,
             started_at_s=self._started_at_s,

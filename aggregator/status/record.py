@@ -232,16 +232,14 @@ class FleetStatus:
 
     def document(self) -> dict[str, Any]:
         """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
-        document: dict[str, Any] = _document(dataclasses.asdict(self))
+        document: dict[str, Any] = _document(self)
         return document
 
 
 def _document(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else _document(v)
-            for k, v in value.items()
-        }
+    if dataclasses.is_dataclass(value):
+        named = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else _document(v) for k, v in named}
     return [_document(item) for item in value] if isinstance(value, tuple | list) else value
 
 

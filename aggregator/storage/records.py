@@ -2,7 +2,8 @@
 
 A run may last for tens of thousands of rounds, and its database must stay small. At least the newest `BLOCK_ROUNDS`
 rounds are stored in full. Once there are twice as many, the earlier half is packed into one compressed block, without the
-figures of single devices (`DEVICE_FIGURES`), which no command prints. `read` returns these as empty.
+figures of single devices (`DEVICE_FIGURES`), which no command prints; `read` returns these as empty. The cosines of a round
+that changed the clusters stay, since the fleet page shows them.
 
     rounds  round, record, figures     one row a round: the record as JSON, and the figures of single devices
     past    first, records             one row a block: the records of its rounds, one a line, deflated
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 TABLES: Final = """
@@ -20,7 +23,7 @@ CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NU
 CREATE TABLE IF NOT EXISTS past (first INTEGER PRIMARY KEY, records BLOB NOT NULL);
 """
 BLOCK_ROUNDS: Final = 64
-DEVICE_FIGURES: Final = ("norms", "device_accuracy")
+DEVICE_FIGURES: Final = ("norms", "device_accuracy", "cosines")
 MAX_BLOCK_BYTES: Final = 1 << 29
 """Largest block unpacked: the records of 64 rounds of the largest roster."""
 
@@ -37,10 +40,22 @@ def write(database: sqlite3.Connection, round_: int, record: dict[str, Any]) -> 
 
 
 def _pack(database: sqlite3.Connection) -> None:
-    found = database.execute("SELECT round, record FROM rounds ORDER BY round LIMIT ?", (BLOCK_ROUNDS,)).fetchall()
-    block = zlib.compress("\n".join(record for _, record in found).encode())
+    oldest = "SELECT round, record, figures FROM rounds ORDER BY round LIMIT ?"
+    found = database.execute(oldest, (BLOCK_ROUNDS,)).fetchall()
+    block = zlib.compress("\n".join(_shortened([(record, figures) for _, record, figures in found])).encode())
     database.execute("INSERT INTO past VALUES (?, ?)", (found[0][0], block))
     database.execute("DELETE FROM rounds WHERE round <= ?", (found[-1][0],))
+
+
+def _shortened(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield the records of rows (record, figures), with cosines where the clusters differ from those of the row before."""
+    before: Any = None
+    for text, figures in rows:
+        record = json.loads(text)
+        clusters = record.get("clusters")
+        changed, before = record["round"] == 1 or before not in (None, clusters), clusters
+        cosines = json.loads(figures).get("cosines") if changed else None
+        yield json.dumps({**record, "cosines": cosines}) if cosines else text
 
 
 def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -56,10 +71,32 @@ def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
     closed: list[dict[str, Any]] = []
     for _, record, figures in found.fetchall():
         if figures is None:
-            closed.extend(json.loads(line) | _no_figures() for line in _unpacked(record).splitlines())
+            closed.extend(_no_figures() | json.loads(line) for line in _unpacked(record).splitlines())
         else:
             closed.append(json.loads(record) | json.loads(figures))
     return closed
+
+
+def read_after(database: sqlite3.Connection, round_: int) -> Iterator[dict[str, Any]]:
+    """Yield the closed rounds after ``round_`` in order, holding the records of one block at a time.
+
+    Another process may pack rounds meanwhile: call it within a transaction.
+
+    Raises:
+        ValueError, sqlite3.DatabaseError: the database is damaged.
+    """
+    (unpacked,) = database.execute("SELECT min(round) FROM rounds").fetchone()
+    packed = unpacked is None or round_ + 1 < unpacked
+    firsts = [first for (first,) in database.execute("SELECT first FROM past ORDER BY first")] if packed else []
+    for first, following in pairwise([*firsts, None]):
+        if following is not None and following <= round_ + 1:
+            continue
+        (block,) = database.execute("SELECT records FROM past WHERE first = ?", (first,)).fetchone()
+        closed = (_no_figures() | json.loads(line) for line in _unpacked(block).splitlines())
+        yield from (record for record in closed if record["round"] > round_)
+    found = database.execute("SELECT record, figures FROM rounds WHERE round > ? ORDER BY round", (round_,))
+    for record, figures in found:
+        yield json.loads(record) | json.loads(figures)
 
 
 def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:

@@ -50,6 +50,17 @@ def read_latest_records(directory: Path, count: int) -> list[dict[str, Any]]:
     return _read(directory, lambda reader: records.read_latest(reader, count)) or []
 
 
+def take_records(directory: Path, after: int, take: Callable[[dict[str, Any]], None]) -> None:
+    """Call ``take`` with the record of each closed round after round ``after``, in order; at most a block is in memory."""
+
+    def query(reader: sqlite3.Connection) -> None:
+        reader.execute("BEGIN")  # one view of the database, which another process may write meanwhile
+        for record in records.read_after(reader, after):
+            take(record)
+
+    _read(directory, query)
+
+
 def rounds_closed(directory: Path) -> int:
     """Return the number of a run's last closed round; 0 before the first."""
     last = read_last_record(directory)

@@ -13,6 +13,7 @@ COPY shoal/util shoal/util
 COPY shoal/protocol shoal/protocol
 COPY shoal/transport shoal/transport
 COPY shoal/membership shoal/membership
+COPY shoal/page shoal/page
 COPY crypto/__init__.py crypto/
 COPY crypto/seal crypto/seal
 COPY aggregator aggregator

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +20,8 @@ from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
+from shoal.page.history import RunHistory, history_of
+from shoal.page.page import still
 from shoal.protocol.documents import RunPlan
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
@@ -68,7 +71,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All figures of the demo."""
+    """All figures of the demo; ``pages`` are the runs' histories for the fleet page."""
 
     broker: str
     devices: int
@@ -79,6 +82,11 @@ class DemoResult:
     aggregator_rss_mb_max: float
     seen: Seen
     side: int
+    pages: tuple[Mapping[str, Any], ...] = ()
+
+    def page(self) -> bytes:
+        """Return the fleet page of the runs."""
+        return still("Shoal's demo", self.pages, note=f"{self.devices} devices in {self.groups} hidden groups.")
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
@@ -163,7 +171,7 @@ def _one_run(
     seed: int,
     hidden: Hidden,
     progress: Progress,
-) -> tuple[RunPlan, RoundUpdate | None, RunResult]:
+) -> tuple[RunPlan, RoundUpdate | None, RunResult, Mapping[str, Any]]:
     # The demo's origins follow from its seed, so that it can be repeated; a fleet's come from the system's random source.
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
     plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=plan_seed(seed)))
@@ -172,22 +180,26 @@ def _one_run(
     clusters = [final["clusters"].get(d, -1) for d in stage.devices]
     figures = [_ended(stage, d, plan.run) for d in stage.devices]
     rounds = sum(f["rounds"] for f in figures)
-    return (
-        plan,
-        view,
-        RunResult(
-            algorithm=plan.algorithm,
-            accuracy=100.0 * final["correct"] / max(1, final["tested"]),
-            ari=_adjusted_rand(hidden.groups, clusters),
-            clusters=len(set(clusters)),
-            rounds=len(records) - 1,
-            # Without the first round, in which devices still download the run, and the final one, in which none trains.
-            seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
-            bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
-            bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
-            mode=plan.mode,
-        ),
+    result = RunResult(
+        algorithm=plan.algorithm,
+        accuracy=100.0 * final["correct"] / max(1, final["tested"]),
+        ari=_adjusted_rand(hidden.groups, clusters),
+        clusters=len(set(clusters)),
+        rounds=len(records) - 1,
+        # Without the first round, in which devices still download the run, and the final one, in which none trains.
+        seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
+        bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
+        bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+        mode=plan.mode,
     )
+    return plan, view, result, _page_of(plan, records, result)
+
+
+def _page_of(plan: RunPlan, records: list[dict[str, Any]], result: RunResult) -> Mapping[str, Any]:
+    """Return a run's history for the fleet page, with how well its clusters fit the hidden groups."""
+    agreement = [("Agreement with the hidden groups", f"{result.ari:.2f} of 1 (ARI)")]
+    run = RunHistory(name=plan.algorithm, algorithm=plan.algorithm, rounds=plan.rounds, results=agreement)
+    return history_of(run, records).document()
 
 
 def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], RoundUpdate | None]:
@@ -231,11 +243,11 @@ def _result(
     bundle: TaskBundle,
     sizes: dict[str, int],
     hidden: Hidden,
-    runs: tuple[tuple[RunPlan, RoundUpdate | None, RunResult], ...],
+    runs: tuple[tuple[RunPlan, RoundUpdate | None, RunResult, Mapping[str, Any]], ...],
     broker: str,
     seed: int,
 ) -> DemoResult:
-    plan, (round_, view) = next((p, v) for p, v, _ in runs if v is not None)
+    plan, (round_, view) = next((p, v) for p, v, _, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
     seen = look(
         view,
@@ -249,10 +261,11 @@ def _result(
         broker=broker,
         devices=len(stage.devices),
         groups=len(set(hidden.groups)),
-        runs=tuple(r for _, _, r in runs),
+        runs=tuple(r for _, _, r, _ in runs),
         device_rss_mb_max=max(stage.programs[d].peak_rss_mb() for d in stage.devices),
         torch_loaded=any(stage.device_status(d).get("torch_loaded", False) for d in stage.devices),
         aggregator_rss_mb_max=stage.programs["aggregator"].peak_rss_mb(),
         seen=seen,
         side=hidden.side,
+        pages=tuple(page for *_, page in runs),
     )

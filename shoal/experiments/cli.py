@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +13,7 @@ from shoal.util.console import note_error, say, say_json
 
 if TYPE_CHECKING:
     from shoal.experiments.common.experiment import Experiment, Options
+    from shoal.experiments.run_pages import RunRecorder
 
 DEVICES: Final = ("cpu", "cuda")
 GRIDS: Final = ("default", "paper")
@@ -62,12 +64,17 @@ def simulate(
         typer.Option(help="Also write the results to this file, with command, commit and machine.", dir_okay=False),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write the runs' clusters, curves and cosines as one HTML page.", dir_okay=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs."""
     from crypto.mask.modes.registry import MODES
     from shoal.experiments import registry
     from shoal.experiments.common.experiment import Options
+    from shoal.experiments.run_pages import RunRecorder
 
     if list_:
         _list(experiment, data_dir, json)
@@ -80,7 +87,7 @@ def simulate(
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
     _check_scenario(chosen, scenario)
-    _check_outputs(device, save, plot)  # before hours of work, not after
+    _check_outputs(device, save, plot, page)  # before hours of work, not after
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
     options = Options(
@@ -97,7 +104,8 @@ def simulate(
         checkpoint=checkpoint,
         scenario=scenario,
     )
-    results, kept = _run(chosen, algorithms, options, save)
+    recorder = None if page is None else RunRecorder()
+    results, kept = _run(chosen, algorithms, options, save, recorder)
     if json:
         say_json(_document(chosen, results, algorithm == ALL))
     else:
@@ -107,8 +115,24 @@ def simulate(
         report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}", results)
     if plot is not None:
         kept = _drawn(results, plot, chosen.figure) and kept
+    if page is not None and recorder is not None:
+        kept = (
+            _page_written(page, recorder, results, f"{chosen.title} ({chosen.paper}), seed {seed}, mask {mask}")
+            and kept
+        )
     if not kept:
         raise typer.Exit(ConfigError.exit_code)
+
+
+def _page_written(page: Path, recorder: RunRecorder, results: list[dict[str, Any]], note: str) -> bool:
+    from shoal.experiments.run_pages import write_page
+
+    try:
+        write_page(page, str(results[0]["experiment"]), recorder, results, note)
+    except ConfigError as error:
+        note_error(error)
+        return False
+    return True
 
 
 def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
@@ -124,7 +148,11 @@ def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
 
 
 def _run(
-    chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None
+    chosen: Experiment,
+    algorithms: tuple[str, ...],
+    options: Options,
+    save: Path | None,
+    recorder: RunRecorder | None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Run the algorithms in turn and save after each, so that an interruption loses only the one that is running.
 
@@ -133,12 +161,14 @@ def _run(
     import dataclasses
 
     from shoal.experiments.report import TerminalProgress
+    from shoal.simulation.engine.watching import watched_by
 
     results: list[dict[str, Any]] = []
     kept = True
     with TerminalProgress() as progress:
         for name in algorithms:
-            result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
+            with nullcontext() if recorder is None else watched_by(recorder.round_closed):
+                result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
             results.append(result.data())
             if save is not None:
                 kept = _saved(save, _document(chosen, results, len(algorithms) > 1))
@@ -199,7 +229,7 @@ def _settings(items: list[str]) -> dict[str, str]:
     return chosen
 
 
-def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
+def _check_outputs(device: str, save: Path | None, plot: Path | None, page: Path | None) -> None:
     """Check outputs and device before a long run, not after it.
 
     Raises:
@@ -210,6 +240,8 @@ def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
 
     if save is not None:
         check_place(save, "--save")
+    if page is not None:
+        check_place(page, "--report")
     if plot is not None:
         from shoal.report.plot import check
 

@@ -135,7 +135,7 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
 
 
 def test_the_aggregators_configuration_has_no_place_for_a_key():
-    """Its fields are pinned: a new one must be looked at here. ``key`` is the TLS key's path."""
+    """Its fields are pinned: a new one must be looked at here. ``key`` is the TLS key's path, ``http_token`` the token file's."""
     assert [f.name for f in dataclasses.fields(AggregatorConfig)] == [
         "dir",
         "broker",
@@ -145,6 +145,9 @@ def test_the_aggregators_configuration_has_no_place_for_a_key():
         "device",
         "once",
         "log",
+        "http",
+        "http_token",
+        "home_assistant",
     ]
 
 

@@ -33,7 +33,11 @@ def test_type_checkers_are_told_that_the_packages_are_typed(shipped: dict[str, P
 def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]) -> None:
     """Tests, results, documents and deployment files stay out, also those that might stand inside a package."""
     assert {name.split("/")[0] for name in shipped} == PACKAGES
-    assert {name for name in shipped if not name.endswith(".py")} <= {f"{package}/py.typed" for package in PACKAGES}
+    page = {f"shoal/page/assets/{name}" for name in ("page.html", "page.css", "page.js")}
+    assert {name for name in shipped if not name.endswith(".py")} - page <= {
+        f"{package}/py.typed" for package in PACKAGES
+    }
+    assert page <= set(shipped)
     folders = {part for name in shipped for part in name.split("/")[:-1]}
     assert folders & {"tests", "results", "docs", "deploy"} == set()
 

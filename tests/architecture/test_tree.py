@@ -119,6 +119,7 @@ SHARED = tuple(
         "util",
         "protocol",
         "membership",
+        "page",
     )
 )
 INSTALLED_BY = {
@@ -152,7 +153,7 @@ def modules_of(part):
 @pytest.mark.parametrize(("parts", "extras"), INSTALLED_BY.items(), ids=[p[0] for p in INSTALLED_BY])
 def test_imports_are_declared(parts, extras):
     """Every third-party module that a part of the tree imports is a dependency of the extras that install it."""
-    provides = {"sklearn": "scikit-learn", "paho": "paho-mqtt"}
+    provides = {"sklearn": "scikit-learn", "paho": "paho-mqtt", "prometheus_client": "prometheus-client"}
     project = PROJECT["project"]
     declared = list(project["dependencies"])
     for extra in extras:

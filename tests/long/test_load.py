@@ -23,6 +23,9 @@ SOAK_MINUTES = float(os.environ.get("SHOAL_SOAK_MINUTES", "30"))
 ROUNDS = 3
 SPREAD_S = 10.0
 HOUR_S = 3600
+PAGE_DEVICES, PAGE_ROUNDS, PAGE_PAIRS = 100, 12, 5
+PAGE_MEMORY_MB = 25
+"""Most memory that the fleet page adds to the aggregator."""
 
 
 def keep(name, data):
@@ -47,6 +50,17 @@ def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
     data = measure(DEVICES, rounds=ROUNDS, fault=fault, spread_s=SPREAD_S).data()
     keep(f"kill-{fault}", {"killed": fault, **data})
     assert data["uploads_counted"] == data["uploads_expected"] == DEVICES * (ROUNDS + 1)
+
+
+@pytest.mark.timeout(HOUR_S)
+def test_the_fleet_page_costs_little():
+    """Pairs in turn, since the machine's speed changes; times are saved, and only memory, which does not, is asserted."""
+    pairs = [
+        [measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, page=on).data() for on in (False, True)] for _ in range(PAGE_PAIRS)
+    ]
+    keep("page", {"without": [off for off, _ in pairs], "with": [on for _, on in pairs]})
+    more_mb = [on["aggregator_rss_mb_max"] - off["aggregator_rss_mb_max"] for off, on in pairs]
+    assert max(more_mb) <= PAGE_MEMORY_MB
 
 
 @pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)

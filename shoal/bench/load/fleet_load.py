@@ -102,6 +102,7 @@ class LoadFleet:
         rounds: training rounds of the run.
         open_files: soft and hard limit on the aggregator's open files.
         spread_s, churn: see `DriverSpec`.
+        page_port: port of the fleet page on this machine; 0 for none.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class LoadFleet:
         open_files: int = 1024,
         spread_s: float = 0.0,
         churn: float = 0.0,
+        page_port: int = 0,
     ) -> None:
         if model not in MODELS:
             raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
@@ -121,6 +123,7 @@ class LoadFleet:
         self._open_files = open_files
         self._spread_s = spread_s
         self.churn = churn
+        self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
         self._stack = contextlib.ExitStack()
         self._programs: list[Program] = []
         self._drivers: list[tuple[Program, Path]] = []
@@ -187,7 +190,7 @@ class LoadFleet:
             _end_with_parent()
 
         start = "from aggregator.cli import main; main()"
-        self.aggregator = self._start("aggregator", start, ["serve", str(self.aggregator_dir)], limited)
+        self.aggregator = self._start("aggregator", start, ["serve", str(self.aggregator_dir), *self._page], limited)
 
     def start_drivers(self) -> None:
         """Start the processes that drive the devices."""

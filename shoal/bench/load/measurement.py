@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Any, Final, Literal
 from aggregator.storage.run_status import read_records, read_waiting, uploads_stored
 from shoal.bench.load.driver import DriverReport
 from shoal.bench.load.fleet_load import STALLED_S, LoadFleet, Model, Sample
+from shoal.bench.load.page_reader import PageReader
 from shoal.bench.load.replay import prepare
 from shoal.simulation.process_fleet import StageError
+from shoal.transport.local_broker import free_port
 
 Fault = Literal["aggregator", "broker"]
 
@@ -90,6 +93,7 @@ def measure(
     fault: Fault | None = None,
     spread_s: float = 0.0,
     churn: float = 0.0,
+    page: bool = False,
 ) -> LoadFigures:
     """Run the bench once.
 
@@ -103,20 +107,26 @@ def measure(
         fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
         spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
         churn: share of the devices that leave after each round; they are back after the next one.
+        page: serve the fleet page, to one open page and one Prometheus (`shoal.bench.load.page_reader`).
 
     Raises:
         StageError: a process ended by itself, or the run stalled.
         ConfigError: this process may not open enough files for so many devices.
     """
-    with LoadFleet(
-        devices=devices,
-        model=model,
-        algorithm=algorithm,
-        rounds=rounds,
-        open_files=open_files,
-        spread_s=spread_s,
-        churn=churn,
-    ) as fleet:
+    port = free_port() if page else 0
+    with (
+        LoadFleet(
+            devices=devices,
+            model=model,
+            algorithm=algorithm,
+            rounds=rounds,
+            open_files=open_files,
+            spread_s=spread_s,
+            churn=churn,
+            page_port=port,
+        ) as fleet,
+        PageReader(port) if page else contextlib.nullcontext(),
+    ):
         if prepared:
             replay = prepare(fleet)
             fleet.start_aggregator()

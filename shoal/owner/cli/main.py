@@ -11,6 +11,7 @@ import typer
 from shoal.errors import UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
+from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
@@ -194,6 +195,7 @@ def compile_(
 admission_cli.register(app)
 upkeep_cli.register(app)
 status_cli.register(app)
+report_cli.register(app)
 
 
 def main() -> None:

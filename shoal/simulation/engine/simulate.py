@@ -29,6 +29,7 @@ from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.manifest import LocalTraining
@@ -40,18 +41,6 @@ FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
 ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A closed round in full, for experiments that measure more."""
-
-    round: int
-    plan: RoundPlan
-    contributions: tuple[ClientUpdate, ...]
-    outcome: Outcome
-    state: Any
-    workforce: Workforce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,17 +323,16 @@ class _Simulation:
                 self.uncounted_s += seconds
                 self.uncounted_events += outcome.events
             self.events += [(number, event) for event in outcome.events]
-            if self.watch is not None:
-                self.watch(
-                    Observation(
-                        round=number,
-                        plan=plan,
-                        contributions=tuple(given),
-                        outcome=outcome,
-                        state=state,
-                        workforce=self.workforce,
-                    )
+            self._tell(
+                Observation(
+                    round=number,
+                    plan=plan,
+                    contributions=tuple(given),
+                    outcome=outcome,
+                    state=state,
+                    workforce=self.workforce,
                 )
+            )
             spent += self._restarts(state, round_, outcome)
             if options.checkpoint is not None and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
                 point = self._resume_point(round_, spent, outcome)
@@ -367,6 +355,14 @@ class _Simulation:
             state=state,
             workforce=self.workforce,
         )
+
+    def _tell(self, observation: Observation) -> None:
+        """Call those who watch this run, and those who watch all runs."""
+        if self.watch is not None:
+            self.watch(observation)
+        watch = current_watch()
+        if watch is not None:
+            watch(observation, self.history[-1] if observation.round else None)
 
     def _with_standstill(
         self,

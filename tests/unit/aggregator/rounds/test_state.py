@@ -217,6 +217,8 @@ def test_the_record_of_a_round():
     assert (record.correct, record.tested, record.device_accuracy) == (3, 4, {"b": (3, 4)})
     assert list(record.norms.items()) == [("a", 1.0), ("b", 5.0)]
     assert list(record.capped) == ["a", "b"]
+    assert record.cluster_tests == {1: (3, 4)}
+    assert record.cosines.devices == ("a", "b")
     assert record.clusters == {"a": 0, "b": 1}
     assert record.events == (
         {"round": 7, "kind": "model_went_back", "model": 0, "to": 2},

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.rounds.orders import Order
-from aggregator.status.gathering import _free_bytes, fleet_status, stored_run
+from aggregator.status.gathering import fleet_status, free_bytes_of, stored_run
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import StoredRun
 from aggregator.status.watch import FleetWatch
@@ -79,8 +79,8 @@ def test_revoked_devices_are_listed_last(tmp_path):
 
 
 def test_a_directory_that_is_gone_has_no_free_space_to_report(tmp_path):
-    assert _free_bytes(tmp_path) > 0
-    assert _free_bytes(tmp_path / "gone") is None
+    assert free_bytes_of(tmp_path) > 0
+    assert free_bytes_of(tmp_path / "gone") is None
 
 
 def test_a_stopped_run_has_its_last_round_of_training_and_the_owners_order():

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from aggregator.storage import records
-from aggregator.storage.records import BLOCK_ROUNDS, read, read_last, write
+from aggregator.storage.records import BLOCK_ROUNDS, read, read_after, read_last, write
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def record(round_):
 
 
 def without_figures(round_):
-    return {**record(round_), "norms": {}, "device_accuracy": {}}
+    return {**record(round_), "norms": {}, "device_accuracy": {}, "cosines": {}}
 
 
 def fill(database, count):
@@ -129,3 +129,23 @@ def test_the_last_rounds_are_found_in_rows_and_in_blocks(database, rounds, count
     fill(database, rounds)
     first = max(1, rounds - count + 1)
     assert records.read_latest(database, count) == [short(r) for r in range(first, rounds + 1)]
+
+
+@pytest.mark.parametrize(
+    "after", [0, 1, BLOCK_ROUNDS - 1, BLOCK_ROUNDS, BLOCK_ROUNDS + 1, 3 * BLOCK_ROUNDS + 5, 4 * BLOCK_ROUNDS]
+)
+def test_the_rounds_after_one_are_those_of_all_rounds(database, after):
+    fill(database, 4 * BLOCK_ROUNDS)
+    assert list(read_after(database, after)) == read(database)[after:]
+
+
+def test_packed_rounds_keep_their_cosines_where_the_clusters_changed(database):
+    for round_ in range(1, 2 * BLOCK_ROUNDS + 1):
+        clusters = {"a": round_ > 9, "b": round_ > 20}
+        write(
+            database,
+            round_,
+            {**record(round_), "clusters": clusters, "cosines": {"devices": ["a", "b"], "hundredths": "AA"}},
+        )
+    packed = read(database)[:BLOCK_ROUNDS]
+    assert [r["round"] for r in packed if r["cosines"]] == [1, 10, 21]

@@ -1,0 +1,33 @@
+"""`shoal-fleet report`: the fleet page of a run as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.util.console import say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `shoal-fleet`."""
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="The run's directory at the aggregator, such as server/run-000001, or a copy of it.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .html.", dir_okay=False)],
+) -> None:
+    """Write a run's pictures as one HTML file: clusters, accuracy and loss, cosines, participation, bytes and times.
+
+    A running aggregator shows the same page live, with the fleet's state: shoal-aggregator serve --http; it can be saved there.
+    """
+    from shoal.owner.runs.report import run_report
+    from shoal.page.page import READABLE
+    from shoal.util.files import write_atomic
+
+    write_atomic(out, run_report(run), mode=READABLE, durable=False)
+    say(str(out))

@@ -1,0 +1,110 @@
+"""The feed: snapshots from published facts and stored rounds, built when somebody asks."""
+
+import dataclasses
+import json
+
+import pytest
+
+from aggregator.page import feed as feed_module
+from aggregator.storage.records import BLOCK_ROUNDS
+from tests.helpers.pages import PagePlace, names
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
+    with PagePlace(tmp_path, names(4)) as made:
+        yield made
+
+
+def test_before_the_first_facts_there_is_no_snapshot(place):
+    assert place.feed.current() is None
+
+
+def test_a_snapshot_has_the_status_and_the_rounds_read_so_far(place):
+    place.close_rounds(2)
+    place.publish(received=3)
+    snapshot = place.feed.current()
+    assert (snapshot.status.run.round, snapshot.status.run.received) == (3, 3)
+    assert snapshot.totals.rounds == snapshot.last["round"] == 2
+    assert snapshot.totals.uploads == 8
+    assert snapshot.clusters == {0: 4}
+    assert [c.loss for c in snapshot.status.run.clusters] == [pytest.approx(place.store.records()[-1]["loss"])]
+
+
+def test_a_later_snapshot_adds_the_rounds_since_and_the_earlier_one_stays(place):
+    place.close_rounds(2)
+    place.publish()
+    first = place.feed.current()
+    place.close_rounds(1)
+    place.publish()
+    second = place.feed.current()
+    assert (first.totals.rounds, second.totals.rounds) == (2, 3)
+    assert (first.runs[0]["closed"], second.runs[0]["closed"]) == (2, 3)
+    assert second.runs_serial == first.runs_serial + 1
+
+
+def test_nothing_new_keeps_both_serial_numbers(place):
+    place.close_rounds(1)
+    place.publish()
+    first, second = place.feed.current(), place.feed.current()
+    assert first is not second
+    assert (first.status_serial, first.runs_serial) == (second.status_serial, second.runs_serial)
+
+
+def test_many_requests_build_one_snapshot(place, monkeypatch):
+    monkeypatch.setattr(feed_module, "UPDATE_S", 60.0)
+    place.publish()
+    assert place.feed.current() is place.feed.current()
+
+
+def test_packed_rounds_are_read_once_and_in_order(place):
+    place.close_rounds(3 * BLOCK_ROUNDS)
+    place.publish()
+    assert place.feed.current().totals.rounds == 3 * BLOCK_ROUNDS
+    place.close_rounds(BLOCK_ROUNDS)
+    place.publish()
+    snapshot = place.feed.current()
+    assert (snapshot.totals.rounds, snapshot.runs[0]["closed"]) == (4 * BLOCK_ROUNDS, 4 * BLOCK_ROUNDS)
+
+
+def test_the_status_has_accuracies_of_a_round_before_the_last(place):
+    """Devices report accuracy in some rounds only."""
+    place.close_rounds(1)
+    place.close_rounds(1, device_accuracy={})
+    place.publish()
+    assert place.feed.current().status.run.clusters[0].accuracy == 0.75
+
+
+def test_another_run_begins_anew_and_no_run_has_no_history(place, tmp_path):
+    place.close_rounds(2)
+    place.publish()
+    before = place.feed.current()
+    other = dataclasses.replace(place.plan, run=2, run_id=b"s" * 16)
+    place.publish(plan=other)
+    after = place.feed.current()
+    assert (after.runs[0]["name"], after.totals.rounds) == ("run 2", 0)
+    assert after.runs_serial > before.runs_serial
+    place.publish(plan=None)
+    assert place.feed.current().runs == ()
+    assert place.feed.current().status.run is None
+
+
+def test_rounds_that_can_not_be_read_are_named_and_the_status_stays(place, tmp_path):
+    place.publish()
+    for path in (tmp_path / "run-000001").glob("*.sqlite*"):
+        path.write_bytes(b"x" * 4096)
+    place.feed.current()
+    place.publish(received=1)
+    snapshot = place.feed.current()
+    assert "can't be read" in snapshot.trouble
+    assert snapshot.status.run is not None
+    assert json.loads(snapshot.event(runs=True))["note"] == snapshot.trouble
+
+
+def test_an_event_has_the_runs_only_if_asked(place):
+    place.close_rounds(1)
+    place.publish()
+    snapshot = place.feed.current()
+    assert "runs" not in json.loads(snapshot.event(runs=False))
+    assert json.loads(snapshot.event(runs=True))["runs"] == json.loads(json.dumps(snapshot.runs))

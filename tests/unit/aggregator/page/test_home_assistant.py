@@ -1,0 +1,82 @@
+"""Home Assistant's sensors: discovery, values, and how often they are published."""
+
+import json
+
+import pytest
+
+from aggregator.page import feed as feed_module
+from aggregator.page.home_assistant import REPEAT_S, SENSORS, HomeAssistant
+from shoal.errors import ConfigError
+from tests.helpers.pages import PagePlace, names
+
+
+class Sent:
+    """Takes the place of a connection."""
+
+    def __init__(self):
+        self.messages = []
+
+    def publish(self, topic, payload, *, retain=False, qos=1):
+        assert qos == int(retain)
+        self.messages.append((topic, json.loads(payload), retain))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
+    with PagePlace(tmp_path, names(4)) as made:
+        yield made
+
+
+def test_sensors_are_announced_once_and_retained(place):
+    place.close_rounds(2)
+    place.publish(changes={"dev-001": {"online": False}})
+    sent = Sent()
+    sensors = HomeAssistant(sent, "reef", "homeassistant")
+    sensors.publish(place.feed.current(), 0.0)
+    *configurations, (topic, values, retained) = sent.messages
+    assert len(configurations) == len(SENSORS)
+    assert all(kept for _, _, kept in configurations)
+    first_topic, first, _ = configurations[0]
+    assert first_topic == "homeassistant/sensor/shoal_reef/devices/config"
+    assert first["state_topic"] == topic == "homeassistant/shoal_reef/state"
+    assert first["value_template"] == "{{ value_json.devices }}"
+    assert len({document["unique_id"] for _, document, _ in configurations}) == len(SENSORS)
+    assert (retained, values["devices_online"], values["devices_impaired"]) == (False, 3, 1)
+    assert (values["rounds_closed"], values["clusters"], values["phase"]) == (2, 1, "round")
+    assert set(values) == {sensor.name for sensor in SENSORS}
+
+
+def test_values_are_repeated_when_they_change_and_now_and_then(place):
+    place.publish()
+    sent = Sent()
+    sensors = HomeAssistant(sent, "reef", "ha")
+    for at_s in (0.0, 1.0, 2.0):
+        sensors.publish(place.feed.current(), at_s)
+    assert len(sent.messages) == len(SENSORS) + 1
+    place.close_rounds(1)
+    place.publish()
+    sensors.publish(place.feed.current(), 3.0)
+    assert len(sent.messages) == len(SENSORS) + 2
+    sensors.publish(place.feed.current(), 3.0 + REPEAT_S)
+    assert len(sent.messages) == len(SENSORS) + 3
+
+
+def test_without_the_broker_the_number_online_is_unknown(place):
+    place.publish(connected=False)
+    sent = Sent()
+    HomeAssistant(sent, "reef", "ha").publish(place.feed.current(), 0.0)
+    assert sent.messages[-1][1]["devices_online"] is None
+
+
+def test_no_message_names_a_device(place):
+    place.publish()
+    sent = Sent()
+    HomeAssistant(sent, "reef", "ha").publish(place.feed.current(), 0.0)
+    assert not any(device in str(sent.messages) for device in place.devices)
+
+
+@pytest.mark.parametrize("prefix", ["", "#", "a/#", "a//b", "/a", "a/", "a+b", "$SYS", "ü", "a" * 65])
+def test_a_prefix_that_is_no_plain_topic_is_refused(prefix):
+    with pytest.raises(ConfigError, match="no topic prefix"):
+        HomeAssistant(Sent(), "reef", prefix)

@@ -1,0 +1,106 @@
+"""The metrics: names, values, labels, and Prometheus' own parser."""
+
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aggregator.page import feed as feed_module
+from aggregator.page.metrics import MOST_CLUSTERS
+from tests.helpers.pages import PagePlace, names
+from tests.helpers.trees import ROOT
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
+    with PagePlace(tmp_path, names(4)) as made:
+        yield made
+
+
+def families(place):
+    return {f.name: f for f in text_string_to_metric_families(place.metrics.text().decode())}
+
+
+def values(place):
+    """Return (name, labels) -> value of every sample."""
+    samples = [s for f in families(place).values() for s in f.samples]
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
+
+
+def test_all_names_begin_with_shoal_and_no_label_names_a_device(place):
+    place.close_rounds(3)
+    place.publish()
+    for (name, labels), _ in values(place).items():
+        assert name.startswith("shoal_")
+        assert {key for key, _ in labels} <= {"cluster", "phase", "version"}
+    text = place.metrics.text().decode()
+    assert not any(device in text for device in place.devices)
+
+
+def test_the_values_are_those_of_the_fleet(place):
+    place.close_rounds(2)
+    place.close_rounds(1, missing=["dev-003"], refused_norm={"dev-001": 9.0}, contributed=3)
+    place.publish(received=3, changes={"dev-002": {"online": False}})
+    found = {name: value for (name, labels), value in values(place).items() if not labels}
+    expected = {
+        "shoal_devices": 4,
+        "shoal_devices_online": 3,
+        "shoal_devices_impaired": 1,
+        "shoal_aggregator_connected": 1,
+        "shoal_run": 1,
+        "shoal_run_round": 4,
+        "shoal_run_rounds": 60,
+        "shoal_round_uploads": 3,
+        "shoal_round_uploads_needed": 4,
+        "shoal_round_devices_missing": 1,
+        "shoal_rounds_closed_total": 3,
+        "shoal_uploads_total": 11,
+        "shoal_uploads_missing_total": 1,
+        "shoal_uploads_left_out_total": 1,
+        "shoal_upload_bytes_total": 31_400 * 11,
+        "shoal_clusters": 1,
+        "shoal_round_deadline_passed": 0,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["shoal_round_loss"] == pytest.approx(0.2 + 1.5 / 4)
+    assert found["shoal_process_resident_memory_bytes"] > 1e6
+
+
+def test_one_phase_is_1_and_the_others_are_0(place):
+    place.publish()
+    phases = {dict(labels)["phase"]: v for (name, labels), v in values(place).items() if name == "shoal_run_phase"}
+    assert {phase for phase, value in phases.items() if value} == {"round"}
+    assert {"gathering", "final_round", "finished", "not_served"} < set(phases)
+
+
+def test_there_are_no_more_clusters_than_the_limit(tmp_path, monkeypatch):
+    """In a run of ``local`` each device is a cluster of its own."""
+    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
+    devices = names(3 * MOST_CLUSTERS)
+    with PagePlace(tmp_path, devices) as place:
+        place.close_rounds(1, clusters={d: i for i, d in enumerate(devices)})
+        place.publish()
+        found = values(place)
+    assert sum(name == "shoal_cluster_devices" for name, _ in found) == MOST_CLUSTERS
+    assert found["shoal_clusters", ()] == len(devices)
+
+
+def test_before_the_first_round_and_without_a_run_there_are_no_figures_of_rounds(place):
+    place.publish(plan=None)
+    assert "shoal_run" not in families(place)
+    place.publish()
+    assert "shoal_run" in families(place)
+    assert "shoal_round_seconds" not in families(place)
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_exist(place):
+    place.close_rounds(3)
+    place.publish()
+    there = {name for name, _ in values(place)}
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "shoal.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    used = {name for expression in asked for name in re.findall(r"shoal_\w+", expression)}
+    assert len(used) > 10
+    assert used - there == set()

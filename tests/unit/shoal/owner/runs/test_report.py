@@ -1,0 +1,46 @@
+"""The report of a run from its directory at the aggregator."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.errors import DataError
+from shoal.owner.cli.main import app
+from shoal.owner.runs.report import run_report
+from tests.helpers.pages import PagePlace, names
+
+
+@pytest.fixture
+def directory(tmp_path):
+    place = PagePlace(tmp_path, names(4))
+    place.close_rounds(7)
+    yield tmp_path / "run-000001"
+    place.server.close()
+    place.store.close()
+
+
+def embedded(page):
+    text = page.decode().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    return json.loads(text)
+
+
+def test_a_report_has_the_stored_rounds_while_the_aggregator_writes(directory):
+    data = embedded(run_report(directory))
+    assert (data["title"], data["kind"], data["status"]) == ("reef", "still", None)
+    assert (data["runs"][0]["closed"], data["runs"][0]["rounds"]) == (7, 60)
+    assert data["runs"][0]["events"][0]["text"] == "cluster 0, children 1+2"
+
+
+def test_a_directory_without_a_run_is_an_error_with_a_hint(tmp_path):
+    with pytest.raises(DataError, match="holds no run") as caught:
+        run_report(tmp_path)
+    assert "server/run-000001" in caught.value.hint
+
+
+def test_the_command_writes_the_file_and_prints_its_path(directory, tmp_path):
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["report", str(directory), "-o", str(out)])
+    assert (done.exit_code, done.output.strip()) == (0, str(out))
+    assert embedded(out.read_bytes())["runs"][0]["closed"] == 7
+    assert out.stat().st_mode & 0o777 == 0o644

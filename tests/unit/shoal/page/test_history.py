@@ -1,0 +1,148 @@
+"""A run's history: figures of the pictures, in a bounded size."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from shoal.page.history import (
+    MARKED_DEVICES,
+    MARKED_ROUNDS,
+    MOST_CLUSTERS,
+    MOST_EVENTS,
+    MOST_MATRICES,
+    MOST_POINTS,
+    TEXT_LENGTH,
+    RunHistory,
+    history_of,
+)
+from tests.helpers.pages import names, record
+
+DEVICES = names(8)
+
+
+def history(*records, rounds=60):
+    return history_of(RunHistory(name="run 1", algorithm="cfl", rounds=rounds), records)
+
+
+def closed(count, devices=DEVICES, **changes):
+    return [record(r, devices, **changes) for r in range(1, count + 1)]
+
+
+def test_before_the_first_round_the_document_has_no_figures():
+    found = history().document()
+    assert (found["closed"], found["clusters"], found["cosines"]) == (0, [], [])
+    assert found["points"]["round"] == []
+    assert found["participation"] == {"rounds": [], "devices": [], "omitted": 0}
+
+
+def test_series_have_a_value_for_each_point_and_null_where_there_is_none():
+    found = history(*closed(8)).document()
+    assert found["points"]["round"] == list(range(1, 9))
+    assert found["points"]["accuracy"][0] == pytest.approx(float(f"{(100 * (1 - 0.95 / 3)) // 1 / 120:.5g}"))
+    by_id = {c["id"]: c for c in found["clusters"]}
+    assert by_id[0]["loss"][:5] == pytest.approx([0.2 + 1.5 / (1 + r) for r in range(1, 6)], rel=1e-4)
+    assert by_id[0]["loss"][5:] == [None] * 3
+    assert (by_id[0]["devices"], by_id[1]["devices"]) == (0, 4)
+    assert by_id[1]["accuracy"][:5] == [None] * 5
+
+
+def test_a_round_without_uploads_has_no_loss():
+    assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
+
+
+def test_values_that_json_can_not_hold_are_null():
+    found = history(record(1, DEVICES, loss=float("nan"), cluster_losses={"0": float("inf")})).document()
+    assert found["points"]["loss"] == found["clusters"][0]["loss"] == [None]
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_long_run_has_a_bounded_number_of_points_with_the_first_and_the_newest():
+    run = RunHistory(name="long", algorithm="fedavg", rounds=20_000)
+    for r in range(1, 7_778):
+        run.add({"round": r, "loss": 1.0, "contributed": 2})
+        rounds = run.document()["points"]["round"] if r % 997 == 0 else None
+        if rounds is not None:
+            assert (rounds[0], rounds[-1]) == (1, r)
+            assert len(rounds) <= 2 * MOST_POINTS + 1
+            assert rounds == sorted(set(rounds))
+    assert run.totals.rounds == 7_777
+
+
+def test_points_of_a_thinned_run_are_evenly_spaced():
+    run = history(*({"round": r, "loss": 1.0} for r in range(1, 2_000)), rounds=2_000)
+    rounds = run.document()["points"]["round"]
+    assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
+
+
+def test_only_the_largest_clusters_have_series():
+    devices = names(3 * MOST_CLUSTERS)
+    clusters = {d: min(i, 2 * MOST_CLUSTERS) for i, d in enumerate(devices)}
+    losses = {str(c): 1.0 for c in set(clusters.values())}
+    found = history(record(1, devices, clusters=clusters, cluster_losses=losses)).document()
+    assert len(found["clusters"]) == MOST_CLUSTERS
+    assert found["clusters"][-1] == {
+        "id": 2 * MOST_CLUSTERS,
+        "devices": MOST_CLUSTERS,
+        "loss": [1.0],
+        "accuracy": [None],
+    }
+
+
+def test_marks_tell_apart_who_uploaded_declined_was_missing_or_left_out():
+    run = history(
+        record(1, DEVICES[:5], missing=DEVICES[1:3], declined={DEVICES[2]: "data"}, refused_norm={DEVICES[3]: 9.0}),
+        record(2, DEVICES[:6], out_of_step={DEVICES[0]: 0}),
+    )
+    found = run.document()["participation"]
+    assert found["rounds"] == [1, 2]
+    marks = {row["device"]: row["marks"] for row in found["devices"]}
+    assert marks == dict(zip(DEVICES[:6], ("ux", "mu", "du", "xu", "uu", ".u"), strict=True))
+
+
+def test_participation_has_the_newest_rounds_and_the_devices_most_often_absent():
+    devices = names(MARKED_DEVICES + 50)
+    run = history(*(record(r, devices, missing=devices[-1:]) for r in range(1, MARKED_ROUNDS + 6)))
+    found = run.document()["participation"]
+    assert (found["rounds"][0], len(found["rounds"])) == (6, MARKED_ROUNDS)
+    assert (len(found["devices"]), found["omitted"]) == (MARKED_DEVICES, 50)
+    assert devices[-1] in {row["device"] for row in found["devices"]}
+
+
+def test_events_are_words_without_reports_and_bounded():
+    long = {"kind": "split", "cluster": 1, "sizes": [3, 4], "intra_min": [0.1], "reason": "x" * 500}
+    run = history(record(1, DEVICES, events=[{"round": 1, "kind": "norms", "mean": 1.0}, {"round": 1, **long}]))
+    (event,) = run.document()["events"]
+    assert event["kind"] == "split"
+    assert event["text"].startswith("cluster 1, sizes 3+4, reason xxx")
+    assert len(event["text"]) == TEXT_LENGTH
+    many = [{"round": 1, "kind": "moved", "device": str(i), "from": 0, "cluster": 1} for i in range(2 * MOST_EVENTS)]
+    assert len(history(record(1, DEVICES, events=many)).document()["events"]) == MOST_EVENTS
+
+
+def test_matrices_are_the_first_the_newest_and_those_of_changes():
+    run = history(*closed(20))
+    found = run.document()["cosines"]
+    assert [c["round"] for c in found] == [1, 6, 14, 20]
+    assert found[0]["clusters"] == [
+        run.document()["tree"]["steps"] and {d: 3 + i % 4 for i, d in enumerate(DEVICES)}[d]
+        for d in found[0]["devices"]
+    ]
+
+
+def test_matrices_are_bounded_when_every_round_changes_the_clusters():
+    run = history(*(record(r, DEVICES, clusters=dict.fromkeys(DEVICES, r)) for r in range(1, 50)))
+    rounds = [c["round"] for c in run.document()["cosines"]]
+    assert len(rounds) <= MOST_MATRICES
+    assert (rounds[0], rounds[-1]) == (1, 49)
+
+
+def test_the_document_of_a_long_run_of_100_devices_is_small():
+    run = history(*closed(1_200, names(100)), rounds=1_200)
+    assert len(json.dumps(run.document())) < 150_000
+
+
+def test_records_of_a_simulation_need_only_a_round():
+    found = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()
+    assert found["points"]["accuracy"] == [None, 0.5]
+    assert found["points"]["loss"] == [None, 2.0]
