@@ -293,7 +293,7 @@ def test_every_command_is_there():
     names = set(typer.main.get_command(main.app).commands)
     assert names == {
         *("init", "show", "add-device", "add-aggregator", "renew", "task", "run", "models"),
-        *("status", "backup", "restore", "doctor"),
+        *("status", "report", "backup", "restore", "doctor"),
         *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
     }
 
