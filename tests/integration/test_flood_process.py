@@ -86,7 +86,8 @@ def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
         for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator"))
         for chunk in claims()
     ]
-    assert growth_mb(server, transport, unknown + known + owner) < MOST_GROWTH_MB
+    requests = [(TOPICS.owner_request, chunk, False) for chunk in claims()]
+    assert growth_mb(server, transport, unknown + known + owner + requests) < MOST_GROWTH_MB
     for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator")):
         transport.publish(topic, b"", retain=True)
     assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2

@@ -147,3 +147,17 @@ def test_a_key_that_nothing_can_be_sealed_to_is_refused(desk):
     request = dataclasses.replace(request_of(LIST, fleet="reef"), answer_key=bytes(32))
     with pytest.raises(WireError, match="a key that nothing can be sealed to"):
         desk.take(desk.seal(request))
+
+
+def test_a_large_request_waits_on_the_disk(desk, monkeypatch):
+    """Chunks beyond the memory limit go to a file until the request is whole."""
+    monkeypatch.setattr(desk.requests._chunks, "_memory_bytes", 1 << 12)
+    sealed = desk.seal(request_of(RequestAction.START, fleet="reef"), bytes(1 << 16))
+    *most, last = chunks_of(sealed, chunk_bytes=1024)
+    for chunk in most:
+        desk.requests.take(TOPICS.owner_request, chunk, 0.0)
+        assert desk.requests._chunks.held_bytes < 1 << 14
+    desk.requests.take(TOPICS.owner_request, last, 0.0)
+    answer, _ = opened([payload for _, payload, _ in desk.line.sent], desk.parties.owner)
+    assert answer.outcome is Outcome.REFUSED
+    desk.requests.close()
