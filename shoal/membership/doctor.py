@@ -1,4 +1,4 @@
-"""The health checks that a device and an aggregator share: directory, disk, roster and clock, broker, TLS."""
+"""The health checks that the three parties share: directory, disk, roster and clock, broker, TLS."""
 
 from __future__ import annotations
 
@@ -49,14 +49,23 @@ def membership_checks(
         cert: PEM file of the client certificate; None without one.
         key: PEM file of its private key.
     """
-    roster = checked("roster", lambda: _roster(member.roster, int(time.time())))
+    roster = roster_check(member.roster)
     try:
         address = BrokerAddress.parse(url or member.broker, ca_file=ca, cert_file=cert, key_file=key)
     except ConfigError as error:
         return [roster, Check("broker", "failure", str(error), error.hint)]
+    return [roster, *broker_checks(address, f"shoal-{member.fleet}-{name}-doctor")]
+
+
+def roster_check(roster: Roster) -> Check:
+    """Return the check of a roster's dates against this machine's clock."""
+    return checked("roster", lambda: _roster(roster, int(time.time())))
+
+
+def broker_checks(address: BrokerAddress, client_id: str) -> list[Check]:
+    """Return the checks of the connection to the broker and of its certificates."""
     return [
-        roster,
-        checked("broker", lambda: _broker(address, f"shoal-{member.fleet}-{name}-doctor")),
+        checked("broker", lambda: _broker(address, client_id)),
         checked("tls", lambda: _tls(address, int(time.time()))),
     ]
 

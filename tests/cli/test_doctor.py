@@ -1,4 +1,4 @@
-"""`doctor` of device and aggregator, and `status`, as a user calls them: success, a mistake, and JSON."""
+"""`doctor` of owner, aggregator and device, and `status`, as a user calls them: success, a mistake, and JSON."""
 
 from __future__ import annotations
 
@@ -87,3 +87,26 @@ def test_status_of_a_program_that_is_not_running(call, fleet, program):
 def test_status_of_a_directory_that_is_nobody_s(call, program):
     """Status 4."""
     assert call(program, "status", "gone", "--json", status=4).error["type"] == "NotEnrolledError"
+
+
+def test_the_owners_doctor_without_a_broker_and_without_a_fleet(call, fleet):
+    told = call("shoal-fleet", "doctor", "owner", status=10)
+    assert "failure  broker: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.out
+    assert "warning  backup: none was made" in told.out
+    found = results(call("shoal-fleet", "doctor", "nowhere", "--json", status=10).data)
+    assert found == {"fleet": "failure"}
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+def test_the_owners_doctor_sees_what_the_broker_holds(call, tmp_path):
+    with start_broker("mosquitto", tmp_path / "broker") as broker:
+        call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", broker.url)
+        call("shoal-aggregator", "init", "server")
+        call("shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
+        told = call("shoal-fleet", "doctor", "owner")
+        assert "warning  published: the broker holds no roster of this fleet" in told.out
+        call("shoal-fleet", "publish", "owner")
+        found = call("shoal-fleet", "doctor", "owner", "--json").data
+        assert (results(found)["published"], results(found)["requests"]) == ("ok", "ok")
+        assert {name for name, result in results(found).items() if result != "ok"} == {"backup"}

@@ -19,6 +19,7 @@ from edge_client.storage.state import ModelFile
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
+from shoal.owner.keys.backup import Backup, BackupFile, LastBackup
 from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets
 from shoal.owner.keys.versions import StoredVersions, VersionSecrets
@@ -190,6 +191,8 @@ class Scene:
             ReceivingNotice: [self.notice[64:]],
             ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
             StoredVersions: [StoredVersions().adding(VersionSecrets(4, bytes(32), bytes(32))).to_bytes()],
+            Backup: [encode(Backup(1, "reef", 7, 1000, (BackupFile("runs/run-000001", b"run"),)))],
+            LastBackup: [encode(LastBackup(7, 1000))],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
             EarlierVersions: [encode(EarlierVersions((EarlierVersion(7, 3, bytes(32)),)))],
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],

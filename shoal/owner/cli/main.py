@@ -13,10 +13,10 @@ from typer.core import TyperCommand
 
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
-from shoal.owner.cli import backups as backups_cli
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.cli import report as report_cli
+from shoal.owner.cli import upkeep as upkeep_cli
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.runs import defaults
 from shoal.util.console import add_version, counted, mask_words, note, run_program, say, say_json
@@ -209,8 +209,8 @@ def private_words(manifest: TaskManifest) -> str:
 
 
 admission_cli.register(app)
-backups_cli.register(app)
 report_cli.register(app)
+upkeep_cli.register(app)
 
 
 class RunCommand(TyperCommand):

@@ -243,14 +243,14 @@ class Registrar:
             raise UntrustedError("a roster on the broker that this owner did not sign")
         with self._fleet.changing():  # reads the state again: another shoal-fleet may have signed it a moment ago
             self._left = found
-            if self._overtaken:
+            if self.overtaken:
                 self._complain(
                     f"warning: the broker holds roster {found[0]}, signed by this owner, which is not in this directory "
                     f"(its newest is {self._fleet.roster.sequence}): {FORK_HINT}"
                 )
 
     @property
-    def _overtaken(self) -> bool:
+    def overtaken(self) -> bool:
         """Whether the roster on the broker is newer than ours, or a fork of it; call it in `changing`."""
         sequence, digest = self._left
         ours = self._fleet.roster.sequence
@@ -261,7 +261,7 @@ class Registrar:
 
         Call it in `changing`.
         """
-        if not self._overtaken:
+        if not self.overtaken:
             return False
         self._fleet.sign_beyond(self._left[0])
         self._complain(

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ConfigError, IntegrityError, UntrustedError, WireError
 from shoal.protocol.codec import U32, U64, decode, encode, message
-from shoal.util.files import private_directory, read_failed, sync_directory, write_atomic
+from shoal.util.files import (
+    named,
+    private_directory,
+    read_failed,
+    read_if_there,
+    sync_directory,
+    write_atomic,
+    write_private,
+)
 from shoal.util.locks import LOCK_FILE
 
 if TYPE_CHECKING:
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
 
 PURPOSE: Final = "backup"
+LAST_FILE: Final = "backup.last"
 BACKUP_VERSION: Final = 1
 MAX_BACKUP_BYTES: Final = 1 << 30
 """Largest sum of the files in a backup: half of the most that AES-GCM encrypts in one piece."""
@@ -58,6 +67,34 @@ class Backup:
     roster: U32
     made_at_s: U64
     files: tuple[BackupFile, ...]
+
+
+@message(107)
+@dataclass(frozen=True, slots=True)
+class LastBackup:
+    """Contents of backup.last: the roster of the newest backup, and when it was made (unix seconds)."""
+
+    roster: U32
+    made_at_s: U64
+
+
+def record(fleet: FleetDirectory, backup: Backup) -> None:
+    """Note in the fleet's directory that this backup was written, for `last_backup`."""
+    write_private(fleet.path / LAST_FILE, encode(LastBackup(backup.roster, backup.made_at_s)))
+
+
+def last_backup(fleet: FleetDirectory) -> LastBackup | None:
+    """Return the note of the newest backup; None before the first.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    path = fleet.path / LAST_FILE
+    data = read_if_there(path)
+    if data is None:
+        return None
+    with named(path, "remove it, and make a backup"):
+        return decode(data, LastBackup)
 
 
 def pack(fleet: FleetDirectory, lock: Lock) -> tuple[Backup, bytes]:

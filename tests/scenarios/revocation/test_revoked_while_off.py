@@ -29,7 +29,7 @@ OFF = "dev-03"
 def scene(tmp_path):
     """A run that went on under new secrets while dev-03 was off; yields (fleet, its wiretap)."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=400, quorum=0.5) as fleet:
+    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=20, quorum=0.5) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)

@@ -1,4 +1,4 @@
-"""`shoal-fleet backup` and `restore`: the owner's directory in one encrypted file, and back."""
+"""The owner's own machine: `shoal-fleet backup`, `restore` and `doctor`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def backup(
     Make one after each init, approve, revoke, rotate and run, and store it on another machine. Without the passphrase it
     can't be read by anyone.
     """
-    from shoal.owner.keys.backup import pack
+    from shoal.owner.keys.backup import pack, record
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.unlock import ask
     from shoal.owner.keys.vault import is_under_passphrase
@@ -45,8 +45,10 @@ def backup(
     if file.resolve().is_relative_to(directory.resolve()):
         raise ConfigError(f"{file} lies in the directory that it is a backup of", hint="store it on another disk")
     lock: Lock = ask() if locked else ask(SUBJECT, twice=True)
-    made, data = pack(FleetDirectory(directory, lock if locked else None), lock)
+    fleet = FleetDirectory(directory, lock if locked else None)
+    made, data = pack(fleet, lock)
     write_atomic(file, data)
+    record(fleet, made)
     figures = {
         "file": str(file),
         "fleet": made.fleet,
@@ -119,7 +121,16 @@ def restore(
     note("end any other copy of this directory: two copies sign different rosters")
 
 
+def doctor(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
+    """Check keys, disk, clock, roster, devices, runs, backup, broker and TLS; exit status 10 on a failure."""
+    from shoal.owner.doctor import diagnose
+    from shoal.owner.enrolment.connection import Tls
+    from shoal.util.checks import report
+
+    report(diagnose(directory, Tls(ca, cert, key)), as_json=json)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
-    for command in (backup, restore):
+    for command in (backup, restore, doctor):
         app.command()(command)

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from shoal.errors import ConfigError
-from shoal.owner.cli import backups
+from shoal.owner.cli import upkeep
 from shoal.owner.keys import unlock
 from shoal.owner.keys.directory import FleetDirectory
 
@@ -18,28 +18,28 @@ def fleet(tmp_path, monkeypatch):
 def test_a_file_that_exists_is_refused_before_a_passphrase_is_asked_for(fleet, tmp_path):
     (tmp_path / "b").write_bytes(b"an earlier backup")
     with pytest.raises(ConfigError, match="exists already"):
-        backups.backup(fleet.path, tmp_path / "b")
+        upkeep.backup(fleet.path, tmp_path / "b")
 
 
 def test_so_is_a_link_that_leads_nowhere(fleet, tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "gone")
     with pytest.raises(ConfigError, match="exists already"):
-        backups.backup(fleet.path, tmp_path / "b")
+        upkeep.backup(fleet.path, tmp_path / "b")
 
 
 def test_a_file_inside_the_directory_is_refused(fleet):
     with pytest.raises(ConfigError, match="backup of"):
-        backups.backup(fleet.path, fleet.path / "runs" / "b")
+        upkeep.backup(fleet.path, fleet.path / "runs" / "b")
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.owner.keys.backup.MAX_FILE_BYTES", 10)
     (tmp_path / "b").write_bytes(bytes(11))
     with pytest.raises(ConfigError, match="more than 10 bytes"):
-        backups.restore(tmp_path / "new", tmp_path / "b")
+        upkeep.restore(tmp_path / "new", tmp_path / "b")
 
 
-def test_both_commands_are_registered():
+def test_the_commands_are_registered():
     app = typer.Typer()
-    backups.register(app)
-    assert set(typer.main.get_command(app).commands) == {"backup", "restore"}
+    upkeep.register(app)
+    assert set(typer.main.get_command(app).commands) == {"backup", "restore", "doctor"}

@@ -1,0 +1,139 @@
+"""`shoal-fleet doctor`: the health checks of the owner's directory and its connection."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import ShoalError
+from shoal.membership.doctor import broker_checks, local_checks, roster_check
+from shoal.owner.enrolment.connection import LOOK_S, OwnerConnection, Tls, owner_address
+from shoal.owner.keys.backup import last_backup
+from shoal.owner.keys.run_list import signed_plans
+from shoal.owner.keys.unlock import open_fleet
+from shoal.owner.keys.vault import is_under_passphrase
+from shoal.util.checks import Check, checked, ok
+from shoal.util.console import counted
+from shoal.util.times import second, span
+from shoal.version import versions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shoal.owner.enrolment.admission import Registrar
+    from shoal.owner.keys.directory import FleetDirectory
+
+OLD_BACKUP_S: Final = 30 * 86400
+"""Age from which a backup is reported, although no roster was signed since."""
+NAMES_SHOWN: Final = 5
+
+
+def diagnose(directory: Path, tls: Tls) -> list[Check]:
+    """Return the checks of an owner's directory; asks for the passphrase if its key is under one.
+
+    Args:
+        directory: the owner's.
+        tls: for mqtts.
+    """
+    try:
+        fleet = open_fleet(directory)
+    except ShoalError as error:
+        failed = Check("fleet", "failure", str(error), error.hint)
+        return [failed, *local_checks(directory)] if directory.is_dir() else [failed]
+    here = [
+        _fleet(fleet),
+        *local_checks(fleet.path),
+        roster_check(fleet.roster),
+        _devices(fleet),
+        checked("runs", lambda: _runs(fleet)),
+        checked("backup", lambda: _backup(fleet, int(time.time()))),
+        ok("versions", versions()),
+    ]
+    try:
+        address = owner_address(fleet, tls)
+    except ShoalError as error:
+        return [*here, Check("broker", "failure", str(error), error.hint)]
+    reached = broker_checks(address, f"shoal-{fleet.name}-owner-doctor")
+    if reached[0].result != "ok":
+        return [*here, *reached]
+    return [*here, *reached, *_at_broker(fleet, tls)]
+
+
+def _fleet(fleet: FleetDirectory) -> Check:
+    detail = f"fleet {fleet.name}, {counted(len(fleet.roster.active()), 'device')}"
+    if fleet.roster.aggregator is None:
+        return Check("fleet", "warning", f"{detail}, no aggregator", "shoal-fleet add-aggregator DIR CARD")
+    guarded = "under" if is_under_passphrase(fleet.path) else "without"
+    return ok("fleet", f"{detail}, its keys {guarded} a passphrase")
+
+
+def _devices(fleet: FleetDirectory) -> Check:
+    """Check that each device has an unused key to which secrets can be sealed."""
+    exhausted = [name for name in fleet.roster.active() if fleet.receiving.of(name).exhausted]
+    if exhausted:
+        detail = f"no unused receiving keys are known of {_named(exhausted)}"
+        return Check("devices", "warning", detail, f"start them, then shoal-fleet publish {fleet.path}")
+    return ok("devices", f"{counted(len(fleet.roster.active()), 'device')} can be sent new secrets")
+
+
+def _runs(fleet: FleetDirectory) -> Check:
+    damaged: list[str] = []
+    plans = signed_plans(fleet, damaged.append)
+    if damaged:
+        return Check("runs", "warning", "; ".join(damaged), "take these files out of the folder runs")
+    return ok("runs", f"{len(plans)} signed")
+
+
+def _backup(fleet: FleetDirectory, now_s: int) -> Check:
+    last, hint = last_backup(fleet), f"shoal-fleet backup {fleet.path} FILE, and store it on another machine"
+    if last is None:
+        return Check("backup", "warning", "none was made: without this directory the fleet is lost", hint)
+    detail = f"of {second(last.made_at_s)}, roster {last.roster}"
+    if last.roster < fleet.roster.sequence:
+        return Check("backup", "warning", f"{detail}; the roster is {fleet.roster.sequence} now", hint)
+    if now_s - last.made_at_s > OLD_BACKUP_S:
+        return Check("backup", "warning", f"{detail}, {span(now_s - last.made_at_s)} old", hint)
+    return ok("backup", detail)
+
+
+def _at_broker(fleet: FleetDirectory, tls: Tls) -> list[Check]:
+    """Return the checks of the messages that the broker retains."""
+    complaints: list[str] = []
+    try:
+        with OwnerConnection(fleet, tls, complaints.append, beside=True) as connection:
+            registrar = connection.registrar
+            until_s = time.monotonic() + LOOK_S
+            connection.listen(2 * LOOK_S, lambda: registrar.has_seen_roster or time.monotonic() > until_s)
+            return [_published(fleet, registrar), _requests(fleet, registrar, complaints)]
+    except ShoalError as error:
+        return [Check("published", "failure", str(error), error.hint)]
+
+
+def _published(fleet: FleetDirectory, registrar: Registrar) -> Check:
+    seen, ours = registrar.newest_roster, fleet.roster.sequence
+    publish = f"shoal-fleet publish {fleet.path}"
+    if registrar.overtaken:
+        detail = f"the broker holds roster {seen} of this owner's, which is not here (roster {ours})"
+        return Check(
+            "published", "failure", detail, "was this directory copied or restored? `restore` goes on beyond it"
+        )
+    if not seen:
+        return Check("published", "warning", "the broker holds no roster of this fleet", publish)
+    if seen < ours:
+        return Check("published", "warning", f"the broker holds roster {seen}, the newest is {ours}", publish)
+    return ok("published", f"the broker holds roster {seen}, the newest")
+
+
+def _requests(fleet: FleetDirectory, registrar: Registrar, complaints: list[str]) -> Check:
+    waiting = sorted(request.name for request in registrar.pending.values())
+    if waiting:
+        detail = f"{_named(waiting)} wait for approval"
+        return Check("requests", "warning", detail, f"shoal-fleet devices {fleet.path} lists their fingerprints")
+    if complaints:
+        return Check("requests", "warning", "; ".join(complaints[:NAMES_SHOWN]))
+    return ok("requests", "no device waits for approval")
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

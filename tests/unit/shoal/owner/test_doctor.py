@@ -1,0 +1,128 @@
+"""The owner's health checks: a result for each state of the directory and of the broker."""
+
+import dataclasses
+import time
+
+import pytest
+
+from shoal.errors import BrokerUnreachableError
+from shoal.owner import doctor
+from shoal.owner.doctor import diagnose
+from shoal.owner.enrolment.connection import Tls
+from shoal.owner.keys import backup as backups
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.util.checks import ok
+from tests.helpers.enrolments import TOPICS, Scene
+from tests.unit.shoal.owner.enrolment.test_recovery import Connected
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """A fleet with one device, whose roster is at the broker."""
+    made = Scene(tmp_path)
+    made.enrol("dev-1")
+    monkeypatch.setattr(doctor, "OwnerConnection", lambda fleet, *_, **__: Connected(made, fleet))
+    monkeypatch.setattr(doctor, "broker_checks", lambda *_: [ok("broker", "up"), ok("tls", "none")])
+    return made
+
+
+def found(scene, path=None):
+    checks = {c.name: c for c in diagnose(path or scene.owner.path, Tls())}
+    assert len(checks) > 1
+    return checks
+
+
+def impaired(checks):
+    return {name: c.result for name, c in checks.items() if c.result != "ok"}
+
+
+def back_up(scene, **changes):
+    made = backups.Backup(1, "reef", scene.owner.roster.sequence, int(time.time()), ())
+    backups.record(scene.owner, dataclasses.replace(made, **changes))
+
+
+def test_a_healthy_fleet_has_nothing_to_report(scene):
+    back_up(scene)
+    checks = found(scene)
+    assert impaired(checks) == {}
+    assert list(checks) == [
+        *("fleet", "directory", "disk", "roster", "devices", "runs", "backup", "versions"),
+        *("broker", "tls", "published", "requests"),
+    ]
+    assert checks["published"].detail == "the broker holds roster 3, the newest"
+
+
+def test_a_fleet_without_a_backup_or_with_an_old_one(scene):
+    assert found(scene)["backup"].detail.startswith("none was made")
+    back_up(scene, roster=2)
+    assert found(scene)["backup"].detail.endswith("roster 2; the roster is 3 now")
+    back_up(scene, made_at_s=int(time.time()) - 31 * 86400)
+    check = found(scene)["backup"]
+    assert (check.result, ", 31 d" in check.detail) == ("warning", True)
+    assert "shoal-fleet backup" in check.advice
+
+
+def test_a_damaged_note_of_the_backup_is_a_failure(scene):
+    back_up(scene)
+    (scene.owner.path / backups.LAST_FILE).write_bytes(b"x")
+    assert found(scene)["backup"].result == "failure"
+
+
+def test_a_roster_that_was_not_published(scene):
+    scene.owner.revoke("dev-1")
+    check = found(scene)["published"]
+    assert (check.result, check.detail) == ("warning", "the broker holds roster 3, the newest is 4")
+    assert check.advice == f"shoal-fleet publish {scene.owner.path}"
+    scene.leave(TOPICS.owner_roster, b"")
+    assert found(scene)["published"].detail == "the broker holds no roster of this fleet"
+
+
+def test_a_directory_behind_the_fleet_is_a_failure(scene, tmp_path):
+    backups.write_files(backups.Backup(1, "reef", 3, 0, tuple(backups._files(scene.owner.path))), tmp_path / "copy")
+    scene.enrol("dev-2")
+    check = found(scene, tmp_path / "copy")["published"]
+    assert (check.result, "which is not here (roster 3)" in check.detail) == ("failure", True)
+    assert "restore" in check.advice
+
+
+def test_waiting_requests_are_named(scene):
+    scene.ask(scene.token(), "dev-9")
+    check = found(scene)["requests"]
+    assert (check.result, check.detail) == ("warning", "dev-9 wait for approval")
+
+
+def test_devices_without_unused_receiving_keys_are_named(scene):
+    for _ in range(40):
+        scene.owner.rotate()
+    check = found(scene)["devices"]
+    assert (check.result, check.detail) == ("warning", "no unused receiving keys are known of dev-1")
+
+
+def test_without_a_broker_the_rest_is_checked(scene, monkeypatch):
+    down = doctor.Check("broker", "failure", "refused", "start it")
+    monkeypatch.setattr(doctor, "broker_checks", lambda *_: [down, ok("tls", "none")])
+    checks = found(scene)
+    assert "published" not in checks
+    assert checks["broker"] == down
+
+
+def test_a_broker_that_goes_away_meanwhile_is_a_failure(scene, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise BrokerUnreachableError("gone", hint="start it")
+
+    monkeypatch.setattr(doctor, "OwnerConnection", away)
+    assert found(scene)["published"].result == "failure"
+
+
+def test_a_directory_of_no_fleet(tmp_path):
+    (tmp_path / "d").mkdir(mode=0o700)
+    first, *rest = diagnose(tmp_path / "d", Tls())
+    assert (first.name, first.result) == ("fleet", "failure")
+    assert [c.name for c in rest] == ["directory", "disk"]
+    assert [c.name for c in diagnose(tmp_path / "gone", Tls())] == ["fleet"]
+
+
+def test_a_fleet_without_an_aggregator_is_incomplete(tmp_path):
+    FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
+    check = {c.name: c for c in diagnose(tmp_path / "owner", Tls())}["fleet"]
+    assert (check.result, check.detail) == ("warning", "fleet reef, 0 devices, no aggregator")
