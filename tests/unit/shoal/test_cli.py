@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -13,7 +14,10 @@ import typer
 from shoal import cli
 from shoal.cli import _broker, _deliver, _model, _stop_cleanly
 from shoal.errors import ConfigError, UsageError
+from shoal.page.history import RunHistory, history_of
 from shoal.util.console import say
+from tests.helpers.demos import made
+from tests.helpers.pages import names, record
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -203,3 +207,29 @@ def test_every_command_is_there():
     assert set(app.commands["bench"].commands) == {
         *("round", "aggregator", "load", "soak", "numerics", "privacy", "poison"),
     }
+
+
+# ------------------------------------------------------------------------------------------------ the demo's page
+
+
+def test_the_demos_page_is_written_and_shown(tmp_path, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    run = history_of(RunHistory(name="cfl", algorithm="cfl", rounds=2), [record(1, names(3))]).document()
+    page = dataclasses.replace(made(8), pages=(run,)).page()
+    cli._show_page(page, tmp_path / "demo.html", browse=True)
+    assert shown == [(tmp_path / "demo.html").as_uri()]
+    assert b"20 devices in 4 hidden groups." in (tmp_path / "demo.html").read_bytes()
+    assert str(tmp_path / "demo.html") in capsys.readouterr().err
+
+
+def test_without_a_browser_the_demo_says_where_its_page_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("webbrowser.open", lambda _url: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cli._show_page(b"page", None, browse=True)
+    said = capsys.readouterr().err
+    assert "no browser can be opened here" in said
+    (path,) = tmp_path.glob("shoal-demo-*/demo.html")
+    assert str(path) in said
+    cli._show_page(b"page", None, browse=False)
+    assert len(list(tmp_path.glob("shoal-demo-*"))) == 1
