@@ -181,7 +181,7 @@ def test_everything_is_reached_and_read_by_keyboard(browser, hundred):
     assert "round 1: uploaded" in text_of(browser, "#marks .readout")
     browser.execute_script("document.querySelector('#tree summary').focus()")
     keys(browser, Keys.ENTER)
-    assert "14 to 30" in text_of(browser, "#tree table")
+    until(lambda: "14 to 30" in text_of(browser, "#tree table"))
 
 
 @pytest.mark.usefixtures("quiet")
