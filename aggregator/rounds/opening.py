@@ -17,7 +17,7 @@ strategy's other plan (`RoundPlan.otherwise`) is followed.
 
 Where the others are enough for a round, a cluster may still have too few devices that hold its model: fewer than a mean takes,
 and than certify a state. After some rounds such a model goes back to its last certified checkpoint as well
-(`aggregator.rounds.held_models.uncertifiable`).
+(`aggregator.rounds.missing_states.uncertifiable`).
 
 All follows from the strategy's state, the models and the available devices, so a restarted aggregator opens the same round.
 """
@@ -29,19 +29,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.rounds.held_models import (
-    HeldModels,
-    KeptStep,
-    can_hand_on,
-    handing_over,
-    lost,
-    offers_of,
-    open_states,
-    outdated,
-    sealing,
-    unable,
-    uncertifiable,
-)
+from aggregator.rounds.held_models import HeldModels, KeptStep, offers_of, open_states
+from aggregator.rounds.missing_states import can_hand_on, handing_over, lost, outdated, sealing, unable, uncertifiable
 from aggregator.rounds.relay import States, is_state, numbers_in, replace_models
 from aggregator.strategies.base import ClusterModel, Event, RoundPlan
 from shoal.protocol.documents import RunPlan

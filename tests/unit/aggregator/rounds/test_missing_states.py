@@ -1,0 +1,190 @@
+"""Devices that lack a state of a model, and the checkpoints that are ordered for them."""
+
+import dataclasses
+
+from aggregator.rounds.held_models import Evidence, Named, after_round, agree, offers_of
+from aggregator.rounds.missing_states import (
+    CHECKPOINT_EVERY,
+    lost,
+    sealing,
+    unable,
+    uncertifiable,
+)
+from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from shoal.protocol.messages import DeclineReason
+from shoal.protocol.states import StateId
+from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+
+ORIGIN = StateId(0, 0)
+TRAIN = train_assignment((0,), evaluate=False)
+
+
+def plan_of(held, round_=None, devices=NAMES, **changes):
+    (number,) = [n for n, s in held.states.names.items() if s == max(held.states.names.values())]
+    return RoundPlan(round_ or held.closed + 1, {0: ClusterModel(number)}, dict.fromkeys(devices, TRAIN), **changes)
+
+
+def damaged(count):
+    """Return three devices' models: certified at round 2 in round 3, two hold (0, 3) for ``count`` rounds, one has lost it."""
+    run, trio = held_plan(min_contributors=3), NAMES[:3]
+    held = rounds(3, devices=trio, held=begun(run, trio), run=run, seal=lambda r: "dev-1" if r == 3 else None)
+    for round_ in range(4, 4 + count):
+        states = {StateId(0, 2), StateId(0, 3)} & (held.held_by("dev-2") | {StateId(0, 3)})
+        updates = [update(d, round_, states, run=run) for d in trio[:2]]
+        held = after_round(
+            held,
+            round_,
+            run=run,
+            offers={0: StateId(0, 3)},
+            agreement=agree(held, {0: StateId(0, 3)}, updates),
+            given=updates,
+            declined={"dev-3": DeclineReason.STATE},
+            settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
+            models=(0,),
+        )
+    return held
+
+
+def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer_too():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
+    offers = offers_of(plan_of(held), held.states)
+    there = (*NAMES, "dev-9")
+    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ("dev-3", "dev-4", "dev-5", "dev-9")
+    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-2")
+    offers = offers_of(plan_of(held), held.states)
+    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ()
+    # Under newer keys a newcomer can't open a checkpoint of the version before.
+    newer = dataclasses.replace(held, key_version=4)
+    assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
+
+
+def test_a_device_that_lacks_a_model_to_compare_with_waits_too():
+    held = rounds(1, devices=("dev-1", "dev-2"))
+    held = dataclasses.replace(
+        held, states=dataclasses.replace(held.states, names={**held.states.names, 7: StateId(1, 1)})
+    )
+    offers = {0: StateId(0, 1), 1: StateId(1, 1)}
+    comparing = dataclasses.replace(TRAIN, compare=(0, 1))
+    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": comparing})
+    assert unable(held, plan, offers, ("dev-1", "dev-2"), 2) == ("dev-2",)
+
+
+def test_before_the_first_round_has_closed_every_device_can_take_part():
+    held = begun()
+    assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
+
+
+def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state():
+    held = rounds(2, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    held = moved(
+        held,
+        3,
+        [update(d, 3, {StateId(0, 2)}) for d in ("dev-1", "dev-2")],
+        declined={"dev-3": DeclineReason.STATE, "dev-4": DeclineReason.DATA},
+    )
+    assert held.lacking == {"dev-3": 3}
+    assert "dev-3" in unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2)
+    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    assert unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2) == ()
+
+
+def seals(held, run=None, *, waiting=False, **plan):
+    made = plan_of(held, **plan)
+    orders = sealing(held, made, offers_of(made, held.states), run or held_plan(), waiting=waiting)
+    return {d: o.seal for d, o in orders.items() if o.seal}
+
+
+def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and_the_strategy():
+    held = rounds(2)
+    assert seals(held) == {}
+    for found in (
+        seals(held, waiting=True),
+        seals(held, held_plan(participation=0.5)),
+        seals(held, round_=20),
+        seals(held, round_=21, final=True),
+        seals(held, seal=frozenset({0})),
+    ):
+        assert list(found.values()) == [(0,)]
+    assert seals(held, seal=frozenset({5})) == {}
+
+
+def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
+    held, ordered = begun(), {}
+    for _ in range(3 * CHECKPOINT_EVERY):
+        found = seals(held, held_plan(rounds=99))
+        if found:
+            ordered[held.closed + 1] = found
+        held = rounds(1, held=held, seal=lambda _, found=found: next(iter(found), None))
+    assert list(ordered) == [10, 20, 30]
+    held = rounds(2)
+    assert len({next(iter(seals(held, round_=r, waiting=True))) for r in range(3, 8)}) == 5
+
+
+def test_a_checkpoint_is_ordered_once_after_a_device_has_left_and_each_time_if_few_remain():
+    held = rounds(2)
+    there = NAMES[:4]
+    assert list(seals(held, devices=there).values()) == [(0,)]
+    held = rounds(1, held=held, devices=there, seal=lambda _: "dev-1")
+    assert seals(held, devices=there) == {}
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
+    held = rounds(1, held=held, devices=NAMES[:2], seal=lambda _: "dev-1")
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
+
+
+def short(held, plan=None, available=("dev-1", "dev-2", "dev-3"), least=3):
+    offers = {0: max(s for s in held.states.names.values() if s.model == 0)}
+    plan = plan or RoundPlan(held.closed + 1, {}, dict.fromkeys(available, TRAIN))
+    return uncertifiable(held, plan, offers, available, least)
+
+
+def test_a_model_that_too_few_can_certify_goes_back_once_it_has_stood_still_as_long_as_it_loses():
+    assert short(damaged(0)) == {}
+    assert short(damaged(1)) == {0: StateId(0, 2)}
+    held = damaged(1)
+    later = dataclasses.replace(held.certified[0], state=StateId(0, 1))
+    evidence = {**held.evidence, StateId(0, 1): held.evidence[StateId(0, 2)]}
+    named = {d: Named(n.round, (*n.states, StateId(0, 1))) for d, n in held.named.items()}
+    older = dataclasses.replace(held, certified={0: later}, evidence=evidence, named=named)
+    assert short(older) == {}, "it would lose two rounds, and has stood still for one"
+    assert short(dataclasses.replace(older, closed=older.closed + 1)) == {0: StateId(0, 1)}
+
+
+def test_a_model_stays_that_enough_can_certify_or_that_has_too_few_devices_anyway():
+    held, newest = damaged(3), StateId(0, 3)
+    assert short(held) == {0: StateId(0, 2)}
+    assert short(held, available=("dev-1", "dev-2")) == {}
+    known = held.evidence[newest]
+    signed = Evidence(known.digest, {**known.statements, "dev-9": b"signed"})
+    assert short(dataclasses.replace(held, evidence={**held.evidence, newest: signed})) == {}
+    gone = dataclasses.replace(held, named={d: Named(n.round, (newest,)) for d, n in held.named.items()})
+    assert short(gone) == {}, "nobody could hand the checkpoint over"
+
+
+def test_only_a_device_in_step_is_asked_to_seal_first_one_that_trained_the_model_last():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
+    assert set(seals(held, waiting=True)) <= {"dev-1", "dev-2"}
+    held = dataclasses.replace(held, trained={"dev-1": 7, "dev-2": 0})
+    assert list(seals(held, waiting=True)) == ["dev-2"]
+
+
+def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint():
+    run = held_plan(origins=2)
+    first, second = StateId(1, 0), StateId(1, 1)
+    begin = begun(run)
+    updates = [update(d, 1, {ORIGIN, first}, run=run) for d in ("dev-1", "dev-2")]
+    updates.append(update("dev-3", 1, {ORIGIN, first}, model=1, run=run, seals=((1, first),)))
+    held = moved(begin, 1, updates, run=run, offers={0: ORIGIN, 1: first}, models=(0, 1))
+    offers = {0: StateId(0, 4), 1: second}
+    for r in (2, 3, 4):
+        updates = [update(d, r, {StateId(0, r - 1)}, run=run) for d in ("dev-1", "dev-2")]
+        # Its statement says that dev-4 has taken the step of round 1; dev-3 was gone by then.
+        updates += [update("dev-4", r, {StateId(0, r - 1), second}, run=run)] if r == 2 else []
+        held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
+    # As if the mean of round 1 were announced no more, because a later one took its label.
+    held = dataclasses.replace(held, steps=tuple(kept for kept in held.steps if kept.step.round > 1))
+    plan = RoundPlan(5, {}, {"dev-1": train_assignment((0, 1), evaluate=False)})
+    assert lost(held, plan, offers, ("dev-1", "dev-4"), 1) == {}
+    assert lost(held, plan, offers, ("dev-1", "dev-3"), 1) == {1: first}
+    assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2"), 1) == {}
+    comparing = RoundPlan(5, {}, {"dev-1": dataclasses.replace(TRAIN, compare=(1,))})
+    assert lost(held, comparing, offers, ("dev-1", "dev-3"), 1) == {1: first}
