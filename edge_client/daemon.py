@@ -99,7 +99,7 @@ def _serve(config: EdgeConfig) -> None:
         membership,
         transport,
         ThreadWorker(),
-        lambda manifest: load(config.data, manifest),
+        lambda manifest: load(config.data, manifest, config.reading),
         birth=birth,
         results=inbox.put,
         uniform=uniform,

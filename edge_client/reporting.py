@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.storage import path_models as kept
@@ -76,6 +76,17 @@ class Results:
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
+        self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    def warn(self, doubts: Sequence[str]) -> None:
+        """Log doubts about the samples or a finished model, and show them in the status file; each run begins without any."""
+        found = list(self._figures.get("warnings", ()))
+        for doubt in doubts:
+            if doubt not in found:
+                LOG.warning("%s", doubt)
+                found.append(doubt)
+        if found:
+            self._figures["warnings"] = found
 
     def note(
         self,
@@ -103,6 +114,7 @@ class Results:
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
+            self.warn(result.doubts)
 
     def skip(self, announcement: Announcement, error: ShoalError) -> None:
         """Record why the device takes no part in a round, until it takes part in one again."""

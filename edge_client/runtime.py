@@ -551,6 +551,7 @@ class DeviceRuntime:
         samples = self._jobs.follow(run)
         self._run = run
         self._results.begin(run)
+        self._results.warn(self._jobs.doubts)
         self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
         if private := run.bundle.manifest.private_length:

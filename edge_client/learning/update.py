@@ -77,6 +77,7 @@ class Finished:
             validation share, by run id.
         private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
             no update is uploaded.
+        doubts: about the finished model, in a final round; one sentence each.
     """
 
     parcel: SealedMessage
@@ -87,6 +88,7 @@ class Finished:
     norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
     private: Float32Vector | None = field(default=None, repr=False)
+    doubts: tuple[str, ...] = ()
 
 
 def carry_out(

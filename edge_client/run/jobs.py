@@ -9,11 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import Dataset, DataSplits, split
+from edge_client.learning.data_doubts import doubts, no_better_doubt
+from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import OrtModel
+from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.update import Finished, TrainingContext, carry_out
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
-from shoal.errors import IntegrityError, ShoalError
+from edge_client.storage.scales import Scale, Scales
+from shoal.errors import IntegrityError, ShoalError, TaskError
 from shoal.membership.roster import aggregator_of
 
 if TYPE_CHECKING:
@@ -31,7 +35,11 @@ LOG = logging.getLogger("shoal.edge")
 
 
 class JobFactory:
-    """Makes the jobs of one device; holds its samples and the graphs of the current run."""
+    """Makes the jobs of one device; holds its samples and the graphs of the current run.
+
+    Attributes:
+        doubts: about the samples, one sentence each.
+    """
 
     def __init__(
         self,
@@ -55,6 +63,9 @@ class JobFactory:
         self._threads = threads
         self._workshop: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
+        self.doubts: tuple[str, ...] = ()
+        self._scale: Scale | None = None
+        self._scales = Scales(membership.directory)
         self._private: PrivateValues | None = None
 
     def follow(self, run: Run) -> int:
@@ -68,7 +79,14 @@ class JobFactory:
         initial = initial_values(run.bundle)
         # Read the samples once per task, not per run.
         if self._shares is None or self._shares[0] != digest:
-            self._shares = (digest, split(self._load_data(run.bundle.manifest), split_seed(self._membership)))
+            found = self._load_data(run.bundle.manifest)
+            samples = split(found, split_seed(self._membership))
+            self.doubts = doubts(found, run.bundle.manifest)
+            self._scale = self._begin_scale(run, samples)
+            self._shares = (digest, prepared(samples, self._scale))
+        elif self._scale is not None and self._scale.run_id != run.plan.run_id:
+            self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
+            self._keep_scale(self._scale)
         shares, member = self._shares[1], self._membership
         private = PrivateValues(member.directory, run.plan.run_id, initial)
         self._workshop = partial(
@@ -81,6 +99,35 @@ class JobFactory:
         )
         self._private = private
         return len(shares.train)
+
+    def _begin_scale(self, run: Run, samples: DataSplits) -> Scale | None:
+        """Return the scale of a run that begins or is resumed; None if its task does not standardise."""
+        manifest, run_id = run.bundle.manifest, run.plan.run_id
+        if manifest.data.standardise == "off":
+            return None
+        if manifest.data.standardise != "local":
+            raise TaskError(
+                f"this version has no standardisation {manifest.data.standardise!r}", hint="update shoal here"
+            )
+        try:
+            stored = self._scales.load(run_id)
+        except IntegrityError as error:
+            LOG.warning("a run's scale is lost, and made again", extra={"kv": {"run": run.plan.run, "reason": error}})
+            stored = None
+        if stored is not None and len(stored.means) == manifest.width:
+            return stored
+        scale = local_scale(samples.train.x, run_id)
+        self._keep_scale(scale)
+        return scale
+
+    def _keep_scale(self, scale: Scale) -> None:
+        """Store a run's scale, and remove those that no finished model needs."""
+        self._scales.save(scale)
+        try:
+            finished = {model.run_id for model in FinishedModels(self._membership.directory).models()}
+        except IntegrityError:
+            return  # the end of a run replaces the damaged list
+        self._scales.keep_only(frozenset(finished | {scale.run_id}))
 
     def shares_of(self, task_digest: bytes) -> DataSplits | None:
         """Return the samples that the current run's jobs have; None if the run has another task."""
@@ -136,7 +183,8 @@ class JobFactory:
         the same samples can be compared.
         """
         done = carry_out(shop, announcement, assignment, thetas, cancelled)
-        found = {announcement.run_id: _validation(shop, joined(thetas[done.model], shop.private))}
+        theta = joined(thetas[done.model], shop.private)
+        found = {announcement.run_id: _validation(shop, theta, shop.shares.validation)}
         store = FinishedModels(self._membership.directory)
         try:
             earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]
@@ -144,11 +192,13 @@ class JobFactory:
             earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
         for model in earlier:
             try:
-                found[model.run_id] = _validation(shop, store.load(model, model.own).theta)
+                scale = scale_for(shop.run.bundle.manifest, self._scales, model.run_id)
+                share = rescaled(shop.shares.validation, self._scale, scale)
+                found[model.run_id] = _validation(shop, store.load(model, model.own).theta, share)
             except ShoalError as error:
                 LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
                 found[model.run_id] = UNMEASURED
-        return dataclasses.replace(done, validation=found)
+        return dataclasses.replace(done, validation=found, doubts=_doubts(shop, found[announcement.run_id]))
 
 
 def split_seed(membership: DeviceMembership) -> bytes:
@@ -156,8 +206,15 @@ def split_seed(membership: DeviceMembership) -> bytes:
     return f"{membership.fleet}/{membership.name}".encode()
 
 
-def _validation(shop: TrainingContext, theta: Float32Vector) -> Validation:
-    share = shop.shares.validation
+def _doubts(shop: TrainingContext, fit: Validation) -> tuple[str, ...]:
+    """Return the doubts about a finished classifier, given its fit to the validation share."""
+    if fit.accuracy is None or fit.loss is None:
+        return ()
+    doubt = no_better_doubt(fit.accuracy, majority_share(shop.shares.validation.y))
+    return (doubt,) if doubt else ()
+
+
+def _validation(shop: TrainingContext, theta: Float32Vector, share: Dataset) -> Validation:
     score = shop.backend.score(theta, share.x, share.y)
     regression = shop.run.bundle.manifest.kind == "regression"
     return measured(score.mean_loss, score.correct, score.count, len(share), regression=regression)

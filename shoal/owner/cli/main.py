@@ -22,6 +22,7 @@ from shoal.util.console import add_version, counted, mask_words, note, run_progr
 from shoal.util.wanted import wanted
 
 if TYPE_CHECKING:
+    from shoal.task.data_declaration import DataDeclaration
     from shoal.task.manifest import TaskManifest
 
 MOST_ROUNDS = 2**32 - 2
@@ -167,13 +168,40 @@ def compile_(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
+    features: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|NAMES",
+            help="Names of the columns of a sample, in order: with commas between, or a file with a line NAME or "
+            "NAME,LOW,HIGH for each.",
+        ),
+    ] = "",
+    label: Annotated[str, typer.Option(help="Name of the label column.")] = "",
+    labels: Annotated[
+        str, typer.Option(metavar="NAMES", help="Names of the classes, in order, with commas between.")
+    ] = "",
+    standardise: Annotated[
+        str,
+        typer.Option(
+            help="off; local: each device with its own means and deviations.",
+            show_default="local for named features, else off",
+        ),
+    ] = "",
+    missing: Annotated[
+        str, typer.Option(help="error; mean: a missing value is the feature's mean, if the task standardises.")
+    ] = "error",
 ) -> None:
-    """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
+    """Compile a torch model and its loss to ONNX, check it against torch, and sign it.
+
+    A built-in gets as many inputs as --features names and as many classes as --labels does.
+    """
     from shoal.owner.keys.outputs import check_output
     from shoal.owner.keys.unlock import open_fleet
-    from shoal.owner.task_compiler.builtin import build, load_user
+    from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
     from shoal.owner.task_compiler.compile import compile_task
+    from shoal.owner.task_compiler.features import declare
     from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
+    from shoal.task.data_declaration import NO_DECLARATION
 
     fleet = open_fleet(directory)
     check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
@@ -182,6 +210,9 @@ def compile_(
         raise UsageError(
             f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
         )
+    data = declare(features=features, label=label, labels=labels, standardise=standardise, missing=missing)
+    if ":" not in source:
+        options = {**sizes_of(source, data), **options}
     made = load_user(source) if ":" in source else build(source, **options)
     bundle = compile_task(
         made.model,
@@ -192,6 +223,7 @@ def compile_(
         hyper=made.hyper,
         shared=shared or (),
         private=private or (),
+        data=data,
     )
     write_signed(bundle, Source(source, options), fleet.owner, out)
     say(
@@ -199,6 +231,14 @@ def compile_(
     )
     if bundle.private:
         say(private_words(bundle.manifest))
+    if data != NO_DECLARATION:
+        say(data_words(data))
+
+
+def data_words(data: DataDeclaration) -> str:
+    """Return a line about the declaration of a task's data."""
+    names = f"{counted(len(data.features), 'named feature')}, {counted(len(data.labels), 'named label')}"
+    return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}"
 
 
 def private_words(manifest: TaskManifest) -> str:

@@ -10,13 +10,16 @@ from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import Score
+from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.update import Finished
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
+from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
 from shoal.errors import DataError
 from shoal.protocol.documents import SegmentSpec
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement
@@ -220,3 +223,81 @@ def test_private_values_are_stored_by_round_and_join_the_models(tmp_path):
     place.factory.follow(place.run())
     untrained = SimpleNamespace(private=None)
     assert place.factory.keep_private(SimpleNamespace(round=5), untrained, thetas)[2].tolist()[12:] == [7.0] * 3
+
+
+# ------------------------------------------------------------------------------------------------- standardisation
+
+
+@pytest.fixture
+def scaled(tmp_path, logistic):
+    """A place whose task standardises, with features of very different size."""
+    bundle = logistic(4, 3)
+    declared = dataclasses.replace(bundle.manifest, data=DataDeclaration(standardise="local", missing="mean"))
+    place = Place(private_directory(tmp_path / "d"), dataclasses.replace(bundle, manifest=declared))
+    x, y = samples(40)
+    x = x * np.array([1, 1000, 0, 1], np.float32) + np.float32(5)
+    x[3, 3] = np.nan
+    place.data = Dataset(x, y)
+    return place
+
+
+def shares(place):
+    return place.factory._workshop.keywords["shares"]
+
+
+def test_a_task_that_standardises_trains_on_samples_in_the_scale_of_the_training_share(scaled):
+    scaled.factory.follow(scaled.run())
+    raw = split(scaled.data, b"reef/dev-1")
+    scale = Scales(scaled.member.directory).load(FINAL_ID)
+    assert scale == local_scale(raw.train.x, FINAL_ID)
+    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
+    assert np.isfinite(shares(scaled).train.x).all()
+    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [
+        "value 2 has the same value in every sample"
+    ]
+
+
+def test_a_restart_takes_the_scale_with_which_the_run_began(scaled):
+    scaled.factory.follow(scaled.run())
+    scale = Scales(scaled.member.directory).load(FINAL_ID)
+    again = Place(scaled.member.directory, scaled.bundle)
+    again.data = Dataset(scaled.data.x * np.float32(2), scaled.data.y)
+    again.factory.follow(again.run())
+    assert Scales(scaled.member.directory).load(FINAL_ID) == scale
+    np.testing.assert_array_equal(shares(again).train.x, standardised(split(again.data, b"reef/dev-1").train.x, scale))
+
+
+def test_a_damaged_scale_is_made_again(scaled, caplog):
+    scaled.factory.follow(scaled.run())
+    (path,) = (scaled.member.directory / "scales").iterdir()
+    path.write_bytes(b"junk")
+    again = Place(scaled.member.directory, scaled.bundle)
+    again.data = scaled.data
+    again.factory.follow(again.run())
+    assert "a run's scale is lost" in caplog.text
+    assert Scales(scaled.member.directory).load(FINAL_ID) is not None
+
+
+def test_each_run_has_a_scale_as_long_as_its_model_may_answer(scaled):
+    scaled.factory.follow(scaled.run())
+    earlier = add(scaled, 2)
+    Scales(scaled.member.directory).save(Scale(earlier, (0.0,) * 4, (1.0,) * 4))
+    scaled.factory.follow(scaled.run(run=3, run_id=b"n" * 16))
+    found = Scales(scaled.member.directory)
+    assert [found.load(run_id) is None for run_id in (FINAL_ID, earlier, b"n" * 16)] == [True, False, False]
+    assert scaled.loads == 1
+
+
+def test_an_earlier_model_is_measured_in_its_own_scale(scaled, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Backend, "score", lambda *given: seen.append(given[2]) or Score(1.0, 0, 1))
+    earlier = add(scaled, 2)
+    other = Scale(earlier, (1.0, 2.0, 3.0, 4.0), (2.0, 2.0, 2.0, 2.0))
+    Scales(scaled.member.directory).save(other)
+    monkeypatch.setattr(jobs, "carry_out", lambda *_: Finished(parcel="", model=3, loss=0.5, correct=0, tested=0))
+    scaled.factory.follow(scaled.run())
+    job = scaled.factory.job(announcement(finished=True), TRAINING, {3: theta(scaled, 0.5)}, Models())
+    done = job(lambda: False)
+    raw = split(scaled.data, b"reef/dev-1").validation.x
+    np.testing.assert_allclose(seen[1], standardised(raw, other), rtol=1e-3, atol=1e-3)
+    assert "most common label" in done.doubts[0]
