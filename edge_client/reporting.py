@@ -14,6 +14,7 @@ from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
+from shoal.protocol.messages import Phase
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ class Results:
         ``models`` are (d + p,) float32 by id, with the device's private coordinates.
         """
         self._figures.pop("skipped", None)
+        if assignment.phase == Phase.STATISTICS:
+            self._figures.update(rounds=self._figures.get("rounds", 0) + 1, round=announcement.round)
+            return
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:

@@ -32,7 +32,7 @@ from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason, Phase, Share
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, Assignment, DeclineReason, Phase, Share
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
     MAX_RETAINED_RECIPES,
@@ -310,7 +310,7 @@ def agree(
         has = {named.state: named.digest for named in statements[c.device].states}
         assignment = (assignments or {}).get(c.device)
         compared = () if assignment is None else assignment.compare
-        needed = [offers[model] for model in (c.model, *compared, SHARED_MODEL) if model in offers]
+        needed = [offers[model] for model in (c.model, *compared, *FOR_ALL) if model in offers]
         fits = all(state in has and has[state] == digests[state] for state in needed)
         if fits and (c.vector is None or c.key_id == key_id):
             accepted.append(c)
@@ -493,7 +493,7 @@ def open_states(
 ) -> tuple[StateId, ...]:
     """Return the states that a later recipe or assignment may name, ascending, with those in ``spare`` if there is room."""
     names = states.names.items()
-    found = {ref for n, ref in names if n in used or (run.origins > 1 and ref.round == 0)}
+    found = {ref for n, ref in names if n in used or (run.without_statistics.origins > 1 and ref.round == 0)}
     return tuple(sorted(found.union(spare) if len(found.union(spare)) <= MAX_OPEN_STATES else found))
 
 
@@ -527,7 +527,7 @@ def _without_checkpoints_of_the_past(held: HeldModels, models: Collection[int]) 
     known = held.known
 
     def needed(checkpoints: Mapping[int, KeptCheckpoint]) -> dict[int, KeptCheckpoint]:
-        return {m: c for m, c in checkpoints.items() if m in models or m == SHARED_MODEL or c.state in known}
+        return {m: c for m, c in checkpoints.items() if m in models or m in FOR_ALL or c.state in known}
 
     return dataclasses.replace(held, certified=needed(held.certified), pending=needed(held.pending))
 
@@ -601,7 +601,7 @@ def _needs(plan: RoundPlan, offers: Mapping[int, StateId]) -> Callable[[str], fr
         assignment = plan.assignments.get(device)
         if assignment is None:
             return any_of_them
-        return frozenset(offers[model] for model in (*assignment.models, SHARED_MODEL) if model in offers)
+        return frozenset(offers[model] for model in (*assignment.models, *FOR_ALL) if model in offers)
 
     return needed
 
@@ -650,8 +650,7 @@ def lost(
     if not held.closed:
         return {}
     asked = {model for o in plan.assignments.values() for model in o.models}
-    if plan.shared is not None:
-        asked.add(SHARED_MODEL)
+    asked |= offers.keys() & FOR_ALL
     here = {d for d in held.named if d in available or held.is_current(d)}
     there = frozenset[StateId]().union(*(held.held_by(d) for d in sorted(here)))
     announced = held.announced(least)
@@ -728,13 +727,11 @@ def handing_over(
     least, devices = run.min_contributors, sorted(available)
     reach = {d: held.in_reach(d, least) for d in devices}
     missed = _missed(plan, offers, reach)
-    shared = {offers[SHARED_MODEL]} if SHARED_MODEL in offers else frozenset[StateId]()
+    shared = {offers[model] for model in FOR_ALL if model in offers}
     # Where models are added up, a device refuses to take part without all of them.
     needed = set(offers.values()) if run.capabilities.scale else shared
     candidates = {
-        d: tuple(m for m in offers if m != SHARED_MODEL and offers[m] in reach[d])
-        for d in devices
-        if needed <= reach[d]
+        d: tuple(m for m in offers if m not in FOR_ALL and offers[m] in reach[d]) for d in devices if needed <= reach[d]
     }
     able = [d for d in devices if candidates.get(d)]
     asked: set[str] = set()

@@ -171,6 +171,17 @@ def carry_out(
     return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private)
 
 
+def report_statistics(
+    shop: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
+) -> Finished:
+    """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
+    if shop.plan.norm_noise:
+        vector = vector * np.float32(noise_factor(shop.plan.norm_noise))
+    body = masked_bytes(vector, shop.round.derive_mask())
+    model = assignment.candidates[0]
+    return Finished(sealed_upload(shop, announcement, assignment, model, body), model, 0.0, 0, 0)
+
+
 def _train(
     shop: TrainingContext, round_: int, phase: Phase, theta: Float32Vector, cancelled: Callable[[], bool]
 ) -> training.TrainResult:

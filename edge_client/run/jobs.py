@@ -13,12 +13,14 @@ from edge_client.learning.data_doubts import doubts, no_better_doubt
 from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import OrtModel
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
-from edge_client.learning.update import Finished, TrainingContext, carry_out
+from edge_client.learning.statistics import scale_from, statistics_of
+from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
 from edge_client.storage.scales import Scale, Scales
-from shoal.errors import IntegrityError, ShoalError, TaskError
+from shoal.errors import IntegrityError, ShoalError, UntrustedError
 from shoal.membership.roster import aggregator_of
+from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
@@ -65,6 +67,7 @@ class JobFactory:
         self._shares: tuple[bytes, DataSplits] | None = None
         self.doubts: tuple[str, ...] = ()
         self._scale: Scale | None = None
+        self._run: Run | None = None
         self._scales = Scales(membership.directory)
         self._private: PrivateValues | None = None
 
@@ -77,8 +80,9 @@ class JobFactory:
         """
         digest = run.plan.task_digest
         initial = initial_values(run.bundle)
-        # Read the samples once per task, not per run.
-        if self._shares is None or self._shares[0] != digest:
+        federated = run.bundle.manifest.data.standardise == "federated"
+        # Read the samples once per task, not per run, unless each run has a scale of its own.
+        if self._shares is None or self._shares[0] != digest or (federated and not self._has_scale_of(run)):
             found = self._load_data(run.bundle.manifest)
             samples = split(found, split_seed(self._membership))
             self.doubts = doubts(found, run.bundle.manifest)
@@ -98,6 +102,7 @@ class JobFactory:
             shares=shares,
         )
         self._private = private
+        self._run = run
         return len(shares.train)
 
     def _begin_scale(self, run: Run, samples: DataSplits) -> Scale | None:
@@ -105,10 +110,6 @@ class JobFactory:
         manifest, run_id = run.bundle.manifest, run.plan.run_id
         if manifest.data.standardise == "off":
             return None
-        if manifest.data.standardise != "local":
-            raise TaskError(
-                f"this version has no standardisation {manifest.data.standardise!r}", hint="update shoal here"
-            )
         try:
             stored = self._scales.load(run_id)
         except IntegrityError as error:
@@ -116,9 +117,47 @@ class JobFactory:
             stored = None
         if stored is not None and len(stored.means) == manifest.width:
             return stored
+        if manifest.data.standardise == "federated":
+            return None  # until the fleet's statistics arrive
         scale = local_scale(samples.train.x, run_id)
         self._keep_scale(scale)
         return scale
+
+    def _has_scale_of(self, run: Run) -> bool:
+        return self._scale is not None and self._scale.run_id == run.plan.run_id
+
+    def _lacks_scale(self, run: Run) -> bool:
+        """Whether the samples still are in their own units, though the task standardises by the fleet's figures."""
+        return run.bundle.manifest.data.standardise == "federated" and not self._has_scale_of(run)
+
+    def _standardise(self, run: Run, mean: Float32Vector | None) -> None:
+        """Standardise the samples by the fleet's mean of statistics, (d,) float32, once it has arrived.
+
+        Raises:
+            IntegrityError: it has not, or no statistics have such a mean.
+        """
+        assert self._shares is not None
+        assert self._workshop is not None
+        if mean is None:
+            raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
+        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id)
+        self._keep_scale(scale)
+        digest, raw = self._shares
+        self._scale, self._shares = scale, (digest, prepared(raw, scale))
+        self._workshop = partial(self._workshop, shares=self._shares[1])
+
+    def _statistics(self, run: Run) -> Float32Vector:
+        """Return the device's statistics, (d,) float32.
+
+        Raises:
+            DataError: a feature has no value.
+        """
+        manifest, shares = run.bundle.manifest, self._shares
+        assert shares is not None
+        raw = shares[1].train
+        if not self._lacks_scale(run):  # the round is repeated, since its model was lost
+            raw = split(self._load_data(manifest), split_seed(self._membership)).train
+        return statistics_of(raw.x, manifest.data, manifest.federated_length)
 
     def _keep_scale(self, scale: Scale) -> None:
         """Store a run's scale, and remove those that no finished model needs."""
@@ -130,7 +169,9 @@ class JobFactory:
         self._scales.keep_only(frozenset(finished | {scale.run_id}))
 
     def shares_of(self, task_digest: bytes) -> DataSplits | None:
-        """Return the samples that the current run's jobs have; None if the run has another task."""
+        """Return the samples that the current run's jobs have; None if the run has another task, or no scale yet."""
+        if self._run is not None and self._lacks_scale(self._run):
+            return None
         return None if self._shares is None or self._shares[0] != task_digest else self._shares[1]
 
     def job(
@@ -143,7 +184,16 @@ class JobFactory:
         """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
         assert self._workshop is not None
         assert self._private is not None
+        assert self._run is not None
+        run, manifest = self._run, self._run.bundle.manifest
         private = self._private.at(announcement.round)
+        if assignment.phase == Phase.STATISTICS:
+            if manifest.data.standardise != "federated":
+                raise UntrustedError("an order for statistics, which the task does not need")
+            shop = self._workshop(round=models.context(announcement, assignment), private=private)
+            return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run))
+        if self._lacks_scale(run):
+            self._standardise(run, models.statistics(announcement))
         shop = self._workshop(round=models.context(announcement, assignment), private=private)
         carry = self._finish if announcement.finished else carry_out
         return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)

@@ -220,6 +220,10 @@ class TaskManifest:
             )
         if data.standardise != "off" and self.input.dtype != "float32":
             raise TaskError("samples of whole numbers can't be standardised", hint="declare --standardise off")
+        if data.standardise == "federated" and any(p.segment == "shared" for p in self.parameters):
+            raise TaskError(
+                "federated standardisation does not go with shared layers", hint="declare --standardise local"
+            )
         if data.standardise == "federated" and self.federated_length < statistics_length(width):
             raise TaskError(
                 f"federated standardisation of {width} features needs {statistics_length(width)} coordinates, and devices "

@@ -56,7 +56,7 @@ def write_tables(home):
     rng = np.random.default_rng(3)
     order = rng.permutation(len(found.target))
     names = [*found.feature_names, "diagnosis"]
-    lines = [f"{name}" for name in found.feature_names]
+    lines = [f"{name},0,{2 * found.data[:, i].max():g}" for i, name in enumerate(found.feature_names)]
     (home / "features.txt").write_text("\n".join(lines))
     for i, device in enumerate(DEVICES):
         columns = rng.permutation(len(names))
@@ -90,7 +90,7 @@ def test_raw_tables_train_because_the_task_standardises(tmp_path):
             "shoal-fleet", "task", "compile", "owner", "logistic", "--features", "features.txt",
             "--label", "diagnosis", "--labels", "malignant,benign", "--out", "task",
         )  # fmt: skip
-        assert "data: 30 named features, 2 named labels, standardise " in compiled
+        assert "data: 30 named features, 2 named labels, standardise federated" in compiled
         call(
             "shoal-fleet",
             "run",

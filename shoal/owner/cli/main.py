@@ -183,8 +183,8 @@ def compile_(
     standardise: Annotated[
         str,
         typer.Option(
-            help="off; local: each device with its own means and deviations.",
-            show_default="local for named features, else off",
+            help="off; local: each device with its own means and deviations; federated: with the fleet's, which needs bounds.",
+            show_default="federated for features with bounds, local for features without, else off",
         ),
     ] = "",
     missing: Annotated[
@@ -412,7 +412,9 @@ def run(
     from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
 
     # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
-    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
+    origins = make_origins(
+        source.spec, draft.without_statistics.origins, None, manifest=bundle.manifest, **source.options
+    )
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         path = write_run(fleet, plan, bundle, origins)

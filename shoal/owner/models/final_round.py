@@ -26,7 +26,7 @@ from shoal.membership.statements import check_certificate
 from shoal.protocol import channels
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import decode
-from shoal.protocol.messages import SHARED_MODEL, Announcement, Phase
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Phase
 from shoal.protocol.states import StateCertificate
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class FinalRound:
     @property
     def models(self) -> tuple[int, ...]:
         """The models that the round offers."""
-        return tuple(offer.model for offer in self.held.offers if offer.model != SHARED_MODEL)
+        return tuple(offer.model for offer in self.held.offers if offer.model not in FOR_ALL)
 
     def wanted(self) -> dict[StateId, CheckpointRef]:
         """Return the checkpoints of the offered states; of a finished run, as far as there are any.
@@ -285,7 +285,7 @@ class FinalRound:
         wanted, held = self.wanted(), self.held
         missing: dict[int, str] = {}
         for offer in held.offers:
-            if offer.at not in opened:
+            if offer.at not in opened and offer.model != STATISTICS_MODEL:
                 lacking = "no device has sealed it, or too few have certified it"
                 if offer.at in wanted:
                     lacking = reasons.get(offer.at, "its checkpoint has not arrived")

@@ -26,7 +26,8 @@ def declare(
         features: a file of features, or their names with commas between.
         label: name of the label column.
         labels: names of the classes, with commas between.
-        standardise: ``off`` or ``local``; empty for ``local`` if features are named, and ``off`` otherwise.
+        standardise: ``off``, ``local`` or ``federated``; empty for ``federated`` if every feature has bounds, ``local`` if
+            features are named without, and ``off`` otherwise.
         missing: ``error`` or ``mean``.
 
     Raises:
@@ -40,7 +41,7 @@ def declare(
         raise TaskError(
             f"feature {first!r} has no bounds, and others have", hint="write NAME,LOW,HIGH for all, or for none"
         )
-    default = "local" if rows else "off"
+    default = "federated" if bounded else "local" if rows else "off"
     return DataDeclaration(
         features=tuple(row[0] for row in rows),
         low=low,

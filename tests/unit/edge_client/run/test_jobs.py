@@ -11,14 +11,16 @@ from edge_client.followed_run import Run
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import Score
 from edge_client.learning.standardisation import local_scale, standardised
+from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
 from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
-from shoal.errors import DataError
+from shoal.errors import DataError, IntegrityError, UntrustedError
 from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import STATISTICS_MODEL, Phase
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
 from shoal.util.files import private_directory
@@ -301,3 +303,77 @@ def test_an_earlier_model_is_measured_in_its_own_scale(scaled, monkeypatch):
     raw = split(scaled.data, b"reef/dev-1").validation.x
     np.testing.assert_allclose(seen[1], standardised(raw, other), rtol=1e-3, atol=1e-3)
     assert "most common label" in done.doubts[0]
+
+
+# --------------------------------------------------------------------------------------------- federated statistics
+
+
+BOUNDS = DataDeclaration(features=tuple("abcd"), low=(-9.0,) * 4, high=(9e3,) * 4, standardise="federated")
+ASKED = dataclasses.replace(TRAINING, phase=Phase.STATISTICS, candidates=(STATISTICS_MODEL,))
+
+
+class Offering(Models):
+    """Models of a round that offers the fleet's mean of statistics, or does not."""
+
+    def __init__(self, mean=None):
+        self.statistics = lambda _announced: mean
+
+
+@pytest.fixture
+def bounded(scaled):
+    """A place whose task standardises with the fleet's figures."""
+    declared = dataclasses.replace(scaled.bundle.manifest, data=BOUNDS)
+    scaled.bundle = dataclasses.replace(scaled.bundle, manifest=declared)
+    scaled.data = Dataset(np.nan_to_num(scaled.data.x), scaled.data.y)
+    return scaled
+
+
+def raw_share(place):
+    return split(place.data, b"reef/dev-1").train.x
+
+
+def test_statistics_are_those_of_the_training_share(bounded, monkeypatch):
+    monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
+    bounded.factory.follow(bounded.run())
+    vector = bounded.factory.job(announcement(), ASKED, {}, Offering())(lambda: False)
+    np.testing.assert_array_equal(vector, statistics_of(raw_share(bounded), BOUNDS, 15))
+    assert bounded.factory.shares_of(bounded.bundle.digest) is None
+
+
+def test_the_fleets_mean_becomes_the_scale_of_the_run(bounded, monkeypatch):
+    mean = statistics_of(raw_share(bounded), BOUNDS, 15)
+    bounded.factory.follow(bounded.run())
+    bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
+    scale = Scales(bounded.member.directory).load(FINAL_ID)
+    assert scale == scale_from(mean, BOUNDS, FINAL_ID)
+    np.testing.assert_array_equal(shares(bounded).train.x, standardised(raw_share(bounded), scale))
+    bounded.factory.job(announcement(round=3), TRAINING, {}, Offering())
+    again = Place(bounded.member.directory, bounded.bundle)
+    again.data = bounded.data
+    again.factory.follow(again.run())
+    again.factory.job(announcement(round=3), TRAINING, {}, Offering())
+    np.testing.assert_array_equal(shares(again).train.x, shares(bounded).train.x)
+    # The round is repeated if its model is lost: the samples in their own units are read again.
+    monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
+    np.testing.assert_array_equal(again.factory.job(announcement(), ASKED, {}, Offering())(lambda: False), mean)
+
+
+def test_nothing_is_trained_before_the_statistics_are_there(bounded):
+    bounded.factory.follow(bounded.run())
+    with pytest.raises(IntegrityError, match="are not in this round"):
+        bounded.factory.job(announcement(), TRAINING, {}, Offering())
+
+
+def test_each_run_has_statistics_of_its_own(bounded):
+    mean = statistics_of(raw_share(bounded), BOUNDS, 15)
+    bounded.factory.follow(bounded.run())
+    bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
+    bounded.factory.follow(bounded.run(run=2, run_id=b"n" * 16))
+    np.testing.assert_array_equal(shares(bounded).train.x, raw_share(bounded))
+    assert bounded.loads == 2
+
+
+def test_a_task_without_them_gives_none(place):
+    place.factory.follow(place.run())
+    with pytest.raises(UntrustedError, match="which the task does not need"):
+        place.factory.job(announcement(), ASKED, {}, Offering())

@@ -18,12 +18,12 @@ def test_names_with_commas_between():
     assert declare() == NO_DECLARATION
 
 
-def test_a_file_has_a_line_for_each_and_bounds(tmp_path):
+def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_path):
     path = tmp_path / "features.txt"
     path.write_text('# the table of 2026\nradius,0,50\n\n"area, mm2",0,5e3\n')
     made = declare(features=str(path))
     assert (made.features, made.low, made.high) == (("radius", "area, mm2"), (0.0, 0.0), (50.0, 5000.0))
-    assert made.standardise == "local"
+    assert made.standardise == "federated"
     assert declare(features=str(path), standardise="off").standardise == "off"
 
 
