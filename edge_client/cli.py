@@ -119,6 +119,14 @@ def run(
     data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
     label: LabelColumn = None,
     separator: Separator = None,
+    watch: Annotated[
+        bool | None,
+        typer.Option(
+            "--watch/--read-once",
+            help="Read data files that have changed again at the next round; samples may only be appended.",
+            show_default="read-once",
+        ),
+    ] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
@@ -157,6 +165,7 @@ def run(
         "personal": personal,
         "label": label,
         "separator": separator,
+        "watch": watch,
     }
     from edge_client.reexec import become
 
@@ -532,6 +541,9 @@ def personalise(
     data: Annotated[Path | None, typer.Option(help="This device's samples, as for run.")] = None,
     label: LabelColumn = None,
     separator: Separator = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="The device runs with --watch: split the samples as it does.")
+    ] = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,
     personal: Annotated[
         float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
@@ -559,7 +571,7 @@ def personalise(
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
         reading = Reading(label or "", separator or "")
-        model, choice = choose_again(directory, data, weight=weight, threads=threads, reading=reading)
+        model, choice = choose_again(directory, data, weight=weight, threads=threads, reading=reading, growing=watch)
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)

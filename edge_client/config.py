@@ -19,6 +19,7 @@ class EdgeConfig:
         data: a file or folder of samples, in any format of `edge_client.learning.data`.
         label: name of the label column of tables; empty for the task's.
         separator: of CSV files, one character or ``tab``; empty to find it.
+        watch: read data files that have grown again at the next round.
         broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         threads: threads for ONNX Runtime, at least 1.
@@ -41,6 +42,7 @@ class EdgeConfig:
     personal: str = "on"
     label: str = ""
     separator: str = ""
+    watch: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1:

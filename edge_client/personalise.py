@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import load, split
+from edge_client.learning.data import load, split, split_growing
 from edge_client.learning.finish import finish
 from edge_client.learning.model import OrtModel
 from edge_client.learning.reading import AS_FOUND, Reading
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 def personalise(
-    directory: Path, source: Path, *, weight: float = 0.0, threads: int = 1, reading: Reading = AS_FOUND
+    directory: Path,
+    source: Path,
+    *,
+    weight: float = 0.0,
+    threads: int = 1,
+    reading: Reading = AS_FOUND,
+    growing: bool = False,
 ) -> tuple[FinishedModel, PersonalChoice]:
     """Choose again after the run whose model answers, and return that run and the choice.
 
@@ -39,6 +45,7 @@ def personalise(
         weight: of the proximal term of Ditto's personal model; 0 leaves that candidate out.
         threads: threads for ONNX Runtime.
         reading: how the files are read.
+        growing: whether the device runs with ``--watch``, which splits the samples in another way.
 
     Raises:
         ConfigError: no run has finished on the device, or the run left too little.
@@ -54,7 +61,8 @@ def personalise(
     begun_s = time.monotonic()
     ended = ended_run(store, model, bundle, membership, weight)
     scale = scale_for(bundle.manifest, Scales(directory), model.run_id)
-    shares = prepared(split(load(source, bundle.manifest, reading), split_seed(membership)), scale)
+    cut = split_growing if growing else split
+    shares = prepared(cut(load(source, bundle.manifest, reading), split_seed(membership)), scale)
     done = finish(ended, shares, OrtModel(bundle, threads), lambda: False)
     return model, save(store, model, done, took_s=time.monotonic() - begun_s, at_s=int(time.time()))
 

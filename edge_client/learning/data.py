@@ -28,6 +28,7 @@ MIN_SAMPLES: Final = 5
 """Fewest samples that give each of the three shares one."""
 
 _SPLIT_LABEL: Final = b"shoal/data-split/1"
+_GROWING_LABEL: Final = b"shoal/data-split/growing/1"
 _FLOAT32_EXACT: Final = 1 << 24
 _TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
 _FORMATS_HINT: Final = (
@@ -105,6 +106,25 @@ def split(batch: Dataset, seed: bytes) -> DataSplits:
     order = permutation(n, seed)
     cuts = order[:train], order[train : train + validation], order[train + validation :]
     return DataSplits(*(Dataset(batch.x[rows], batch.y[rows]) for rows in cuts))
+
+
+def split_growing(batch: Dataset, seed: bytes) -> DataSplits:
+    """Split into 60/20/20 so that a sample stays in its share when more are appended.
+
+    Of each MIN_SAMPLES samples in a row, one is for validation and one for the test, drawn by ``seed``. Samples
+    after the last whole MIN_SAMPLES wait for the others.
+
+    Raises:
+        DataError: fewer than MIN_SAMPLES samples.
+    """
+    blocks = len(batch) // MIN_SAMPLES
+    if not blocks:
+        raise DataError(f"{len(batch)} samples are too few to split", hint=f"a device needs at least {MIN_SAMPLES}")
+    stream = hashlib.shake_256(_GROWING_LABEL + seed).digest(8 * blocks * MIN_SAMPLES)
+    order = np.frombuffer(stream, "<u8").reshape(blocks, MIN_SAMPLES).argsort(axis=1, kind="stable")
+    order += np.arange(blocks)[:, None] * MIN_SAMPLES
+    parts = np.sort(order[:, 2:].ravel()), order[:, 0], order[:, 1]
+    return DataSplits(*(Dataset(batch.x[rows], batch.y[rows]) for rows in parts))
 
 
 def permutation(n: int, seed: bytes) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import Dataset, DataSplits, split
+from edge_client.learning.data import Dataset, DataSplits, split, split_growing
 from edge_client.learning.data_doubts import doubts, no_better_doubt
 from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import OrtModel
@@ -18,13 +18,14 @@ from edge_client.learning.update import Finished, TrainingContext, carry_out, re
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
 from edge_client.storage.scales import Scale, Scales
-from shoal.errors import IntegrityError, ShoalError, UntrustedError
+from shoal.errors import DataError, IntegrityError, ShoalError, UntrustedError
 from shoal.membership.roster import aggregator_of
 from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
+    from edge_client.learning.watching import FilesSeen, Watch
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from edge_client.run.held_models import HeldModels
@@ -50,6 +51,7 @@ class JobFactory:
         *,
         threads: int,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        watch: Watch | None = None,
     ) -> None:
         """Create the factory for one device.
 
@@ -58,7 +60,12 @@ class JobFactory:
             load_data: returns its samples in a task's shapes.
             threads: threads for ONNX Runtime.
             backend: makes the backend of a task, given the task and the number of threads.
+            watch: returns the data files as they are, to read them again when they have changed; None reads them once.
         """
+        self._watch = watch
+        self._split = split if watch is None else split_growing
+        self._seen: FilesSeen | None = None
+        self._read_again: tuple[Run, DataSplits | None, FilesSeen] | None = None
         self._make_backend = backend
         self._membership = membership
         self._load_data = load_data
@@ -80,11 +87,12 @@ class JobFactory:
         """
         digest = run.plan.task_digest
         initial = initial_values(run.bundle)
-        federated = run.bundle.manifest.data.standardise == "federated"
+        self._adopt()
         # Read the samples once per task, not per run, unless each run has a scale of its own.
-        if self._shares is None or self._shares[0] != digest or (federated and not self._has_scale_of(run)):
+        if self._shares is None or self._shares[0] != digest or self._needs_own_units(run):
+            self._seen = None if self._watch is None else self._watch()
             found = self._load_data(run.bundle.manifest)
-            samples = split(found, split_seed(self._membership))
+            samples = self._split(found, split_seed(self._membership))
             self.doubts = doubts(found, run.bundle.manifest)
             self._scale = self._begin_scale(run, samples)
             self._shares = (digest, prepared(samples, self._scale))
@@ -123,6 +131,41 @@ class JobFactory:
         self._keep_scale(scale)
         return scale
 
+    def _needs_own_units(self, run: Run) -> bool:
+        """Whether the samples held are in another run's scale, from which the run's can't follow."""
+        how = run.bundle.manifest.data.standardise
+        own = how == "federated" or (how != "off" and self._watch is not None)
+        return own and not self._has_scale_of(run)
+
+    def _adopt(self) -> None:
+        """Take the samples that a job has read again."""
+        found, self._read_again = self._read_again, None
+        if found is None or found[0] is not self._run or self._shares is None or self._workshop is None:
+            return
+        _, splits, self._seen = found
+        if splits is not None:
+            self._shares = (self._shares[0], splits)
+            self._workshop = partial(self._workshop, shares=splits)
+
+    def _with_new_samples(self, shop: TrainingContext, run: Run, seen: FilesSeen) -> TrainingContext:
+        """Return the context with the samples as the files have them now; runs in the worker's thread.
+
+        Files that are being written, or have grown too large, leave the samples as they are.
+        """
+        splits: DataSplits | None = None
+        try:
+            seen.check_size()
+            samples = self._split(self._load_data(run.bundle.manifest), split_seed(self._membership))
+            splits = prepared(samples, self._scale)
+        except DataError as error:
+            facts = {"reason": error, "hint": error.hint}
+            LOG.warning("the data have changed and can't be read: the samples before stay in use", extra={"kv": facts})
+        self._read_again = (run, splits, seen)
+        if splits is None:
+            return shop
+        LOG.info("data read again", extra={"kv": {"samples": len(splits.train)}})
+        return dataclasses.replace(shop, shares=splits)
+
     def _has_scale_of(self, run: Run) -> bool:
         return self._scale is not None and self._scale.run_id == run.plan.run_id
 
@@ -156,7 +199,7 @@ class JobFactory:
         assert shares is not None
         raw = shares[1].train
         if not self._lacks_scale(run):  # the round is repeated, since its model was lost
-            raw = split(self._load_data(manifest), split_seed(self._membership)).train
+            raw = self._split(self._load_data(manifest), split_seed(self._membership)).train
         return statistics_of(raw.x, manifest.data, manifest.federated_length)
 
     def _keep_scale(self, scale: Scale) -> None:
@@ -184,6 +227,7 @@ class JobFactory:
         """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
         assert self._workshop is not None
         assert self._private is not None
+        self._adopt()
         assert self._run is not None
         run, manifest = self._run, self._run.bundle.manifest
         private = self._private.at(announcement.round)
@@ -196,7 +240,23 @@ class JobFactory:
             self._standardise(run, models.statistics(announcement))
         shop = self._workshop(round=models.context(announcement, assignment), private=private)
         carry = self._finish if announcement.finished else carry_out
-        return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+        seen = self._changed()
+        if seen is None:
+            return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+        return lambda cancelled: carry(
+            self._with_new_samples(shop, run, seen), announcement, assignment, thetas, cancelled
+        )
+
+    def _changed(self) -> FilesSeen | None:
+        """Return the data files as they are, if they are watched and differ from those that were read."""
+        if self._watch is None:
+            return None
+        try:
+            seen = self._watch()
+        except DataError as error:
+            LOG.warning("the data can't be watched", extra={"kv": {"reason": error, "hint": error.hint}})
+            return None
+        return None if seen == self._seen else seen
 
     def keep_private(
         self, announcement: Announcement, result: Finished, thetas: Mapping[int, Float32Vector]

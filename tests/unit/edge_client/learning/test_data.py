@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Dataset, load, permutation, split
+from edge_client.learning.data import Dataset, load, permutation, split, split_growing
 from edge_client.learning.reading import Reading
 from shoal.errors import DataError
 from shoal.task.data_declaration import DataDeclaration
@@ -224,3 +224,24 @@ def test_four_samples_are_too_few():
     with pytest.raises(DataError, match="4 samples are too few") as caught:
         split(Dataset(*samples(4)), b"s")
     assert "5" in caught.value.hint
+
+
+@pytest.mark.parametrize("n", [5, 9, 40, 103])
+def test_samples_stay_in_their_shares_while_the_data_grow(n):
+    x = np.arange(4 * 200, dtype=np.float32).reshape(200, 4)
+    y = np.arange(200)
+    before = split_growing(Dataset(x[:n], y[:n]), b"dev")
+    after = split_growing(Dataset(x, y), b"dev")
+    whole = n // 5 * 5
+    assert len(before.validation) == len(before.test) == whole // 5
+    assert sorted(np.concatenate([before.train.y, before.validation.y, before.test.y])) == list(range(whole))
+    for name in ("train", "validation", "test"):
+        mine = getattr(before, name)
+        assert set(mine.y) == {v for v in getattr(after, name).y if v < whole}
+        np.testing.assert_array_equal(mine.x, x[mine.y])
+    assert set(after.test.y) != set(split_growing(Dataset(x, y), b"other").test.y)
+
+
+def test_growing_data_begin_with_five_samples():
+    with pytest.raises(DataError, match="4 samples are too few"):
+        split_growing(Dataset(*samples(4)), b"s")

@@ -8,11 +8,13 @@ import pytest
 
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
-from edge_client.learning.data import Dataset, split
+from edge_client.learning import watching
+from edge_client.learning.data import Dataset, load, split
 from edge_client.learning.model import Score
 from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
+from edge_client.learning.watching import watch_of
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
@@ -377,3 +379,91 @@ def test_a_task_without_them_gives_none(place):
     place.factory.follow(place.run())
     with pytest.raises(UntrustedError, match="which the task does not need"):
         place.factory.job(announcement(), ASKED, {}, Offering())
+
+
+# ---------------------------------------------------------------------------------------------------------- watch
+
+
+@pytest.fixture
+def watched(scaled, tmp_path, monkeypatch):
+    """A place whose data are a table that may grow, and the shares that each of its jobs sees."""
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join(rows(40)))
+    scaled.path, scaled.seen = path, []
+    scaled.factory = JobFactory(
+        scaled.member, lambda task: load(path, task), threads=1, backend=scaled.make_backend, watch=watch_of(path)
+    )
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: scaled.seen.append(shop.shares))
+    return scaled
+
+
+def rows(n, seed=0):
+    x, y = samples(n, seed=seed)
+    return [",".join(map(str, (*row, label))) for row, label in zip((x * 100).tolist(), y.tolist(), strict=True)]
+
+
+def do_job(place, round_=1):
+    place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
+    return place.seen[-1]
+
+
+def test_rows_that_were_appended_count_in_the_next_round(watched):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    scale = Scales(watched.member.directory).load(FINAL_ID)
+    watched.path.write_text("\n".join([*rows(40), *rows(10, seed=1)]))
+    second = do_job(watched, 2)
+    assert (len(first.train), len(second.train)) == (24, 30)
+    np.testing.assert_array_equal(second.train.x[:24], first.train.x)
+    assert Scales(watched.member.directory).load(FINAL_ID) == scale
+    third = do_job(watched, 3)
+    assert third is second, "nothing has changed since"
+    assert shares(watched) is second
+
+
+def reasons(caplog):
+    """Return the reasons of the warnings."""
+    return [str(record.kv["reason"]) for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_row_that_is_being_written_leaves_the_samples_as_they_are(watched, caplog):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    watched.path.write_text("\n".join([*rows(40), "1,2"]))
+    assert do_job(watched, 2) is first
+    assert "line 41: 2 columns instead of 5" in reasons(caplog)[-1]
+    assert do_job(watched, 3) is first
+    assert len(reasons(caplog)) == 1
+    watched.path.write_text("\n".join([*rows(40), *rows(5, seed=2)]))
+    assert len(do_job(watched, 4).train) == 27
+
+
+def test_data_that_have_gone_or_grown_too_large_leave_the_samples_as_they_are(watched, caplog, monkeypatch):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 10)
+    watched.path.write_text("\n".join(rows(80)))
+    assert do_job(watched, 2) is first
+    assert "more than the 10 that are read again" in reasons(caplog)[-1]
+    watched.path.unlink()
+    assert do_job(watched, 3) is first
+    assert "the data can't be watched" in caplog.text
+
+
+def test_the_next_run_of_a_task_takes_a_scale_of_the_data_as_they_are_then(watched):
+    watched.factory.follow(watched.run())
+    do_job(watched)
+    watched.path.write_text("\n".join([*rows(40), *("9e4,9e4,9e4,9e4,1",) * 10]))
+    watched.factory.follow(watched.run(run=2, run_id=b"n" * 16))
+    stored = Scales(watched.member.directory)
+    assert stored.load(b"n" * 16).means[0] > 1e4
+    assert len(do_job(watched).train) == 30
+
+
+def test_data_that_are_not_watched_are_read_once(place, monkeypatch):
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop.shares))
+    place.factory.follow(place.run())
+    for round_ in (1, 2):
+        place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
+    assert (place.loads, seen[0] is seen[1]) == (1, True)
