@@ -101,6 +101,7 @@ class FinishedRun:
         models: ascending by id.
         shared: with weight sharing, the state of the segment that all models share.
         missing: model -> reason, for the offered models that can't be had.
+        statistics: (d,) float32, the fleet's mean of statistics, if the task standardises by it and it can be had; else None.
     """
 
     plan: RunPlan
@@ -110,6 +111,12 @@ class FinishedRun:
     models: tuple[FinalModel, ...]
     shared: OpenedState | None
     missing: Mapping[int, str]
+    statistics: Float32Vector | None = field(default=None, repr=False)
+
+
+def _theta_of(at: StateId | None, opened: Mapping[StateId, OpenedState]) -> Float32Vector | None:
+    """Return the vector of a state; None if there is no such state among the opened ones."""
+    return None if at is None or at not in opened else opened[at].state.theta
 
 
 def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster, version: VersionSecrets) -> memoryview:
@@ -309,6 +316,7 @@ class FinalRound:
             models=tuple(self._model(model, opened, roster, initial_values(bundle)) for model in ids),
             shared=None if shared is None else opened[shared],
             missing=missing,
+            statistics=_theta_of(held.state_of(STATISTICS_MODEL), opened),
         )
 
     def _task(self, opened: Mapping[StateId, OpenedState]) -> TaskBundle:
