@@ -23,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MOST_SHOWN: Final = 12
+"""Most classes for which `evaluate` prints a table; `--json` has it for more."""
 LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken part in"}
 """Labels of the figures whose names are not clear enough."""
 
@@ -32,7 +34,17 @@ Node = Annotated[int | None, typer.Option(help="A node on this device's path in 
 Live = Annotated[
     bool, typer.Option("--live", help="Take the model of the run under way, as last saved: up to 30 s old.")
 ]
-Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
+DATA_HELP: Final = (
+    ".npz with x and y, a .csv or .parquet table, a folder of these, IDX files, or images in one folder for each class."
+)
+Data = Annotated[Path, typer.Option(help=DATA_HELP)]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", help="Name of the label column of tables.", show_default="the task's")
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(help="Separator of CSV files, one character or tab.", show_default="found in the file"),
+]
 
 
 @app.command()
@@ -105,7 +117,17 @@ def enrol(
 @app.command()
 def run(
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    data: Annotated[Path | None, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")] = None,
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
+    label: LabelColumn = None,
+    separator: Separator = None,
+    watch: Annotated[
+        bool | None,
+        typer.Option(
+            "--watch/--read-once",
+            help="Read data files that have changed again at the next round; samples may only be appended.",
+            show_default="read-once",
+        ),
+    ] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
@@ -142,6 +164,9 @@ def run(
         "once": once,
         "log": log,
         "personal": personal,
+        "label": label,
+        "separator": separator,
+        "watch": watch,
     }
     from edge_client.reexec import become
 
@@ -154,6 +179,8 @@ def doctor(
     data: Annotated[
         Path | None, typer.Option(help="As for run; also compared with the task of the run followed.")
     ] = None,
+    label: LabelColumn = None,
+    separator: Separator = None,
     broker: Annotated[str | None, typer.Option(help="As for run.")] = None,
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
@@ -164,17 +191,20 @@ def doctor(
     """Check directory, disk, clock, broker, TLS, service, state, data and versions; exit status 10 on a failure."""
     from edge_client.config import EdgeConfig
     from edge_client.doctor import diagnose
+    from edge_client.learning.reading import Reading
     from shoal.errors import UsageError
     from shoal.util.checks import report
     from shoal.util.config import gather
 
     flags = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    flags |= {"label": label, "separator": separator}
     values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
     if "dir" not in values:
         raise UsageError("no directory is given", hint="shoal-edge doctor DIRECTORY")
     found = diagnose(
         values["dir"],
         data=values.get("data"),
+        reading=Reading(values["label"], values["separator"]),
         broker=values["broker"],
         ca=values["ca"],
         cert=values["cert"],
@@ -317,12 +347,17 @@ def status_lines(data: dict[str, Any]) -> list[str]:
         if name == "personal" and isinstance(value, dict):
             lines += [f"personal model: {_personal_line(value)}"]
             continue
+        if name == "warnings" and isinstance(value, list):
+            lines += [f"warning: {doubt}" for doubt in value]
+            continue
         if name != "ended" or not isinstance(value, dict):
             lines.append(f"{_label(name)}: {_readable(value)}")
             continue
         for run, figures in value.items():
             pairs = figures.items() if isinstance(figures, dict) else ()
-            told = ", ".join(f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
+            told = ", ".join(
+                f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished", "warnings")
+            )
             lines.append(f"ended run {run}: {told}")
     return lines
 
@@ -374,9 +409,17 @@ def predict(
         bool, typer.Option("--ensemble", help="Average the outputs of all models from the cluster to the root.")
     ] = False,
     live: Live = False,
+    probabilities: Annotated[
+        bool,
+        typer.Option("--probabilities", help="Print the probability of each class, in the order of the task's labels."),
+    ] = False,
+    label: LabelColumn = None,
+    separator: Separator = None,
     json: AsJson = False,
 ) -> None:
     """Answer with this device's finished model, or others on its path in cfl's tree: one line a sample.
+
+    The answers are the task's labels if it names them, and else the numbers of the classes.
 
     After a run the device chooses between its cluster's model and models that it trained further: see `status`, and
     `personalise` to choose again. A node is always one of the run's own models.
@@ -385,15 +428,80 @@ def predict(
     see `models`, and `rollback` to choose another.
     """
     from edge_client.inference import choose
+    from edge_client.learning.reading import Reading
 
     chosen = choose(directory, live=live)
-    outputs = chosen.predict(data, node=node, ensemble=ensemble)
+    reading = Reading(label or "", separator or "")
+    labels = chosen.bundle.manifest.data.labels
+    ask = chosen.probabilities if probabilities else chosen.predict
+    outputs = ask(data, node=node, ensemble=ensemble, reading=reading)
     _note_unfinished(live, chosen.live, chosen.own)
     if json:
-        say_json({"predictions": outputs.tolist(), **chosen.document(node, ensemble=ensemble)})
+        answers = "probabilities" if probabilities else "predictions"
+        named = {"labels": list(labels)} if labels else {}
+        say_json({answers: outputs.tolist(), **named, **chosen.document(node, ensemble=ensemble)})
         return
     for row in outputs.reshape(len(outputs), -1):
-        say(" ".join(f"{v:g}" for v in row))
+        say(" ".join(labels[v] if labels and not probabilities else f"{v:g}" for v in row.tolist()))
+
+
+@app.command()
+def evaluate(
+    directory: Directory,
+    data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Samples with labels: {DATA_HELP}")],
+    node: Node = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="As for predict.")] = False,
+    live: Live = False,
+    label: LabelColumn = None,
+    separator: Separator = None,
+    json: AsJson = False,
+) -> None:
+    """Compare this device's answers with the labels of a file, and with the most common label, or the mean for numbers.
+
+    The same model answers as for predict. Nothing leaves the device.
+    """
+    from edge_client.inference import choose
+    from edge_client.learning.evaluation import ClassFigures
+    from edge_client.learning.reading import Reading
+
+    chosen = choose(directory, live=live)
+    figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=Reading(label or "", separator or ""))
+    _note_unfinished(live, chosen.live, chosen.own)
+    names = chosen.bundle.manifest.data.labels
+    document = figures.document(names) if isinstance(figures, ClassFigures) else figures.document()
+    if json:
+        say_json({**document, "no_better": figures.is_no_better, **chosen.document(node, ensemble=ensemble)})
+        return
+    for line in evaluation_lines(document):
+        say(line)
+    if figures.is_no_better:
+        note("warning: the model is no better than a guess that looks at no sample")
+
+
+def evaluation_lines(document: dict[str, Any]) -> list[str]:
+    """Return the figures of `evaluate` as text; a table of confusion for up to MOST_SHOWN classes."""
+    samples = counted(document["samples"], "sample")
+    if "accuracy" not in document:
+        mean = document["mean_label"]
+        return [
+            f"mean squared error {document['mean_squared_error']:.4g} on {samples}; of the mean label "
+            f"{mean['mean_squared_error']:.4g}",
+            f"mean absolute error {document['mean_absolute_error']:.4g}; of the mean label {mean['mean_absolute_error']:.4g}",
+        ]
+    majority = document["majority"]
+    lines = [
+        f"accuracy {document['accuracy']:.1%} on {samples}; the most common label, {majority['label']}, alone "
+        f"{majority['accuracy']:.1%}"
+    ]
+    table = document["confusion"]
+    if table is None or len(table) > MOST_SHOWN:
+        return lines
+    names = document["labels"] or [str(i) for i in range(len(table))]
+    width = max(map(len, [*names, *(str(n) for row in table for n in row)]))
+    lines.append(" ".join(["true \\ predicted".ljust(max(width, 16)), *(name.rjust(width) for name in names)]))
+    for name, row in zip(names, table, strict=True):
+        lines.append(" ".join([name.ljust(max(width, 16)), *(str(n).rjust(width) for n in row)]))
+    return lines
 
 
 @app.command()
@@ -410,7 +518,7 @@ def export(
 
     chosen = choose(directory, live=live)
     model = chosen.at(node)
-    write(chosen.bundle, model.theta, output)
+    write(chosen.bundle, model.theta, output, chosen.scale)
     _note_unfinished(live, chosen.live, model)
     if json:
         say_json({"file": str(output), **chosen.document(node)})
@@ -432,6 +540,11 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
 def personalise(
     directory: Directory,
     data: Annotated[Path | None, typer.Option(help="This device's samples, as for run.")] = None,
+    label: LabelColumn = None,
+    separator: Separator = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="The device runs with --watch: split the samples as it does.")
+    ] = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,
     personal: Annotated[
         float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
@@ -444,6 +557,7 @@ def personalise(
     `shoal-edge run` does this by itself once after each run, and may be running meanwhile. Nothing leaves the device.
     """
     from edge_client.config import ditto_weight
+    from edge_client.learning.reading import Reading
     from edge_client.membership import DeviceMembership
     from edge_client.personalise import back_to_cluster
     from edge_client.personalise import personalise as choose_again
@@ -457,7 +571,8 @@ def personalise(
     elif data is None:
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
-        model, choice = choose_again(directory, data, weight=weight, threads=threads)
+        reading = Reading(label or "", separator or "")
+        model, choice = choose_again(directory, data, weight=weight, threads=threads, reading=reading, growing=watch)
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_client.learning.reading import Reading
 from shoal.errors import ConfigError
 from shoal.limits import MOST_DITTO_WEIGHT
 
@@ -15,7 +16,10 @@ class EdgeConfig:
 
     Attributes:
         dir: keys, membership and state of this device.
-        data: .npz, a directory of .npz, .csv, or IDX files.
+        data: a file or folder of samples, in any format of `edge_client.learning.data`.
+        label: name of the label column of tables; empty for the task's.
+        separator: of CSV files, one character or ``tab``; empty to find it.
+        watch: read data files that have grown again at the next round.
         broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         threads: threads for ONNX Runtime, at least 1.
@@ -36,11 +40,20 @@ class EdgeConfig:
     once: bool = False
     log: str = "info"
     personal: str = "on"
+    label: str = ""
+    separator: str = ""
+    watch: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
         ditto_weight(self.personal)
+        Reading(self.label, self.separator)
+
+    @property
+    def reading(self) -> Reading:
+        """How the files of samples are read."""
+        return Reading(self.label, self.separator)
 
     @property
     def finishes(self) -> bool:

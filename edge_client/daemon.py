@@ -11,6 +11,7 @@ from typing import Final
 
 from edge_client.config import EdgeConfig, ditto_weight
 from edge_client.learning.data import files_of, load
+from edge_client.learning.watching import watch_of
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.protocol.presence import presence
@@ -99,7 +100,7 @@ def _serve(config: EdgeConfig) -> None:
         membership,
         transport,
         ThreadWorker(),
-        lambda manifest: load(config.data, manifest),
+        lambda manifest: load(config.data, manifest, config.reading),
         birth=birth,
         results=inbox.put,
         uniform=uniform,
@@ -107,6 +108,7 @@ def _serve(config: EdgeConfig) -> None:
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
         personal=ditto_weight(config.personal),
         broker=str(address),
+        watch=watch_of(config.data) if config.watch else None,
     )
     runtime.start()
     transport.start(require=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    directory: Path, *, data: Path | None, broker: str, ca: Path | None, cert: Path | None, key: Path | None
+    directory: Path,
+    *,
+    data: Path | None,
+    broker: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    reading: Reading = AS_FOUND,
 ) -> list[Check]:
     """Return the checks of a device; its program may be running.
 
@@ -31,6 +39,7 @@ def diagnose(
         ca: PEM file of trusted CA certificates; None for the system's.
         cert: PEM file of the client certificate; None without one.
         key: PEM file of its private key.
+        reading: how the files of samples are read.
     """
     try:
         member = DeviceMembership(directory)
@@ -43,7 +52,7 @@ def diagnose(
         *membership_checks(member, member.name, broker, ca=ca, cert=cert, key=key),
         _service(files),
         checked("state", lambda: _state(files, member)),
-        checked("data", lambda: _data(data, files, member)),
+        checked("data", lambda: _data(data, files, member, reading)),
         checked("versions", _versions),
     ]
 
@@ -90,7 +99,7 @@ def _run(files: DeviceState, member: DeviceMembership) -> Run | None:
     return None if package is None else stored_run(package, member)
 
 
-def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> Check:
+def _data(source: Path | None, files: DeviceState, member: DeviceMembership, reading: Reading) -> Check:
     """Read the samples, in the shapes of the task if the device knows one.
 
     Raises:
@@ -98,6 +107,7 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> 
         IntegrityError: the stored run is damaged.
     """
     from edge_client.learning.data import files_of, load, split
+    from edge_client.learning.data_doubts import doubts
 
     if source is None:
         return Check("data", "warning", "not checked", "give --data FILE as for `shoal-edge run`")
@@ -105,8 +115,13 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> 
     run = _run(files, member)
     if run is None:
         return ok("data", f"{source}: files: {count}; no task yet to compare them with")
-    dataset = load(source, run.bundle.manifest)
+    manifest = run.bundle.manifest
+    dataset = load(source, manifest, reading)
     split(dataset, b"doctor")
+    if found := doubts(dataset, manifest):
+        said, _, hint = found[0].rpartition("; ")
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return Check("data", "warning", f"{source}: {said}{more}", hint)
     return ok("data", f"{source}: {len(dataset)} samples, which fit the task of run {run.plan.run}")
 
 

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_client.learning.standardisation import LARGEST
 from shoal.errors import TaskError
-from shoal.task.onnx_graph import bind_input
+from shoal.task.onnx_graph import bind_input, standardise_input
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
+    from edge_client.storage.scales import Scale
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
 
-def export(bundle: TaskBundle, theta: Float32Vector, path: Path) -> None:
+def export(bundle: TaskBundle, theta: Float32Vector, path: Path, scale: Scale | None = None) -> None:
     """Write predict.onnx with ``theta`` as a constant: the file takes ``x`` alone and returns ``outputs``.
 
     Args:
         bundle: the task.
         theta: shape (d,), float32, the model.
         path: the file to write, replaced atomically.
+        scale: standardises ``x`` inside the file; None if the task does not standardise.
 
     Raises:
         TaskError: theta does not fit the task or is not finite.
@@ -33,5 +36,9 @@ def export(bundle: TaskBundle, theta: Float32Vector, path: Path) -> None:
     if not np.isfinite(theta).all():
         raise TaskError("the model holds numbers that are not finite")
     values = np.ascontiguousarray(theta, dtype="<f4")
-    head = bind_input(bundle.predict, "theta", bundle.length)
+    graph = bundle.predict
+    if scale is not None:
+        shape = bundle.manifest.input.shape
+        graph = standardise_input(graph, "x", scale.means, scale.deviations, shape, largest=LARGEST)
+    head = bind_input(graph, "theta", bundle.length)
     write_atomic(path, head, values.view(np.uint8).data)

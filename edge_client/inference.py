@@ -13,13 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client import export as exporting
-from edge_client.learning.data import load_inputs
+from edge_client.learning.data import load, load_inputs
+from edge_client.learning.evaluation import ClassFigures, ErrorFigures, of_classes, of_numbers
 from edge_client.learning.model import OrtModel
 from edge_client.learning.personal import CLUSTER, node_name, node_of
+from edge_client.learning.reading import AS_FOUND, Reading
+from edge_client.learning.standardisation import scale_for, standardised
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModel, FinishedModels
+from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError
 from shoal.task.bundle import TaskBundle
@@ -38,6 +42,7 @@ class Chosen:
         live: whether they are of the current run rather than a finished one.
         choice: name of the device's personal choice; see `edge_client.learning.personal`.
         trained: the chosen model, if it is one that the device trained after the run.
+        scale: by which samples are standardised; None if the task does not.
     """
 
     bundle: TaskBundle = field(repr=False)
@@ -45,6 +50,7 @@ class Chosen:
     live: bool
     choice: str = CLUSTER
     trained: OwnModel | None = field(default=None, repr=False)
+    scale: Scale | None = field(default=None, repr=False)
 
     @property
     def own(self) -> OwnModel:
@@ -61,20 +67,57 @@ class Chosen:
             return self.trained
         return kept.pick(self.models, node_of(self.choice) if node is None else node)
 
-    def predict(self, source: Path, *, node: int | None = None, ensemble: bool = False) -> NDArray[Any]:
-        """Return one answer for each sample; see `predict`."""
+    def outputs(self, x: NDArray[Any], *, node: int | None = None, ensemble: bool = False) -> NDArray[np.float32]:
+        """Return the outputs for samples in the units of the data: logits, or numbers for regression.
+
+        Args:
+            x: (n, *input shape), the task's dtype.
+            node: as for `predict`.
+            ensemble: return the mean over all models on the path.
+
+        Raises:
+            ConfigError: the device does not hold the node's model, or both a node and the ensemble are asked for.
+        """
         if ensemble and node is not None:
             raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
         models = self.models if ensemble else (self.at(node),)
-        backend, inputs = OrtModel(self.bundle), load_inputs(source, self.bundle.manifest)
-        outputs = backend.predict(models[0].theta, inputs)
+        backend = OrtModel(self.bundle)
+        if self.scale is not None:
+            x = standardised(x, self.scale)
+        total = backend.predict(models[0].theta, x)
         for model in models[1:]:
-            outputs = outputs + backend.predict(model.theta, inputs)
+            total = total + backend.predict(model.theta, x)
+        return total / np.float32(len(models))
+
+    def predict(
+        self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
+    ) -> NDArray[Any]:
+        """Return one answer for each sample; see `predict`."""
+        outputs = self.outputs(load_inputs(source, self.bundle.manifest, reading), node=node, ensemble=ensemble)
+        return outputs if self.bundle.manifest.kind == "regression" else classes(outputs)
+
+    def probabilities(
+        self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
+    ) -> NDArray[np.float64]:
+        """Return the probability of each class for each sample, (n, ..., classes); the classes' sum is 1.
+
+        Raises:
+            ConfigError: the task has no classes; otherwise as `outputs`.
+        """
         if self.bundle.manifest.kind == "regression":
-            return outputs / np.float32(len(models))
-        # The sum has the same argmax as the mean.
-        answer: NDArray[np.int64] = outputs.argmax(axis=-1)
-        return answer
+            raise ConfigError("a regression model has no probabilities", hint="leave --probabilities away")
+        return softmax(self.outputs(load_inputs(source, self.bundle.manifest, reading), node=node, ensemble=ensemble))
+
+    def evaluate(
+        self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
+    ) -> ClassFigures | ErrorFigures:
+        """Return the figures of the answers for samples with labels; arguments and errors as for `predict`."""
+        manifest = self.bundle.manifest
+        samples = load(source, manifest, reading)
+        outputs = self.outputs(samples.x, node=node, ensemble=ensemble)
+        if manifest.kind == "regression":
+            return of_numbers(outputs, samples.y)
+        return of_classes(classes(outputs), samples.y, manifest.label.limit)
 
     def document(self, node: int | None = None, *, ensemble: bool = False) -> dict[str, Any]:
         """Return the run, round, cluster and candidate of the model that answers, for JSON output."""
@@ -93,6 +136,20 @@ class Chosen:
         }
 
 
+def classes(outputs: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the class of the largest output, (n, ...)."""
+    found: NDArray[np.int64] = outputs.argmax(axis=-1)
+    return found
+
+
+def softmax(outputs: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the probabilities that logits (..., classes) stand for, in float64."""
+    logits = outputs.astype(np.float64)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
 def choose(directory: Path, *, live: bool = False) -> Chosen:
     """Return the models that answer.
 
@@ -109,7 +166,8 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
     if found is not None:
         finished, bundle, models = found
         choice, trained = _personal(store, finished, models[-1])
-        return Chosen(bundle, models, live=False, choice=choice, trained=trained)
+        scale = scale_for(bundle.manifest, Scales(directory), finished.run_id)
+        return Chosen(bundle, models, live=False, choice=choice, trained=trained, scale=scale)
     files = DeviceState(directory)
     model = files.load_model()
     package = files.load_run()
@@ -121,7 +179,8 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
             f"the model is of run {model.run}, the task of run {run.plan.run}",
             hint="let the device finish a round of the new run",
         )
-    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True)
+    scale = scale_for(run.bundle.manifest, Scales(directory), model.run_id)
+    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True, scale=scale)
 
 
 def _personal(store: FinishedModels, finished: FinishedModel, own: OwnModel) -> tuple[str, OwnModel | None]:
@@ -167,5 +226,5 @@ def export(directory: Path, output: Path, *, node: int | None = None, live: bool
     """Write the model of ``node``, by default of the device's personal choice, as a self-contained ONNX file; return it."""
     chosen = choose(directory, live=live)
     model = chosen.at(node)
-    exporting.export(chosen.bundle, model.theta, output)
+    exporting.export(chosen.bundle, model.theta, output, chosen.scale)
     return model

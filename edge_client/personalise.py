@@ -6,14 +6,17 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import load, split
+from edge_client.learning.data import load, split, split_growing
 from edge_client.learning.finish import finish
 from edge_client.learning.model import OrtModel
+from edge_client.learning.reading import AS_FOUND, Reading
+from edge_client.learning.standardisation import prepared, scale_for
 from edge_client.learning.worker import LOWEST_PRIORITY
 from edge_client.membership import DeviceMembership
 from edge_client.run.finishing import ended_run, save
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.scales import Scales
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +27,13 @@ if TYPE_CHECKING:
 
 
 def personalise(
-    directory: Path, source: Path, *, weight: float = 0.0, threads: int = 1
+    directory: Path,
+    source: Path,
+    *,
+    weight: float = 0.0,
+    threads: int = 1,
+    reading: Reading = AS_FOUND,
+    growing: bool = False,
 ) -> tuple[FinishedModel, PersonalChoice]:
     """Choose again after the run whose model answers, and return that run and the choice.
 
@@ -35,6 +44,8 @@ def personalise(
         source: the device's samples, in any format that training takes.
         weight: of the proximal term of Ditto's personal model; 0 leaves that candidate out.
         threads: threads for ONNX Runtime.
+        reading: how the files are read.
+        growing: whether the device runs with ``--watch``, which splits the samples in another way.
 
     Raises:
         ConfigError: no run has finished on the device, or the run left too little.
@@ -49,7 +60,9 @@ def personalise(
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     begun_s = time.monotonic()
     ended = ended_run(store, model, bundle, membership, weight)
-    shares = split(load(source, bundle.manifest), split_seed(membership))
+    scale = scale_for(bundle.manifest, Scales(directory), model.run_id)
+    cut = split_growing if growing else split
+    shares = prepared(cut(load(source, bundle.manifest, reading), split_seed(membership)), scale)
     done = finish(ended, shares, OrtModel(bundle, threads), lambda: False)
     return model, save(store, model, done, took_s=time.monotonic() - begun_s, at_s=int(time.time()))
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.storage import path_models as kept
@@ -14,6 +14,7 @@ from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
+from shoal.protocol.messages import Phase
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -76,6 +77,17 @@ class Results:
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
+        self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    def warn(self, doubts: Sequence[str]) -> None:
+        """Log doubts about the samples or a finished model, and show them in the status file; each run begins without any."""
+        found = list(self._figures.get("warnings", ()))
+        for doubt in doubts:
+            if doubt not in found:
+                LOG.warning("%s", doubt)
+                found.append(doubt)
+        if found:
+            self._figures["warnings"] = found
 
     def note(
         self,
@@ -90,6 +102,9 @@ class Results:
         ``models`` are (d + p,) float32 by id, with the device's private coordinates.
         """
         self._figures.pop("skipped", None)
+        if assignment.phase == Phase.STATISTICS:
+            self._figures.update(rounds=self._figures.get("rounds", 0) + 1, round=announcement.round)
+            return
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
@@ -103,6 +118,7 @@ class Results:
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
+            self.warn(result.doubts)
 
     def skip(self, announcement: Announcement, error: ShoalError) -> None:
         """Record why the device takes no part in a round, until it takes part in one again."""

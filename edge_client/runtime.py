@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from edge_client.learning.data import Dataset
     from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
+    from edge_client.learning.watching import Watch
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session import Do, Steps
@@ -97,6 +98,7 @@ class DeviceRuntime:
         finish_worker: Worker[Chosen] | None = None,
         personal: float = 0.0,
         broker: str = "",
+        watch: Watch | None = None,
     ) -> None:
         """Load the device's state.
 
@@ -114,6 +116,7 @@ class DeviceRuntime:
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
             personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
             broker: address of the broker, without user and password, for the status file.
+            watch: returns the data files as they are, so that the samples of files that grow are read again.
         """
         self._broker = broker
         self._membership = membership
@@ -122,7 +125,7 @@ class DeviceRuntime:
         self._birth = birth
         self._uniform = uniform
         self._hand_back = results
-        self._jobs = JobFactory(membership, load_data, threads=threads, backend=backend)
+        self._jobs = JobFactory(membership, load_data, threads=threads, backend=backend, watch=watch)
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler(whole_transfers=1)
@@ -551,6 +554,7 @@ class DeviceRuntime:
         samples = self._jobs.follow(run)
         self._run = run
         self._results.begin(run)
+        self._results.warn(self._jobs.doubts)
         self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
         if private := run.bundle.manifest.private_length:

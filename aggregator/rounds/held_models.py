@@ -30,7 +30,7 @@ from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, Assignment, DeclineReason
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
     MAX_RETAINED_RECIPES,
@@ -304,7 +304,7 @@ def agree(
         has = {named.state: named.digest for named in statements[c.device].states}
         assignment = (assignments or {}).get(c.device)
         compared = () if assignment is None else assignment.compare
-        needed = [offers[model] for model in (c.model, *compared, SHARED_MODEL) if model in offers]
+        needed = [offers[model] for model in (c.model, *compared, *FOR_ALL) if model in offers]
         fits = all(state in has and has[state] == digests[state] for state in needed)
         if fits and (c.vector is None or c.key_id == key_id):
             accepted.append(c)
@@ -506,7 +506,7 @@ def open_states(
 ) -> tuple[StateId, ...]:
     """Return the states that a later recipe or assignment may name, ascending, with those in ``spare`` if there is room."""
     names = states.names.items()
-    found = {ref for n, ref in names if n in used or (run.origins > 1 and ref.round == 0)}
+    found = {ref for n, ref in names if n in used or (run.without_statistics.origins > 1 and ref.round == 0)}
     return tuple(sorted(found.union(spare) if len(found.union(spare)) <= MAX_OPEN_STATES else found))
 
 
@@ -540,7 +540,7 @@ def _without_checkpoints_of_the_past(held: HeldModels, models: Collection[int]) 
     known = held.known
 
     def needed(checkpoints: Mapping[int, KeptCheckpoint]) -> dict[int, KeptCheckpoint]:
-        return {m: c for m, c in checkpoints.items() if m in models or m == SHARED_MODEL or c.state in known}
+        return {m: c for m, c in checkpoints.items() if m in models or m in FOR_ALL or c.state in known}
 
     return dataclasses.replace(held, certified=needed(held.certified), pending=needed(held.pending))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, opens_since
 from aggregator.strategies.base import RoundPlan
-from shoal.protocol.messages import SHARED_MODEL, Assignment, Phase, Share
+from shoal.protocol.messages import FOR_ALL, Assignment, Phase, Share
 from shoal.protocol.states import StateId
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _needs(plan: RoundPlan, offers: Mapping[int, StateId]) -> Callable[[str], fr
         assignment = plan.assignments.get(device)
         if assignment is None:
             return any_of_them
-        return frozenset(offers[model] for model in (*assignment.models, SHARED_MODEL) if model in offers)
+        return frozenset(offers[model] for model in (*assignment.models, *FOR_ALL) if model in offers)
 
     return needed
 
@@ -102,8 +102,7 @@ def lost(
     if not held.closed:
         return {}
     asked = {model for o in plan.assignments.values() for model in o.models}
-    if plan.shared is not None:
-        asked.add(SHARED_MODEL)
+    asked |= offers.keys() & FOR_ALL
     here = {d for d in held.named if d in available or held.is_current(d)}
     there = frozenset[StateId]().union(*(held.held_by(d) for d in sorted(here)))
     announced = held.announced(least)
@@ -180,13 +179,11 @@ def handing_over(
     least, devices = run.min_contributors, sorted(available)
     reach = {d: held.in_reach(d, least) for d in devices}
     missed = _missed(plan, offers, reach)
-    shared = {offers[SHARED_MODEL]} if SHARED_MODEL in offers else frozenset[StateId]()
+    shared = {offers[model] for model in FOR_ALL if model in offers}
     # Where models are added up, a device refuses to take part without all of them.
     needed = set(offers.values()) if run.capabilities.scale else shared
     candidates = {
-        d: tuple(m for m in offers if m != SHARED_MODEL and offers[m] in reach[d])
-        for d in devices
-        if needed <= reach[d]
+        d: tuple(m for m in offers if m not in FOR_ALL and offers[m] in reach[d]) for d in devices if needed <= reach[d]
     }
     able = [d for d in devices if candidates.get(d)]
     asked: set[str] = set()

@@ -22,8 +22,10 @@ NORM_LIMIT_RATIO: Final = 10.0
 """Largest norm of an update, as a multiple of the median norm."""
 LEAST_FOR_MEDIAN: Final = 3
 """Least number of updates whose own median counts: with two, one device could set it for the other."""
-UPDATE_RECIPES: Final = ("train", "pretrain")
-UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN)
+UPDATE_RECIPES: Final = ("train", "pretrain", "statistics")
+UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN, Phase.STATISTICS)
+
+_RECIPES: Final = {Phase.PRETRAIN: "pretrain", Phase.STATISTICS: "statistics"}
 
 Levels = Mapping[str, float]
 """Median norm of the accepted updates of the last round, by recipe ("train", "pretrain") and by model ("train/3")."""
@@ -110,8 +112,8 @@ def _keys(contribution: ClientUpdate) -> tuple[str, ...]:
     """Return the levels that a contribution is compared with and counts in; none where it is not screened."""
     if contribution.phase not in UPDATE_PHASES:
         return ()
-    # Pre-training has its own number of steps, so its norms say nothing about those of other rounds.
-    recipe = "pretrain" if contribution.phase is Phase.PRETRAIN else "train"
+    # Pre-training has its own number of steps, and statistics are no update: their norms say nothing about other rounds.
+    recipe = _RECIPES.get(contribution.phase, "train")
     return recipe, f"{recipe}/{contribution.model}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import Average, Strategy, read_settings
@@ -18,6 +18,8 @@ from aggregator.strategies.local import Local
 from aggregator.strategies.one_shot import OneShot
 from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.statistics import Standardised
+from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import RunPlan
 
@@ -37,7 +39,9 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
     Raises:
         ConfigError: no such algorithm, a mask mode in which it does not work, or a setting that it refuses.
     """
-    return build_strategy(find_strategy(run.algorithm), run, backend, average)
+    average = average or RobustMean(run, backend)
+    strategy = build_strategy(find_strategy(run.algorithm), run.without_statistics, backend, average)
+    return cast(Strategy, Standardised(strategy, run, average)) if run.statistics else strategy
 
 
 def build_strategy(
@@ -60,7 +64,8 @@ def build_strategy(
 
 def models_needed(run: RunPlan) -> int:
     """Return how many model ids the run may name at most."""
-    return int(find_strategy(run.algorithm).models(run))
+    models = int(find_strategy(run.algorithm).models(run.without_statistics))
+    return min(models + 1, limits.MAX_MODELS) if run.statistics else models
 
 
 def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
@@ -79,7 +84,7 @@ def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
 
 def plan_settings(run: RunPlan) -> StrategySettings:
     """Return the settings of a run plan's algorithm; raise ConfigError as `settings_of`."""
-    return settings_of(run.algorithm, {s.name: s.value for s in run.settings})
+    return settings_of(run.algorithm, {s.name: s.value for s in run.without_statistics.settings})
 
 
 def find_strategy(algorithm: str) -> Any:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edge_client.learning.data_files import Raw, read_csv, read_idx, read_npz
+from edge_client.learning.data_files import Raw, read_idx, read_npz
+from edge_client.learning.image_folders import images_of, read_images
+from edge_client.learning.reading import AS_FOUND, Reading
+from edge_client.learning.tables import TableSpec, class_numbers, read_csv, read_parquet
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,8 +28,13 @@ MIN_SAMPLES: Final = 5
 """Fewest samples that give each of the three shares one."""
 
 _SPLIT_LABEL: Final = b"shoal/data-split/1"
+_GROWING_LABEL: Final = b"shoal/data-split/growing/1"
 _FLOAT32_EXACT: Final = 1 << 24
-_FORMATS_HINT: Final = "give an .npz with x and y, a folder of them, a .csv, or IDX files (train-images-idx3-ubyte)"
+_TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
+_FORMATS_HINT: Final = (
+    "give an .npz with x and y, a .csv or .parquet table, a folder of one of these, IDX files (train-images-idx3-ubyte), or a "
+    "folder of images with one folder for each class"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +66,28 @@ class DataSplits:
     test: Dataset
 
 
-def load(source: Path, manifest: TaskManifest) -> Dataset:
-    """Return every sample of ``source`` in the task's shapes and dtypes.
+def load(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> Dataset:
+    """Return every sample of ``source`` in the task's shapes and dtypes; missing values are nan, if the task takes them.
 
     Raises:
-        DataError: the source is missing, of no known format, or breaks the contract; file and row are named.
+        DataError: the source is missing, of no known format, or breaks the contract; file, row and column are named.
     """
-    batches = [_conform(raw, manifest) for raw in _read(source)]
+    batches = [_conform(raw, manifest) for raw in _read(source, manifest, reading, labelled=True)]
     if len(batches) == 1:
         return batches[0]
     return Dataset(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
 
 
-def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
+def load_inputs(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> NDArray[Any]:
     """Return the samples of ``source`` alone, shape (n, *input shape): labels may be absent.
 
-    In a CSV file the last column counts as a label only if there is one column more than the task takes.
+    In a CSV file without names the last column counts as a label only if there is one column more than the task takes.
 
     Raises:
         DataError: as for `load`.
     """
-    width = math.prod(manifest.input.shape)
-    parts = []
-    for raw in _read(source, labelled=False):
-        x = raw.x
-        if x.ndim == 2 and raw.y.ndim == 1 and x.shape[1] == width - 1 and len(raw.y) == len(x):
-            x = np.column_stack((x, raw.y))
-        parts.append(_tensor(x, manifest.input, raw, "sample"))
-    return np.concatenate(parts)
+    raws = _read(source, manifest, reading, labelled=False)
+    return np.concatenate([_features(raw, manifest) for raw in raws])
 
 
 def split(batch: Dataset, seed: bytes) -> DataSplits:
@@ -106,6 +108,25 @@ def split(batch: Dataset, seed: bytes) -> DataSplits:
     return DataSplits(*(Dataset(batch.x[rows], batch.y[rows]) for rows in cuts))
 
 
+def split_growing(batch: Dataset, seed: bytes) -> DataSplits:
+    """Split into 60/20/20 so that a sample stays in its share when more are appended.
+
+    Of each MIN_SAMPLES samples in a row, one is for validation and one for the test, drawn by ``seed``. Samples
+    after the last whole MIN_SAMPLES wait for the others.
+
+    Raises:
+        DataError: fewer than MIN_SAMPLES samples.
+    """
+    blocks = len(batch) // MIN_SAMPLES
+    if not blocks:
+        raise DataError(f"{len(batch)} samples are too few to split", hint=f"a device needs at least {MIN_SAMPLES}")
+    stream = hashlib.shake_256(_GROWING_LABEL + seed).digest(8 * blocks * MIN_SAMPLES)
+    order = np.frombuffer(stream, "<u8").reshape(blocks, MIN_SAMPLES).argsort(axis=1, kind="stable")
+    order += np.arange(blocks)[:, None] * MIN_SAMPLES
+    parts = np.sort(order[:, 2:].ravel()), order[:, 0], order[:, 1]
+    return DataSplits(*(Dataset(batch.x[rows], batch.y[rows]) for rows in parts))
+
+
 def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
     """Return a permutation of 0..n-1, shape (n,), int64.
 
@@ -121,40 +142,52 @@ def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
 
 
 def files_of(source: Path) -> Sequence[Path]:
-    """Return the files that hold the samples of ``source``, without opening them.
+    """Return the files that hold the samples of ``source``, without opening them; a folder of images is one.
 
     Raises:
         DataError: there are none, or none of a known format.
     """
     try:
         if source.is_dir():
-            archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
-            if archives:
-                return archives
-            # A folder of IDX files may also hold a benchmark's test set: read only one file, train-* if there is one.
-            found = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
-            if found:
-                return found[:1]
-            raise DataError(f"{source} holds no data file of a known format", hint=_FORMATS_HINT)
+            return _files_in(source)
         if not source.exists():
             raise DataError(f"{source} does not exist", hint=_FORMATS_HINT)
     except OSError as error:
         raise DataError(f"{source} can't be read: {error.strerror}", hint="check its permissions") from error
     name = source.name.lower()
-    if not (name.endswith((".npz", ".csv")) or "idx" in name):
+    if not (name.endswith((".npz", *_TABLE_SUFFIXES)) or "idx" in name):
         raise DataError(f"{source} is of no known format", hint=_FORMATS_HINT)
     return [source]
 
 
-def _read(source: Path, *, labelled: bool = True) -> Sequence[Raw]:
-    return [_read_file(path, labelled=labelled) for path in files_of(source)]
+def _files_in(folder: Path) -> Sequence[Path]:
+    for suffix in (".npz", *_TABLE_SUFFIXES):
+        found = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.name)
+        if found:
+            return found
+    # A folder of IDX files may also hold a benchmark's test set: read only one file, train-* if there is one.
+    found = sorted(folder.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
+    if found:
+        return found[:1]
+    if images_of(folder):
+        return [folder]
+    raise DataError(f"{folder} holds no data file of a known format", hint=_FORMATS_HINT)
 
 
-def _read_file(path: Path, *, labelled: bool) -> Raw:
+def _read(source: Path, manifest: TaskManifest, reading: Reading, *, labelled: bool) -> Sequence[Raw]:
+    spec = TableSpec(manifest.width, manifest.data, reading.label, reading.separator, labelled)
+    return [_read_file(path, manifest, spec) for path in files_of(source)]
+
+
+def _read_file(path: Path, manifest: TaskManifest, spec: TableSpec) -> Raw:
     name = path.name.lower()
+    if path.is_dir():
+        return read_images(path, manifest, labelled=spec.labelled)
     if name.endswith(".npz"):
-        return read_npz(path, labelled=labelled)
-    return read_csv(path) if name.endswith(".csv") else read_idx(path)
+        return read_npz(path, labelled=spec.labelled)
+    if name.endswith(".parquet"):
+        return read_parquet(path, spec)
+    return read_csv(path, spec) if name.endswith((".csv", ".tsv")) else read_idx(path)
 
 
 def _conform(raw: Raw, manifest: TaskManifest) -> Dataset:
@@ -162,7 +195,29 @@ def _conform(raw: Raw, manifest: TaskManifest) -> Dataset:
         raise DataError(f"{raw.origin} has {len(raw.x)} samples but {len(raw.y)} labels")
     if len(raw.x) == 0:
         raise DataError(f"{raw.origin} holds no sample")
-    return Dataset(_tensor(raw.x, manifest.input, raw, "sample"), _tensor(raw.y, manifest.label, raw, "label"))
+    y = raw.y
+    if y.dtype.kind == "U" and manifest.data.labels and y.ndim == 1:
+        y = class_numbers(y.tolist(), manifest.data, f"{raw.origin}, y")
+    return Dataset(_features(raw, manifest), _tensor(y, manifest.label, raw, "label"))
+
+
+def _features(raw: Raw, manifest: TaskManifest) -> NDArray[Any]:
+    """Return the samples of ``raw`` in the task's form; a value that is missing is refused, or nan if the task takes it."""
+    x = raw.x
+    if x.dtype.kind != "f" or x.size != len(x) * manifest.width:
+        return _tensor(x, manifest.input, raw, "sample")
+    missing = np.isnan(x).reshape(len(x), manifest.width)
+    if not missing.any():
+        return _tensor(x, manifest.input, raw, "sample")
+    if manifest.data.missing != "mean":
+        row, column = np.argwhere(missing)[0].tolist()
+        raise DataError(
+            f"{raw.origin}, {raw.row_name(row)}, {raw.column_name(column)}: the value is missing",
+            hint="fill it in, remove the row, or let the task replace missing values: shoal-fleet task compile --missing mean",
+        )
+    tensor = _tensor(np.where(np.isnan(x), 0.0, x), manifest.input, raw, "sample")
+    tensor.reshape(len(x), manifest.width)[missing] = np.nan
+    return tensor
 
 
 def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Readers of the data formats: NumPy archives, CSV, IDX. No format here can run code."""
+"""Readers of NumPy archives and IDX files, and the form in which every reader returns its samples. No format can run code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _IDX_UBYTE: Final = 0x08
 _IDX_MAX_RANK: Final = 4
-_PIXEL_MAX: Final = np.float32(255.0)
+PIXEL_MAX: Final = np.float32(255.0)
+"""Grey level of white."""
 
 MAX_IDX_BYTES: Final = 4 << 30
 """Largest IDX file, unpacked: bounds the memory that a damaged header can make us reserve."""
@@ -49,16 +50,26 @@ class Raw:
         y: shape (n, ...).
         origin: the file, for messages.
         lines: for text, the line number of each row; None for formats whose rows are numbered by position.
+        columns: names of the features of a table, for messages.
+        rows: for samples with a file each, their paths.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
     origin: Path
     lines: array[int] | None = None
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     def row_name(self, row: int) -> str:
-        """Return the name of row ``row`` (0-based) for error messages: its line in a text file, else its index."""
+        """Return the name of row ``row`` (0-based) for error messages: its line in a text file, its file, or its index."""
+        if self.rows:
+            return self.rows[row]
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
+
+    def column_name(self, column: int) -> str:
+        """Return the name of a value's column (0-based) for error messages."""
+        return f"column {self.columns[column]!r}" if column < len(self.columns) else f"value {column}"
 
 
 def read_npz(path: Path, *, labelled: bool = True) -> Raw:
@@ -80,54 +91,6 @@ def read_npz(path: Path, *, labelled: bool = True) -> Raw:
     return Raw(x, y, path)
 
 
-def read_csv(path: Path) -> Raw:
-    """Read a comma-separated table, one sample a line; a header is optional.
-
-    The label is the column named ``label``, or the last one.
-    """
-    import csv  # imported late: devices with other formats save its memory
-
-    values, lines = array("d"), array("q")
-    width, label = 0, -1
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for cells in reader:
-                if not cells or (len(cells) == 1 and not cells[0].strip()):
-                    continue
-                if width == 0:
-                    width = len(cells)
-                    header = [cell.strip().lower() for cell in cells]
-                    if any(_number(cell) is None for cell in cells):
-                        label = header.index("label") if "label" in header else -1
-                        continue
-                if len(cells) != width:
-                    raise DataError(f"{path}, line {reader.line_num}: {len(cells)} columns instead of {width}")
-                for column, cell in enumerate(cells, 1):
-                    number = _number(cell)
-                    if number is None:
-                        raise DataError(
-                            f"{path}, line {reader.line_num}, column {column}: {cell[:40]!r} is not a number"
-                        )
-                    values.append(number)
-                lines.append(reader.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read as CSV: {error}") from None
-    if not lines:
-        raise DataError(f"{path} holds no sample")
-    if width < 2:
-        raise DataError(f"{path} has one column; it needs features and a label")
-    table = np.frombuffer(values, np.float64).reshape(-1, width)
-    return Raw(np.delete(table, label, axis=1), table[:, label], path, lines)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
 def read_idx(path: Path) -> Raw:
     """Read an IDX image file (``*images*idx3*``, gzipped or not) and the label file beside it; pixels are scaled to [0, 1]."""
     if "images" not in path.name:
@@ -141,7 +104,7 @@ def read_idx(path: Path) -> Raw:
     x, y = _idx(path), _idx(labels)
     if y.ndim != 1:
         raise DataError(f"{labels} is not a label file")
-    return Raw(x.astype(np.float32) / _PIXEL_MAX, y, path)
+    return Raw(x.astype(np.float32) / PIXEL_MAX, y, path)
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:

@@ -77,6 +77,7 @@ class Finished:
             validation share, by run id.
         private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
             no update is uploaded.
+        doubts: about the finished model, in a final round; one sentence each.
     """
 
     parcel: SealedMessage
@@ -87,6 +88,7 @@ class Finished:
     norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
     private: Float32Vector | None = field(default=None, repr=False)
+    doubts: tuple[str, ...] = ()
 
 
 def carry_out(
@@ -167,6 +169,17 @@ def carry_out(
         nearest=nearest,
     )
     return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private)
+
+
+def report_statistics(
+    shop: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
+) -> Finished:
+    """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
+    if shop.plan.norm_noise:
+        vector = vector * np.float32(noise_factor(shop.plan.norm_noise))
+    body = masked_bytes(vector, shop.round.derive_mask())
+    model = assignment.candidates[0]
+    return Finished(sealed_upload(shop, announcement, assignment, model, body), model, 0.0, 0, 0)
 
 
 def _train(

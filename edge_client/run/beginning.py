@@ -31,6 +31,7 @@ from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireE
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
+from shoal.protocol.messages import STATISTICS_MODEL
 from shoal.protocol.states import StateCertificate
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ class LateStart:
         check_announcement(announcement, self.plan)
         held = announcement.held
         found = [ref for ref in held.checkpoints if ref.key_version == held.key_version]
+        # The statistics say nothing of how the models began: only if nothing else can be opened.
+        found.sort(key=lambda ref: ref.state.model == STATISTICS_MODEL)
         self._announcement, self._ref = announcement, found[0] if found else None
         return {ref.label: ref.transfer for ref in found[:1]}
 
@@ -212,7 +215,7 @@ class LateStart:
         )
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
         bundle = task_of(memoryview(task), plan)
-        whole = len(state.theta) == plan.length
+        whole = len(state.theta) == plan.length and ref.state.model != STATISTICS_MODEL
         run = Run(plan=plan, bundle=bundle, start=_figures(state.theta, bundle) if whole else None)
         return OpenedRun(run=run, version=version, chain=chain, states=states)
 

@@ -34,7 +34,7 @@ from edge_client.run.policy import check_mean, mean_limit
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError
 from shoal.membership.statements import check_certificate, open_statement, sign_statement
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
 from shoal.protocol.states import (
     RETAINED_STEPS,
     CheckpointRef,
@@ -366,6 +366,11 @@ class HeldModels:
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
         return {model: self._theta(held, model) for model in assignment.models}
 
+    def statistics(self, announcement: Announcement) -> Float32Vector | None:
+        """Return the fleet's mean of statistics, (d,) float32; None if the round does not offer it. Call it after `thetas`."""
+        offered = announcement.held.state_of(STATISTICS_MODEL) is not None
+        return self._theta(announcement.held, STATISTICS_MODEL) if offered else None
+
     def store(self, announcement: Announcement) -> None:
         """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
 
@@ -482,13 +487,13 @@ def check_segments(held: RoundModels) -> None:
 
 
 def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
-    """Return the states of an assignment's models and, with weight sharing, that of the shared segment.
+    """Return the states of an assignment's models, and those that all devices need: the shared segment's, the statistics'.
 
     Where models are added up (the capability ``scale``), a device needs all of them for the next recipe. Offers of earlier states
     under another number are for newcomers, which compare with them.
     """
     summed = {offer.at for offer in held.offers if offer.at.model == offer.model and plan.capabilities.scale}
-    named = (held.state_of(model) for model in (*assignment.models, SHARED_MODEL))
+    named = (held.state_of(model) for model in (*assignment.models, *FOR_ALL))
     return frozenset(summed.union(at for at in named if at is not None))
 
 

@@ -8,17 +8,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import Dataset, DataSplits, split
+from edge_client.learning.data import Dataset, DataSplits, split, split_growing
+from edge_client.learning.data_doubts import doubts, no_better_doubt
+from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import OrtModel
-from edge_client.learning.update import Finished, TrainingContext, carry_out
+from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
+from edge_client.learning.statistics import scale_from, statistics_of
+from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
-from shoal.errors import IntegrityError, ShoalError
+from edge_client.storage.scales import Scale, Scales
+from shoal.errors import DataError, IntegrityError, ShoalError, UntrustedError
 from shoal.membership.roster import aggregator_of
+from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
+    from edge_client.learning.watching import FilesSeen, Watch
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from edge_client.run.held_models import HeldModels
@@ -31,7 +38,11 @@ LOG = logging.getLogger("shoal.edge")
 
 
 class JobFactory:
-    """Makes the jobs of one device; holds its samples and the graphs of the current run."""
+    """Makes the jobs of one device; holds its samples and the graphs of the current run.
+
+    Attributes:
+        doubts: about the samples, one sentence each.
+    """
 
     def __init__(
         self,
@@ -40,6 +51,7 @@ class JobFactory:
         *,
         threads: int,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        watch: Watch | None = None,
     ) -> None:
         """Create the factory for one device.
 
@@ -48,13 +60,22 @@ class JobFactory:
             load_data: returns its samples in a task's shapes.
             threads: threads for ONNX Runtime.
             backend: makes the backend of a task, given the task and the number of threads.
+            watch: returns the data files as they are, to read them again when they have changed; None reads them once.
         """
+        self._watch = watch
+        self._split = split if watch is None else split_growing
+        self._seen: FilesSeen | None = None
+        self._read_again: tuple[Run, DataSplits | None, FilesSeen] | None = None
         self._make_backend = backend
         self._membership = membership
         self._load_data = load_data
         self._threads = threads
         self._workshop: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
+        self.doubts: tuple[str, ...] = ()
+        self._scale: Scale | None = None
+        self._run: Run | None = None
+        self._scales = Scales(membership.directory)
         self._private: PrivateValues | None = None
 
     def follow(self, run: Run) -> int:
@@ -66,9 +87,18 @@ class JobFactory:
         """
         digest = run.plan.task_digest
         initial = initial_values(run.bundle)
-        # Read the samples once per task, not per run.
-        if self._shares is None or self._shares[0] != digest:
-            self._shares = (digest, split(self._load_data(run.bundle.manifest), split_seed(self._membership)))
+        self._adopt()
+        # Read the samples once per task, not per run, unless each run has a scale of its own.
+        if self._shares is None or self._shares[0] != digest or self._needs_own_units(run):
+            self._seen = None if self._watch is None else self._watch()
+            found = self._load_data(run.bundle.manifest)
+            samples = self._split(found, split_seed(self._membership))
+            self.doubts = doubts(found, run.bundle.manifest)
+            self._scale = self._begin_scale(run, samples)
+            self._shares = (digest, prepared(samples, self._scale))
+        elif self._scale is not None and self._scale.run_id != run.plan.run_id:
+            self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
+            self._keep_scale(self._scale)
         shares, member = self._shares[1], self._membership
         private = PrivateValues(member.directory, run.plan.run_id, initial)
         self._workshop = partial(
@@ -80,10 +110,111 @@ class JobFactory:
             shares=shares,
         )
         self._private = private
+        self._run = run
         return len(shares.train)
 
+    def _begin_scale(self, run: Run, samples: DataSplits) -> Scale | None:
+        """Return the scale of a run that begins or is resumed; None if its task does not standardise."""
+        manifest, run_id = run.bundle.manifest, run.plan.run_id
+        if manifest.data.standardise == "off":
+            return None
+        try:
+            stored = self._scales.load(run_id)
+        except IntegrityError as error:
+            LOG.warning("a run's scale is lost, and made again", extra={"kv": {"run": run.plan.run, "reason": error}})
+            stored = None
+        if stored is not None and len(stored.means) == manifest.width:
+            return stored
+        if manifest.data.standardise == "federated":
+            return None  # until the fleet's statistics arrive
+        scale = local_scale(samples.train.x, run_id)
+        self._keep_scale(scale)
+        return scale
+
+    def _needs_own_units(self, run: Run) -> bool:
+        """Whether the samples held are in another run's scale, from which the run's can't follow."""
+        how = run.bundle.manifest.data.standardise
+        own = how == "federated" or (how != "off" and self._watch is not None)
+        return own and not self._has_scale_of(run)
+
+    def _adopt(self) -> None:
+        """Take the samples that a job has read again."""
+        found, self._read_again = self._read_again, None
+        if found is None or found[0] is not self._run or self._shares is None or self._workshop is None:
+            return
+        _, splits, self._seen = found
+        if splits is not None:
+            self._shares = (self._shares[0], splits)
+            self._workshop = partial(self._workshop, shares=splits)
+
+    def _with_new_samples(self, shop: TrainingContext, run: Run, seen: FilesSeen) -> TrainingContext:
+        """Return the context with the samples as the files have them now; runs in the worker's thread.
+
+        Files that are being written, or have grown too large, leave the samples as they are.
+        """
+        splits: DataSplits | None = None
+        try:
+            seen.check_size()
+            samples = self._split(self._load_data(run.bundle.manifest), split_seed(self._membership))
+            splits = prepared(samples, self._scale)
+        except DataError as error:
+            facts = {"reason": error, "hint": error.hint}
+            LOG.warning("the data have changed and can't be read: the samples before stay in use", extra={"kv": facts})
+        self._read_again = (run, splits, seen)
+        if splits is None:
+            return shop
+        LOG.info("data read again", extra={"kv": {"samples": len(splits.train)}})
+        return dataclasses.replace(shop, shares=splits)
+
+    def _has_scale_of(self, run: Run) -> bool:
+        return self._scale is not None and self._scale.run_id == run.plan.run_id
+
+    def _lacks_scale(self, run: Run) -> bool:
+        """Whether the samples still are in their own units, though the task standardises by the fleet's figures."""
+        return run.bundle.manifest.data.standardise == "federated" and not self._has_scale_of(run)
+
+    def _standardise(self, run: Run, mean: Float32Vector | None) -> None:
+        """Standardise the samples by the fleet's mean of statistics, (d,) float32, once it has arrived.
+
+        Raises:
+            IntegrityError: it has not, or no statistics have such a mean.
+        """
+        assert self._shares is not None
+        assert self._workshop is not None
+        if mean is None:
+            raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
+        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id)
+        self._keep_scale(scale)
+        digest, raw = self._shares
+        self._scale, self._shares = scale, (digest, prepared(raw, scale))
+        self._workshop = partial(self._workshop, shares=self._shares[1])
+
+    def _statistics(self, run: Run) -> Float32Vector:
+        """Return the device's statistics, (d,) float32.
+
+        Raises:
+            DataError: a feature has no value.
+        """
+        manifest, shares = run.bundle.manifest, self._shares
+        assert shares is not None
+        raw = shares[1].train
+        if not self._lacks_scale(run):  # the round is repeated, since its model was lost
+            raw = self._split(self._load_data(manifest), split_seed(self._membership)).train
+        return statistics_of(raw.x, manifest.data, manifest.federated_length)
+
+    def _keep_scale(self, scale: Scale) -> None:
+        """Store a run's scale, and remove those that no finished model needs."""
+        self._scales.save(scale)
+        try:
+            finished = {model.run_id for model in FinishedModels(self._membership.directory).models()}
+        except IntegrityError:
+            return  # the end of a run replaces the damaged list
+        self._scales.keep_only(frozenset(finished | {scale.run_id}))
+
     def shares_of(self, task_digest: bytes) -> DataSplits | None:
-        """Return the samples that the current run's jobs have; None if the run has another task."""
+        """Return the samples that the current run's jobs have; None if the run has another task, or no scale yet."""
+        if self._run is not None and self._lacks_scale(self._run):
+            return None
         return None if self._shares is None or self._shares[0] != task_digest else self._shares[1]
 
     def job(
@@ -96,10 +227,36 @@ class JobFactory:
         """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
         assert self._workshop is not None
         assert self._private is not None
+        self._adopt()
+        assert self._run is not None
+        run, manifest = self._run, self._run.bundle.manifest
         private = self._private.at(announcement.round)
+        if assignment.phase == Phase.STATISTICS:
+            if manifest.data.standardise != "federated":
+                raise UntrustedError("an order for statistics, which the task does not need")
+            shop = self._workshop(round=models.context(announcement, assignment), private=private)
+            return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run))
+        if self._lacks_scale(run):
+            self._standardise(run, models.statistics(announcement))
         shop = self._workshop(round=models.context(announcement, assignment), private=private)
         carry = self._finish if announcement.finished else carry_out
-        return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+        seen = self._changed()
+        if seen is None:
+            return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+        return lambda cancelled: carry(
+            self._with_new_samples(shop, run, seen), announcement, assignment, thetas, cancelled
+        )
+
+    def _changed(self) -> FilesSeen | None:
+        """Return the data files as they are, if they are watched and differ from those that were read."""
+        if self._watch is None:
+            return None
+        try:
+            seen = self._watch()
+        except DataError as error:
+            LOG.warning("the data can't be watched", extra={"kv": {"reason": error, "hint": error.hint}})
+            return None
+        return None if seen == self._seen else seen
 
     def keep_private(
         self, announcement: Announcement, result: Finished, thetas: Mapping[int, Float32Vector]
@@ -136,7 +293,8 @@ class JobFactory:
         the same samples can be compared.
         """
         done = carry_out(shop, announcement, assignment, thetas, cancelled)
-        found = {announcement.run_id: _validation(shop, joined(thetas[done.model], shop.private))}
+        theta = joined(thetas[done.model], shop.private)
+        found = {announcement.run_id: _validation(shop, theta, shop.shares.validation)}
         store = FinishedModels(self._membership.directory)
         try:
             earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]
@@ -144,11 +302,13 @@ class JobFactory:
             earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
         for model in earlier:
             try:
-                found[model.run_id] = _validation(shop, store.load(model, model.own).theta)
+                scale = scale_for(shop.run.bundle.manifest, self._scales, model.run_id)
+                share = rescaled(shop.shares.validation, self._scale, scale)
+                found[model.run_id] = _validation(shop, store.load(model, model.own).theta, share)
             except ShoalError as error:
                 LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
                 found[model.run_id] = UNMEASURED
-        return dataclasses.replace(done, validation=found)
+        return dataclasses.replace(done, validation=found, doubts=_doubts(shop, found[announcement.run_id]))
 
 
 def split_seed(membership: DeviceMembership) -> bytes:
@@ -156,8 +316,15 @@ def split_seed(membership: DeviceMembership) -> bytes:
     return f"{membership.fleet}/{membership.name}".encode()
 
 
-def _validation(shop: TrainingContext, theta: Float32Vector) -> Validation:
-    share = shop.shares.validation
+def _doubts(shop: TrainingContext, fit: Validation) -> tuple[str, ...]:
+    """Return the doubts about a finished classifier, given its fit to the validation share."""
+    if fit.accuracy is None or fit.loss is None:
+        return ()
+    doubt = no_better_doubt(fit.accuracy, majority_share(shop.shares.validation.y))
+    return (doubt,) if doubt else ()
+
+
+def _validation(shop: TrainingContext, theta: Float32Vector, share: Dataset) -> Validation:
     score = shop.backend.score(theta, share.x, share.y)
     regression = shop.run.bundle.manifest.kind == "regression"
     return measured(score.mean_loss, score.correct, score.count, len(share), regression=regression)

@@ -9,10 +9,10 @@ from typing import Final
 
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, Phase
+from shoal.protocol.messages import SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment, Phase
 from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
-TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN)
+TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN, Phase.STATISTICS)
 MEAN_RATIO: Final = 100.0
 """Largest norm of a mean, as a multiple of the device's longest update in the run."""
 LIMIT_RATIO: Final = 10.0
@@ -163,7 +163,18 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         announcement.round > plan.rounds or len(assignment.candidates) > 1 or not assignment.compare
     ):
         raise UntrustedError("an order to find a direction where there is nothing to compare")
+    _check_statistics(assignment, plan)
     _check_capabilities(assignment, announcement, plan)
+
+
+def _check_statistics(assignment: Assignment, plan: RunPlan) -> None:
+    """Check that statistics are asked for where the plan has them, and that no model is trained from them."""
+    if (assignment.phase == Phase.STATISTICS) != (plan.statistics and STATISTICS_MODEL in assignment.models):
+        raise UntrustedError("an order to mix statistics and models")
+    if assignment.phase == Phase.STATISTICS:
+        only = assignment.models == (STATISTICS_MODEL,) and assignment.train
+        if not only or assignment.evaluate or assignment.margins or assignment.norm:
+            raise UntrustedError("an order for statistics that asks for more")
 
 
 def _check_capabilities(assignment: Assignment, announcement: Announcement, plan: RunPlan) -> None:

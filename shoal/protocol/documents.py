@@ -7,8 +7,9 @@ rosters, so that a change of one device does not resend the whole roster.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from shoal import limits
 from shoal.errors import ConfigError, WireError
@@ -301,6 +302,10 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
+STATISTICS_SETTING: Final = "statistics"
+"""Name of the setting that a run with a round of statistics has besides its algorithm's; the value is `on`."""
+
+
 @message(104)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
@@ -381,6 +386,23 @@ class RunPlan:
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
         if self.robust not in limits.ROBUST_RULES:
             raise WireError(f"robust is one of {', '.join(limits.ROBUST_RULES)}, not {self.robust!r}")
+
+    @property
+    def statistics(self) -> bool:
+        """Whether the run begins with a round of statistics, by which devices standardise their samples."""
+        return any(setting.name == STATISTICS_SETTING for setting in self.settings)
+
+    @property
+    def without_statistics(self) -> RunPlan:
+        """The plan of the algorithm alone: without the setting, the last origin and the model of the statistics."""
+        if not self.statistics:
+            return self
+        return replace(
+            self,
+            settings=tuple(s for s in self.settings if s.name != STATISTICS_SETTING),
+            origins=self.origins - 1,
+            max_models=self.max_models - 1,
+        )
 
     @property
     def length(self) -> int:

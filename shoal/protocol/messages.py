@@ -22,6 +22,10 @@ from shoal.protocol.states import RoundModels, TranscriptHead
 NO_ASSIGNMENT: Final = 0xFFFF
 SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
+STATISTICS_MODEL: Final = limits.MAX_MODELS - 1
+"""Id of the model that is the fleet's mean of statistics (`edge_client.learning.statistics`)."""
+FOR_ALL: Final = frozenset({SHARED_MODEL, STATISTICS_MODEL})
+"""Models that every device needs in each round that offers them."""
 
 
 class Phase(IntEnum):
@@ -31,7 +35,7 @@ class Phase(IntEnum):
     uploads the first one's update, and reports margins of the trained models. PRETRAIN trains by the plan's ``pretrain``
     recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
-    nearly in the direction of the update.
+    nearly in the direction of the update. STATISTICS uploads the device's statistics of its features in place of an update.
     """
 
     TRAIN = 1
@@ -41,6 +45,7 @@ class Phase(IntEnum):
     KEEP = 6
     PLACE = 8
     ADAPT = 9
+    STATISTICS = 10
 
 
 class Share(IntEnum):

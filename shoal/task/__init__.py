@@ -6,7 +6,8 @@
   data, no local functions. A `TaskBundle` exists only if its graphs pass and match their digests.
 - The aggregator does not import this package: it knows a task by its digest alone.
 
-`manifest` is the data and its TOML form, `bundle` the container, `onnx_graph` the check of the protobuf bytes.
+`manifest` is the data and its TOML form, `data_declaration` the names and preparation of the
+samples, `bundle` the container, `onnx_graph` the check of the protobuf bytes.
 
 Example: the default recipe of local training, one epoch of mini-batches.
 

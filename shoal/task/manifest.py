@@ -13,6 +13,7 @@ from typing import Final, Literal
 from shoal import limits
 from shoal.errors import ConfigError, DocumentError, TaskError
 from shoal.protocol.documents import LocalSettings
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 from shoal.types import check_name
 from shoal.util.state_codec import decode_state, encode_state
 
@@ -162,6 +163,7 @@ class TaskManifest:
         grad_digest: SHA-256 of grad.onnx.
         predict_digest: SHA-256 of predict.onnx.
         format_version: of this structure.
+        data: names of columns and classes, and the preparation of the samples.
     """
 
     name: str
@@ -175,6 +177,7 @@ class TaskManifest:
     grad_digest: str
     predict_digest: str
     format_version: int = FORMAT_VERSION
+    data: DataDeclaration = NO_DECLARATION
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
@@ -200,6 +203,33 @@ class TaskManifest:
                 raise TaskError("a regression task needs float32 labels without a limit")
         elif self.label.dtype != "int64" or len(self.label.shape) != rank or self.label.limit < 2:
             raise TaskError(f"a {self.kind} task needs int64 labels of rank {rank} and at least 2 classes")
+        self._check_data()
+
+    def _check_data(self) -> None:
+        data, width = self.data, math.prod(self.input.shape)
+        if data.features and len(data.features) != width:
+            raise TaskError(
+                f"the task declares {len(data.features)} features, and a sample has {width} values",
+                hint="give the model as many inputs as there are features, such as --option inputs=NUMBER",
+            )
+        if data.labels and (self.kind != "classification" or len(data.labels) != self.label.limit):
+            classes = f"{self.label.limit} classes" if self.kind == "classification" else "no named classes"
+            raise TaskError(
+                f"the task declares {len(data.labels)} labels, and a {self.kind} model of this size has {classes}",
+                hint="give the model as many classes as there are labels, such as --option classes=NUMBER",
+            )
+        if data.standardise != "off" and self.input.dtype != "float32":
+            raise TaskError("samples of whole numbers can't be standardised", hint="declare --standardise off")
+        if data.standardise == "federated" and any(p.segment == "shared" for p in self.parameters):
+            raise TaskError(
+                "federated standardisation does not go with shared layers", hint="declare --standardise local"
+            )
+        if data.standardise == "federated" and self.federated_length < statistics_length(width):
+            raise TaskError(
+                f"federated standardisation of {width} features needs {statistics_length(width)} coordinates, and devices "
+                f"upload {self.federated_length}",
+                hint="declare --standardise local, or train a larger model",
+            )
 
     def _check_parameters(self) -> None:
         if not 1 <= len(self.parameters) <= MAX_PARAMETERS:
@@ -239,6 +269,11 @@ class TaskManifest:
         """Coordinates of each tensor, in the order of the flat vector."""
         return tuple(p.length for p in self.parameters)
 
+    @property
+    def width(self) -> int:
+        """Values of one sample."""
+        return math.prod(self.input.shape)
+
     def to_toml(self) -> str:
         """Return the canonical TOML text of this manifest: equal manifests give equal bytes."""
         document = encode_state(
@@ -256,6 +291,8 @@ class TaskManifest:
         ).document
         blocks = [_pairs({k: v for k, v in document.items() if k not in _TABLES})]
         blocks += [f"[{name}]\n{_pairs(document[name])}" for name in _TABLES[:-1]]
+        if self.data != NO_DECLARATION:  # tasks without one have the bytes, and the digest, that they had before
+            blocks += [f"[{_DATA}]\n{_pairs(encode_state(self.data).document)}"]
         blocks += [f"[[parameters]]\n{_pairs(p)}" for p in document["parameters"]]
         return "\n\n".join(blocks) + "\n"
 
@@ -269,7 +306,10 @@ class TaskManifest:
         if len(data) > MAX_MANIFEST_BYTES:
             raise TaskError(f"task.toml has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
         try:
-            file = decode_state(_TomlFile, tomllib.loads(data.decode("utf-8")))
+            document = tomllib.loads(data.decode("utf-8"))
+            table = document.pop(_DATA, None)
+            file = decode_state(_TomlFile, document)
+            declared = NO_DECLARATION if table is None else decode_state(DataDeclaration, table)
         except (ValueError, RecursionError) as error:
             raise TaskError(f"task.toml is not valid TOML: {str(error)[:200]}") from None
         except DocumentError as error:
@@ -286,7 +326,13 @@ class TaskManifest:
             grad_digest=file.digests.grad,
             predict_digest=file.digests.predict,
             format_version=file.format_version,
+            data=declared,
         )
+
+
+def statistics_length(width: int) -> int:
+    """Return the coordinates that a device's statistics of ``width`` features take: see `edge_client.learning.statistics`."""
+    return 2 * width + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +358,13 @@ class _TomlFile:
 
 
 _TABLES: Final = ("input", "label", "hyper", "digests", "parameters")
+_DATA: Final = "data"
+"""The table of the declaration, which is left out if there is none."""
 
 
 def _pairs(table: Mapping[str, object]) -> str:
-    """Return a table's lines; its strings, numbers and lists of numbers are the same in JSON and in TOML."""
-    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+    """Return a table's lines; its strings, numbers and lists are the same in JSON and in TOML."""
+    return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
 
 
 def _check_shape(shape: tuple[int, ...], most: int, what: str) -> None:

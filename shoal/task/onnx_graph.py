@@ -7,7 +7,8 @@ below is refused, so that ONNX Runtime acts only on fields that were checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +37,7 @@ _GRAPH_ALLOWED: Final = frozenset({1, 2, 5, 10, 11, 12, 13})
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT = 1, 5, 11
 # NodeProto: input, output, name, op_type, attribute, doc_string, domain
 _NODE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7})
-_NODE_ATTRIBUTE, _NODE_DOMAIN = 5, 7
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 3, 4, 5, 7
 # AttributeProto: name, f, i, s, t, floats, ints, strings, tensors, doc_string, type
 _ATTRIBUTE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 7, 8, 9, 10, 13, 20})
 _ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS = 5, 10
@@ -213,6 +214,90 @@ def bind_input(model: bytes, name: str, length: int) -> bytes:
     tensor += encode_bytes(_TENSOR_NAME, encoded) + encode_length(_TENSOR_RAW, size)
     kept += encode_length(_GRAPH_INITIALIZER, len(tensor) + size) + tensor
     return bytes(head + encode_length(_MODEL_GRAPH, len(kept) + size) + kept)
+
+
+def standardise_input(
+    model: bytes,
+    name: str,
+    means: Sequence[float],
+    deviations: Sequence[float],
+    shape: tuple[int, ...],
+    *,
+    largest: float,
+) -> bytes:
+    """Return ``model`` with nodes in front that standardise the input ``name``; a value that is nan becomes 0.
+
+    Args:
+        model: ModelProto bytes that :func:`check_graph` accepts.
+        name: a float32 input of shape (batch, *shape).
+        means: of each value of a sample.
+        deviations: of each value of a sample, above 0.
+        shape: of one sample.
+        largest: standardised values are limited to plus and minus this.
+
+    Raises:
+        TaskError: the graph has no such input.
+    """
+    reader = _Reader()
+    old, new = name.encode(), f"{name}/standardised".encode()
+    head, body, graph, found = bytearray(), bytearray(), memoryview(b""), False
+    for field in reader.fields(memoryview(model)):
+        if field.number == _MODEL_GRAPH:
+            graph = field.body
+        else:
+            head += field.raw
+    for field in reader.fields(graph):
+        found = found or (field.number == _GRAPH_INPUT and _name_of(reader, field.body) == old)
+        body += _reading(reader, field.body, old, new) if field.number == _GRAPH_NODE else field.raw
+    if not found:
+        raise TaskError(f"predict graph has no input {name!r}")
+
+    def local(part: str) -> str:
+        return f"{name}/{part}"
+
+    nodes = [
+        _node("IsNaN", (name,), local("missing")),
+        _node("Sub", (name, local("means")), local("centred")),
+        _node("Div", (local("centred"), local("deviations")), local("scaled")),
+        _node("Clip", (local("scaled"), local("least"), local("largest")), local("limited")),
+        _node("Where", (local("missing"), local("zero"), local("limited")), new.decode()),
+    ]
+    constants = [
+        _floats(local("means"), means, shape),
+        _floats(local("deviations"), deviations, shape),
+        *(
+            _floats(local(part), (value,), ())
+            for part, value in (("least", -largest), ("largest", largest), ("zero", 0))
+        ),
+    ]
+    # Nodes have to be in the order of the computation, so these come first.
+    whole = b"".join(nodes) + bytes(body) + b"".join(constants)
+    return bytes(head) + encode_bytes(_MODEL_GRAPH, whole)
+
+
+def _reading(reader: _Reader, node: memoryview, old: bytes, new: bytes) -> bytes:
+    """Return a node, as a field of its graph, that reads the value ``new`` where it read ``old``."""
+    fields = [
+        encode_bytes(_NODE_INPUT, new) if field.number == _NODE_INPUT and bytes(field.body) == old else bytes(field.raw)
+        for field in reader.fields(node)
+    ]
+    return encode_bytes(_GRAPH_NODE, b"".join(fields))
+
+
+def _node(operator: str, inputs: tuple[str, ...], output: str) -> bytes:
+    parts = [encode_bytes(_NODE_INPUT, value.encode()) for value in inputs]
+    parts += [encode_bytes(_NODE_OUTPUT, output.encode()), encode_bytes(_NODE_NAME, output.encode())]
+    return encode_bytes(_GRAPH_NODE, b"".join(parts) + encode_bytes(_NODE_OPERATOR, operator.encode()))
+
+
+def _floats(name: str, values: Sequence[float], shape: tuple[int, ...]) -> bytes:
+    """Return a float32 constant, as a field of its graph."""
+    dims = b"".join(encode_varint(_TENSOR_DIMS << 3 | VARINT) + encode_varint(size) for size in shape)
+    kind = encode_varint(_TENSOR_TYPE << 3 | VARINT) + encode_varint(TENSOR_FLOAT)
+    raw = struct.pack(f"<{len(values)}f", *values)
+    return encode_bytes(
+        _GRAPH_INITIALIZER, dims + kind + encode_bytes(_TENSOR_NAME, name.encode()) + encode_bytes(_TENSOR_RAW, raw)
+    )
 
 
 def _allow(field: Field, allowed: frozenset[int], what: str, where: str) -> None:

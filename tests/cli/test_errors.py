@@ -297,6 +297,32 @@ def test_private_parameters_that_make_no_sense(call, fleet, options, error, hint
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (
+            ("--labels", "a,b", "--option", "classes=3"),
+            "the task declares 2 labels, and a classification model of this size has 3 classes",
+            "give the model as many classes as there are labels",
+        ),
+        (
+            ("--missing", "mean"),
+            "missing values can be replaced by the mean only if the task standardises",
+            "declare --standardise local",
+        ),
+        (("--features", "gone.txt"), "the features in gone.txt can't be read", "give the path of a file"),
+    ],
+)
+def test_data_that_make_no_sense(call, fleet, options, error, hint):
+    """Status 8, and no task is written."""
+    pytest.importorskip("torch")
+    complaint(
+        call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", *options, status=8), error, hint
+    )
+    assert not (call.home / "task").exists()
+
+
+@pytest.mark.torch
 def test_usage_sizes_for_a_model_of_ones_own(call, fleet):
     """Status 2: nothing would take them."""
     pytest.importorskip("torch")

@@ -186,6 +186,18 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 
 
+def test_a_task_that_names_its_data_says_so_and_has_their_sizes(call, fleet):
+    (call.home / "features.txt").write_text("radius,0,50\n# in mm2\narea,0,5e3\n")
+    compiled = call(
+        "shoal-fleet", "task", "compile", "owner", "logistic", "--features", "features.txt", "--label", "diagnosis",
+        "--labels", "benign,malignant,unsure", "--missing", "mean", "--standardise", "local", "--out", "task",
+    )  # fmt: skip
+    assert compiled.out.startswith("task: 9 coordinates, ")
+    words = "data: 2 named features, 3 named labels, standardise local, missing values: mean\n"
+    assert compiled.out.endswith(words)
+    assert 'features = ["radius", "area"]' in (call.home / "task/task.toml").read_text()
+
+
 def test_a_task_with_private_parameters_says_so_and_so_does_its_run(call, fleet):
     compiled = call(
         "shoal-fleet", "task", "compile", "owner", "mlp", "--option", "inputs=4", "--option", "hidden=3",

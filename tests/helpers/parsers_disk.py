@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import io
 import shutil
 import sqlite3
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,8 @@ from edge_client.storage.finished_models import (
     RollbackChoice,
 )
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack
+from edge_client.storage.scales import FOLDER as SCALES
+from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import DeviceState
 from shoal.address import BrokerAddress
 from shoal.owner.console.numbers import RequestNumbers
@@ -50,10 +54,12 @@ from shoal.owner.keys.broker_users import BrokerUsers
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import CHANGE_FILE, Change, FleetSecrets
 from shoal.owner.keys.versions import VERSIONS_FILE, StoredVersions, VersionSecrets
+from shoal.owner.task_compiler.features import declare
 from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
 from shoal.protocol.codec import decode, encode
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import TaskManifest
+from shoal.task.data_declaration import DataDeclaration
+from shoal.task.manifest import TaskManifest, TensorSpec
 from shoal.task.onnx_graph import bind_input, check_graph
 from shoal.util.config import load as load_config
 from tests.helpers.datafiles import idx
@@ -141,12 +147,33 @@ def _data(disk):
     folder = disk.root / "data"
     folder.mkdir()
 
-    def through(name, load_=load):
+    named = dataclasses.replace(
+        manifest,
+        data=DataDeclaration(
+            features=tuple(f"f{i}" for i in range(width)),
+            label="y",
+            labels=tuple("abcd"),
+            standardise="local",
+            missing="mean",
+        ),
+    )
+
+    def through(name, load_=load, task=manifest):
         def read(data):
             (folder / name).write_bytes(data)
-            return load_(folder / name, manifest)
+            return load_(folder / name, task)
 
         return read
+
+    def pictures(data):
+        (disk.root / "pictures" / "0").mkdir(parents=True, exist_ok=True)
+        (disk.root / "pictures" / "0" / "a.png").write_bytes(data)
+        task = dataclasses.replace(manifest, input=TensorSpec((1, 2, 3), "float32"))
+        return load(disk.root / "pictures", task)
+
+    def features(data):
+        (folder / "features.txt").write_bytes(data)
+        return declare(features=str(folder / "features.txt"))
 
     def images(data):
         pixels, labels, *_ = [*parts_of(data), b"", b""]
@@ -164,15 +191,34 @@ def _data(disk):
     np.savez(plain, x=x, y=y)
     np.savez_compressed(squeezed, x=x, y=y)
     table = "\n".join(",".join(map(str, (*row, label))) for row, label in zip(x, y, strict=True))
+    texts = "\n".join(",".join(map(str, (*row, "abcd"[label]))) for row, label in zip(x, y, strict=True))
     pair = idx(x.astype(np.uint8).reshape(DATA_SAMPLES, 2, 3)), idx(y.astype(np.uint8))
     npz = (plain.getvalue(), squeezed.getvalue())
     return [
         Parser("data.npz", npz, through("d.npz")),
         Parser("inputs.npz", npz, through("i.npz", load_inputs)),
         Parser("data.csv", (table.encode(), b"a,b,c,d,e,f,label\n" + table.encode()), through("d.csv")),
+        Parser(
+            "data.csv with names",
+            (texts.encode(), b"f5;f4;y;f0;f1;f2;f3\n1;;a;2;NA;3;4\n"),
+            through("n.csv", task=named),
+        ),
+        Parser("an image", (_png(),), pictures),
+        Parser("a file of features", (b"radius,0,50\narea,0,5e3\n", b"# names\nradius\n"), features),
         Parser("IDX files", (parcelled(*pair),), images),
         Parser("IDX files, packed", (parcelled(*(gzip.compress(p) for p in pair)),), packed),
     ]
+
+
+def _png():
+    """Return a grey image of 3 x 2 pixels, made by hand."""
+
+    def chunk(kind, body):
+        return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+
+    head = chunk(b"IHDR", bytes([0, 0, 0, 3, 0, 0, 0, 2, 8, 0, 0, 0, 0]))
+    pixels = chunk(b"IDAT", zlib.compress(bytes([0, 1, 2, 3, 0, 4, 5, 6])))
+    return b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b"")
 
 
 def _owners(disk):
@@ -250,6 +296,7 @@ def _devices(disk):
     (model,) = FinishedModels(disk.places["device"]).models()
     PrivateValues(disk.places["device"], bytes(16), vector(1, 2, 3)).keep(4, vector(4, 5, 6))
     private = (disk.places["device"] / MODELS / PRIVATE_FILE).read_bytes()
+    Scales(disk.places["device"]).save(Scale(model.run_id, (1.0, 2.0), (0.5, 1.0)))
     start = f"{FOLDER}/start-{model.run_id.hex()}.bin"
     personal = PersonalChoice(
         version=1,
@@ -294,6 +341,12 @@ def _devices(disk):
             lambda d: stored_values(d / MODELS / PRIVATE_FILE, bytes(16), 3),
             name="private values",
             seeds=(private,),
+        ),
+        disk.replaced(
+            "device",
+            f"{SCALES}/scale-{model.run_id.hex()}.bin",
+            lambda d: Scales(d).load(model.run_id),
+            name="scale",
         ),
         disk.replaced("device", start, lambda d: FinishedModels(d).start_of(model), name="start of a run"),
         disk.replaced("device", finished[MODEL_FILES], lambda d: FinishedModels(d).answering(), name="finished model"),

@@ -15,6 +15,7 @@ from edge_client.models.private_values import PrivateFile
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
+from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_request
@@ -245,6 +246,7 @@ def _finished():
         fit,
         choice,
         figures,
+        Scale(bytes(16), (0.5, 1.0), (1.0, 2.0)),
         private,
         validation,
         node,

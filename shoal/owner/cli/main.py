@@ -15,7 +15,7 @@ from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
-from shoal.owner.cli.pairs import pairs, private_words, whole
+from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import add_version, note, run_program, say, say_json
 
@@ -158,13 +158,40 @@ def compile_(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
+    features: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|NAMES",
+            help="Names of the columns of a sample, in order: with commas between, or a file with a line NAME or "
+            "NAME,LOW,HIGH for each.",
+        ),
+    ] = "",
+    label: Annotated[str, typer.Option(help="Name of the label column.")] = "",
+    labels: Annotated[
+        str, typer.Option(metavar="NAMES", help="Names of the classes, in order, with commas between.")
+    ] = "",
+    standardise: Annotated[
+        str,
+        typer.Option(
+            help="off; local: each device with its own means and deviations; federated: with the fleet's, which needs bounds.",
+            show_default="federated for features with bounds, local for features without, else off",
+        ),
+    ] = "",
+    missing: Annotated[
+        str, typer.Option(help="error; mean: a missing value is the feature's mean, if the task standardises.")
+    ] = "error",
 ) -> None:
-    """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
+    """Compile a torch model and its loss to ONNX, check it against torch, and sign it.
+
+    A built-in gets as many inputs as --features names and as many classes as --labels does.
+    """
     from shoal.owner.keys.outputs import check_output
     from shoal.owner.keys.unlock import open_fleet
-    from shoal.owner.task_compiler.builtin import build, load_user
+    from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
     from shoal.owner.task_compiler.compile import compile_task
+    from shoal.owner.task_compiler.features import declare
     from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
+    from shoal.task.data_declaration import NO_DECLARATION
 
     fleet = open_fleet(directory)
     check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
@@ -173,6 +200,9 @@ def compile_(
         raise UsageError(
             f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
         )
+    data = declare(features=features, label=label, labels=labels, standardise=standardise, missing=missing)
+    if ":" not in source:
+        options = {**sizes_of(source, data), **options}
     made = load_user(source) if ":" in source else build(source, **options)
     bundle = compile_task(
         made.model,
@@ -183,6 +213,7 @@ def compile_(
         hyper=made.hyper,
         shared=shared or (),
         private=private or (),
+        data=data,
     )
     write_signed(bundle, Source(source, options), fleet.owner, out)
     say(
@@ -190,6 +221,8 @@ def compile_(
     )
     if bundle.private:
         say(private_words(bundle.manifest))
+    if data != NO_DECLARATION:
+        say(data_words(data))
 
 
 admission_cli.register(app)

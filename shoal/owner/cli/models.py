@@ -81,7 +81,7 @@ _WORDS = {
 def _run(plan: RunPlan, reader: ModelReader) -> dict[str, Any]:
     """Return the fields of a run; its models are those that the broker holds."""
     from shoal.errors import NotReadyError
-    from shoal.protocol.messages import SHARED_MODEL
+    from shoal.protocol.messages import FOR_ALL
 
     data = {"run": plan.run, "run_id": plan.run_id.hex(), "algorithm": plan.algorithm, "rounds": plan.rounds}
     last = reader.last
@@ -92,7 +92,7 @@ def _run(plan: RunPlan, reader: ModelReader) -> dict[str, Any]:
         sealed = set(last.wanted())
     except NotReadyError:
         return {**data, "state": "waiting" if last.announcement.finished else "running", "round": at, "models": []}
-    offers = [offer for offer in last.held.offers if offer.model != SHARED_MODEL]
+    offers = [offer for offer in last.held.offers if offer.model not in FOR_ALL]
     models = [{"model": o.model, "round": o.at.round, "sealed": o.at in sealed} for o in offers]
     return {**data, "state": "ready", "round": at, "models": models}
 

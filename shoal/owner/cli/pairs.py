@@ -1,13 +1,15 @@
-"""Options of the form NAME=VALUE, and the line about a task's private parameters, for several commands of `shoal-fleet`."""
+"""Options of the form NAME=VALUE, and lines about a task, for several commands of `shoal-fleet`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from shoal.errors import UsageError
+from shoal.util.console import counted
 from shoal.util.wanted import wanted
 
 if TYPE_CHECKING:
+    from shoal.task.data_declaration import DataDeclaration
     from shoal.task.manifest import TaskManifest
 
 
@@ -42,3 +44,9 @@ def private_words(manifest: TaskManifest) -> str:
     """Return a line about the parameters that stay on each device; the task has some."""
     names = ", ".join(p.name for p in manifest.private_parameters)
     return f"private: {names}: {manifest.private_length} of {manifest.length} coordinates never leave a device"
+
+
+def data_words(data: DataDeclaration) -> str:
+    """Return a line about the declaration of a task's data."""
+    names = f"{counted(len(data.features), 'named feature')}, {counted(len(data.labels), 'named label')}"
+    return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}"

@@ -248,7 +248,9 @@ def start(
 
     note("drawing the starting models")
     # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
-    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
+    origins = make_origins(
+        source.spec, draft.without_statistics.origins, None, manifest=bundle.manifest, **source.options
+    )
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         write_run(fleet, plan, bundle, origins)

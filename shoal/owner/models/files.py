@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from edge_client.export import export
+from edge_client.learning.statistics import scale_from
 from shoal.errors import ConfigError
 from shoal.owner.keys.outputs import check_output
 from shoal.util.files import private_directory, read_private, remove_unfinished, write_atomic, write_failed
@@ -26,6 +27,7 @@ from shoal.util.files import private_directory, read_private, remove_unfinished,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_client.storage.scales import Scale
     from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
@@ -93,8 +95,9 @@ def write_models(run: FinishedRun, owner: Path, folder: Path, *, force: bool = F
         (folder / LIST_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise write_failed(folder / LIST_FILE, error) from error
-    models = [_write(run, model, folder) for model in run.models]
-    document = _document(run, models)
+    scale = fleet_scale(run)
+    models = [_write(run, model, folder, scale) for model in run.models]
+    document = _document(run, models, scale)
     named = {model[kind]["file"] for model in models for kind in ("onnx", "state")}
     for name in {name for name in before if not name.startswith(".")} - named - {LIST_FILE}:
         (folder / name).unlink(missing_ok=True)
@@ -110,10 +113,22 @@ def _ours(folder: Path) -> tuple[str, ...]:
         return ()  # `check_output` reports all but a missing folder
 
 
-def _write(run: FinishedRun, model: FinalModel, folder: Path) -> dict[str, Any]:
+def fleet_scale(run: FinishedRun) -> Scale | None:
+    """Return the scale by which all devices of a run standardised their samples; None if they have none in common.
+
+    Raises:
+        IntegrityError: the fleet's statistics are not those of samples.
+    """
+    data = run.bundle.manifest.data
+    if data.standardise != "federated" or run.statistics is None:
+        return None
+    return scale_from(run.statistics, data, run.plan.run_id)
+
+
+def _write(run: FinishedRun, model: FinalModel, folder: Path, scale: Scale | None) -> dict[str, Any]:
     """Write the two files of a model, and return its entry in models.json."""
     onnx, state = folder / f"model-{model.model}.onnx", folder / f"model-{model.model}.npz"
-    export(run.bundle, model.theta, onnx)
+    export(run.bundle, model.theta, onnx, scale)
     write_atomic(state, npz_bytes(state_dict(run.bundle.manifest, model.theta)))
     return {
         "model": model.model,
@@ -142,7 +157,7 @@ def _certified(state: OpenedState) -> dict[str, Any]:
     }
 
 
-def _document(run: FinishedRun, models: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(run: FinishedRun, models: list[dict[str, Any]], scale: Scale | None) -> dict[str, Any]:
     plan, manifest = run.plan, run.bundle.manifest
     return {
         "format": FORMAT,
@@ -158,6 +173,13 @@ def _document(run: FinishedRun, models: list[dict[str, Any]]) -> dict[str, Any]:
         "task": {"name": manifest.name, "kind": manifest.kind, "digest": plan.task_digest.hex()},
         "parameters": [{"name": p.name, "shape": list(p.shape), "segment": p.segment} for p in manifest.parameters],
         "private_coordinates": manifest.private_length,
+        "data": {
+            "features": list(manifest.data.features),
+            "labels": list(manifest.data.labels),
+            "standardise": manifest.data.standardise,
+            "means": None if scale is None else list(scale.means),
+            "deviations": None if scale is None else list(scale.deviations),
+        },
         "complete": not run.missing,
         "models": models,
         "shared": None if run.shared is None else _certified(run.shared),

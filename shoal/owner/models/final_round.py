@@ -26,7 +26,7 @@ from shoal.membership.statements import check_certificate
 from shoal.protocol import channels
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import decode
-from shoal.protocol.messages import SHARED_MODEL, Announcement, Phase
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Phase
 from shoal.protocol.states import StateCertificate
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class FinishedRun:
         models: ascending by id.
         shared: with weight sharing, the state of the segment that all models share.
         missing: model -> reason, for the offered models that can't be had.
+        statistics: (d,) float32, the fleet's mean of statistics, if the task standardises by it and it can be had; else None.
     """
 
     plan: RunPlan
@@ -110,6 +111,12 @@ class FinishedRun:
     models: tuple[FinalModel, ...]
     shared: OpenedState | None
     missing: Mapping[int, str]
+    statistics: Float32Vector | None = field(default=None, repr=False)
+
+
+def _theta_of(at: StateId | None, opened: Mapping[StateId, OpenedState]) -> Float32Vector | None:
+    """Return the vector of a state; None if there is no such state among the opened ones."""
+    return None if at is None or at not in opened else opened[at].state.theta
 
 
 def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster, version: VersionSecrets) -> memoryview:
@@ -193,7 +200,7 @@ class FinalRound:
     @property
     def models(self) -> tuple[int, ...]:
         """The models that the round offers."""
-        return tuple(offer.model for offer in self.held.offers if offer.model != SHARED_MODEL)
+        return tuple(offer.model for offer in self.held.offers if offer.model not in FOR_ALL)
 
     def wanted(self) -> dict[StateId, CheckpointRef]:
         """Return the checkpoints of the offered states; of a finished run, as far as there are any.
@@ -285,7 +292,7 @@ class FinalRound:
         wanted, held = self.wanted(), self.held
         missing: dict[int, str] = {}
         for offer in held.offers:
-            if offer.at not in opened:
+            if offer.at not in opened and offer.model != STATISTICS_MODEL:
                 lacking = "no device has sealed it, or too few have certified it"
                 if offer.at in wanted:
                     lacking = reasons.get(offer.at, "its checkpoint has not arrived")
@@ -309,6 +316,7 @@ class FinalRound:
             models=tuple(self._model(model, opened, roster, initial_values(bundle)) for model in ids),
             shared=None if shared is None else opened[shared],
             missing=missing,
+            statistics=_theta_of(held.state_of(STATISTICS_MODEL), opened),
         )
 
     def _task(self, opened: Mapping[StateId, OpenedState]) -> TaskBundle:

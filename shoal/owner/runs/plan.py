@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
@@ -21,13 +23,12 @@ from shoal.owner.keys.run_files import run_file
 from shoal.owner.runs import defaults
 from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import RunPackage, RunPlan, SegmentSpec, Setting
+from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
 from shoal.task.manifest import LocalTraining
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from shoal.task.bundle import TaskBundle
@@ -121,6 +122,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
 def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
     local = options.local or bundle.manifest.hyper
     settings = settings_of(options.algorithm, options.settings)
+    statistics = ((STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
         fleet=fleet.name,
         run=fleet.secrets.next_run,
@@ -128,9 +130,9 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         roster_sequence=fleet.roster.sequence,
         task_digest=bundle.digest,
         algorithm=options.algorithm,
-        settings=tuple(Setting(k, v) for k, v in sorted(options.settings.items())),
-        origins=settings.origins,
-        max_models=settings.origins,
+        settings=tuple(Setting(k, v) for k, v in (*sorted(options.settings.items()), *statistics)),
+        origins=settings.origins + len(statistics),
+        max_models=settings.origins + len(statistics),
         rounds=options.rounds,
         mode=options.mode,
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
@@ -178,11 +180,14 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
         fleet: the owner's directory.
         plan: from `make_plan`.
         bundle: the task.
-        origins: shape (plan.origins, plan.length), float32.
+        origins: (n, plan.length), float32, n those of the algorithm (`RunPlan.without_statistics`).
 
     Raises:
         ConfigError: the origins have another shape, or the plan has another key version than the fleet.
     """
+    if plan.statistics:
+        # The model of the statistics starts from zero, so that it becomes their mean.
+        origins = np.concatenate([origins, np.zeros((1, plan.length), np.float32)])
     if origins.shape != (plan.origins, plan.length):
         raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
     group = GroupKey(fleet.name, "content", run_chain(fleet, plan).take().content)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.errors import TaskError
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import KINDS, Kind, LocalTraining
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -170,6 +171,14 @@ def build(name: str, **options: int | bool) -> TaskSource:
         if not isinstance(value, int) or (not isinstance(value, bool) and not 1 <= value <= 1 << 24):
             raise TaskError(f"option {option!r} must be an integer of at least 1, not {value!r}")
     return maker(**options)
+
+
+def sizes_of(name: str, data: DataDeclaration) -> dict[str, int]:
+    """Return the options of a built-in that a declaration of data implies: as many inputs and classes as it names."""
+    maker = BUILTIN.get(name)
+    known = maker.__annotations__ if maker is not None else {}
+    found = {"inputs": len(data.features), "classes": len(data.labels)}
+    return {option: size for option, size in found.items() if size and option in known}
 
 
 def load_user(spec: str) -> TaskSource:

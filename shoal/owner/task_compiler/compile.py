@@ -14,6 +14,7 @@ from shoal.errors import TaskError
 from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported
 from shoal.owner.task_compiler.quiet import quiet
 from shoal.task.bundle import TaskBundle
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 from shoal.task.manifest import (
     PRIVATE,
     SEGMENT_ORDER,
@@ -47,6 +48,7 @@ def compile_task(
     hyper: LocalTraining | None = None,
     shared: Sequence[str] = (),
     private: Sequence[str] = (),
+    data: DataDeclaration = NO_DECLARATION,
 ) -> TaskBundle:
     """Compile a task and check it against torch; torch's random state, warnings and streams are restored.
 
@@ -60,6 +62,7 @@ def compile_task(
         hyper: default local training.
         shared: prefixes of parameter names that all clusters share (IFCA section 4.3); the rest is per cluster.
         private: prefixes of parameter names that stay on each device (FedPer).
+        data: names of columns and classes, and the preparation of the samples.
 
     Raises:
         TaskError: the model can't be compiled (names the layer and a replacement), or its results differ from torch's.
@@ -84,6 +87,7 @@ def compile_task(
             score_digest=_EMPTY,
             grad_digest=_EMPTY,
             predict_digest=_EMPTY,
+            data=data,
         )
         _check_outputs(outputs, y, kind)
         _check_loss(loss, outputs, y)

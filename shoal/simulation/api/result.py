@@ -16,8 +16,10 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from aggregator.strategies.base import Event
+from edge_client.storage.scales import Scale
 from shoal.errors import ConfigError
 from shoal.report.plot import Line, Panel, figure_of
+from shoal.simulation.api.standardisation import in_scale
 from shoal.types import Float32Vector
 
 
@@ -64,6 +66,7 @@ class Result:
     _thetas: Mapping[int, Float32Vector] = field(repr=False)
     _own: Callable[[int], Float32Vector] = field(repr=False)
     _finish: Callable[[], NDArray[np.float64] | None] = field(repr=False)
+    _scales: tuple[Scale, ...] = field(default=(), repr=False)
 
     @cached_property
     def personal(self) -> NDArray[np.float64] | None:
@@ -91,6 +94,15 @@ class Result:
             device: its place among the partitions.
         """
         return self._module(self._own(device))
+
+    def standardised(self, device: int, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return samples (n, ...) as the models take them, float32: in the scale of a device, or as they are without one.
+
+        Args:
+            device: its place among the partitions.
+            x: samples in the units of the partitions.
+        """
+        return in_scale(x, self._scales[device]) if self._scales else np.asarray(x, np.float32)
 
     def _module(self, theta: Float32Vector) -> nn.Module:
         module = copy.deepcopy(self._template)

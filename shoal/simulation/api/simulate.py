@@ -28,6 +28,7 @@ from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
+from shoal.simulation.api.standardisation import scales_of, standardised_population
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
@@ -62,6 +63,7 @@ def simulate(
     progress: bool = False,
     personal: float = 0.0,
     private: Sequence[str] = (),
+    standardise: str = "off",
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -87,6 +89,9 @@ def simulate(
         personal: weight of the proximal term of Ditto's personal model, a further candidate of `Result.personal`; 0 is none.
         private: names of parameters, or beginnings of them such as a layer's name, that stay on each device, which trains its
             own from the model's values, as `--private` of ``shoal-fleet task compile``.
+        standardise: ``off``; ``local``, each device's features by its own training share; or ``federated``, by the fleet's
+            statistics, as `--standardise` of ``shoal-fleet task compile``. The models then take standardised samples: see
+            `Result.standardised`.
 
     Raises:
         UsageError: an argument makes no sense.
@@ -112,6 +117,8 @@ def simulate(
         mask=fleet.mode if mask == "default" else find(mask).name,
     )
     population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
+    scales = scales_of(population, standardise, options.weight_cap)
+    population = standardised_population(population, scales)
     first = population.train[0]
     network = network_of(source, first.x[:SAMPLES_TRIED], first.y[:SAMPLES_TRIED])
     if source.kind != "regression":
@@ -156,6 +163,7 @@ def simulate(
         _thetas={model: _initial(theta, own_part, network.length) for model, theta in result.thetas.items()},
         _own=lambda device: _whole(result, device, int(clusters[device])),
         _finish=partial(_personal, result, options, start, source.kind, personal, own_part),
+        _scales=scales,
     )
 
 

@@ -1,14 +1,20 @@
 """The owner fetches the models of a finished run from the broker: they are those that the devices ended with, bit for bit."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from edge_client.learning.model import OrtModel
+from edge_client.learning.standardisation import standardised
+from edge_client.storage.scales import Scales
 from shoal.errors import ConfigError, NotReadyError, UntrustedError
 from shoal.owner.models.files import write_models
 from shoal.protocol.states import StateId
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
+from shoal.util.telemetry import import_onnxruntime
 from tests.helpers.fleets import (
     CLASSES,
     INPUTS,
@@ -172,3 +178,27 @@ def test_private_coordinates_have_the_tasks_initial_values(tmp_path):
     np.testing.assert_array_equal(thetas[0][:-CLASSES], own[:-CLASSES])
     np.testing.assert_array_equal(thetas[0][-CLASSES:], initial)
     assert not np.array_equal(own[-CLASSES:], initial)
+
+
+def test_the_fleets_scale_is_in_the_files_and_its_statistics_are_no_model(tmp_path):
+    data = DataDeclaration(
+        features=tuple(f"f{i}" for i in range(INPUTS)), low=(-9,) * INPUTS, high=(9,) * INPUTS, standardise="federated"
+    )
+    plain = logistic_bundle(INPUTS, CLASSES)
+    bundle = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=data))
+    with make_fleet(tmp_path / "fleet", count=4, bundle=bundle, rounds=4, min_contributors=3) as fleet:
+        fleet.run(20)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+        scale = Scales(fleet.stage.device_dir(names(4)[0])).load(fleet.plan.run_id)
+    assert (list(thetas), document["complete"], document["missing"]) == ([0], True, [])
+    assert document["data"]["standardise"] == "federated"
+    assert (document["data"]["means"], document["data"]["deviations"]) == (list(scale.means), list(scale.deviations))
+    session = import_onnxruntime().InferenceSession(
+        tmp_path / "models" / "model-0.onnx", providers=["CPUExecutionProvider"]
+    )
+    x = np.ones((2, INPUTS), np.float32)
+    (outputs,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(
+        outputs, OrtModel(bundle).predict(thetas[0], standardised(x, scale)), rtol=1e-4, atol=1e-5
+    )

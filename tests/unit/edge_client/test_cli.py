@@ -1,5 +1,6 @@
 """The texts and figures of `shoal-edge`, without a process."""
 
+import dataclasses
 import json
 import os
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ import pytest
 
 from edge_client import cli, inference
 from edge_client.inference import Chosen
+from edge_client.learning.evaluation import of_numbers
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
 
@@ -245,7 +248,8 @@ def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
 
 def test_outputs_of_several_numbers_share_a_line(monkeypatch, tmp_path, inputs, said):
     outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
-    made = SimpleNamespace(live=False, own=None, predict=lambda *_, **__: outputs)
+    bundle = SimpleNamespace(manifest=SimpleNamespace(data=NO_DECLARATION))
+    made = SimpleNamespace(live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs)
     monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
     cli.predict(tmp_path, inputs)
     assert said()[0] == ["0.25 1", "1e-09 3"]
@@ -312,3 +316,65 @@ def test_config_works_in_a_directory_that_has_not_joined_and_shows_no_password(t
     (line,) = [text for text in said()[0] if text.startswith("broker")]
     assert "s3cret" not in line
     assert "SHOAL_EDGE_BROKER" in line
+
+
+@pytest.fixture
+def named(monkeypatch, logistic):
+    """Let a model answer that takes sample i of X for class i, of a task with names of labels."""
+    bundle = logistic(4, 3)
+    task = dataclasses.replace(bundle.manifest, data=DataDeclaration(labels=("cat", "dog", "fox")))
+    weights = np.zeros(15, np.float32)
+    weights[[0, 4, 8]] = 1.0
+    own = OwnModel(1, bytes(16), 9, 4, weights)
+    made = Chosen(dataclasses.replace(bundle, manifest=task), (own,), live=False)
+    monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
+    return made
+
+
+def table(tmp_path, *labels):
+    lines = [",".join([*("1" if i == j else "0" for j in range(4)), label]) for i, label in enumerate(labels)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    return tmp_path / "d.csv"
+
+
+def test_answers_have_the_names_of_the_labels(named, tmp_path, said):
+    source = table(tmp_path, "cat", "dog", "fox")
+    cli.predict(tmp_path, source)
+    assert said()[0] == ["cat", "dog", "fox"]
+    cli.predict(tmp_path, source, json=True)
+    found = data(said)
+    assert (found["predictions"], found["labels"]) == ([0, 1, 2], ["cat", "dog", "fox"])
+    cli.predict(tmp_path, source, probabilities=True)
+    assert said()[0][0] == "0.576117 0.211942 0.211942"
+    cli.predict(tmp_path, source, probabilities=True, json=True)
+    assert [round(sum(row), 6) for row in data(said)["probabilities"]] == [1, 1, 1]
+
+
+def test_an_evaluation_has_the_figures_beside_the_majoritys(named, tmp_path, said):
+    source = table(tmp_path, "cat", "dog", "dog")
+    cli.evaluate(tmp_path, source)
+    lines, notes = said()
+    assert lines == [
+        "accuracy 66.7% on 3 samples; the most common label, dog, alone 66.7%",
+        "true \\ predicted cat dog fox",
+        "cat                1   0   0",
+        "dog                0   1   1",
+        "fox                0   0   0",
+    ]
+    assert notes == ["warning: the model is no better than a guess that looks at no sample"]
+    cli.evaluate(tmp_path, source, json=True)
+    found = data(said)
+    assert found["majority"] == {"label": "dog", "accuracy": pytest.approx(2 / 3)}
+    assert (found["no_better"], found["run"], found["confusion"][1]) == (True, 1, [0, 1, 1])
+
+
+def test_errors_of_numbers_are_two_lines():
+    document = of_numbers(np.array([1.0, 2.0]), np.array([1.0, 4.0])).document()
+    assert cli.evaluation_lines(document) == [
+        "mean squared error 2 on 2 samples; of the mean label 2.25",
+        "mean absolute error 1; of the mean label 1.5",
+    ]
+
+
+def test_warnings_have_lines_of_their_own():
+    assert cli.status_lines({"warnings": ["a; b", "c; d"]}) == ["warning: a; b", "warning: c; d"]

@@ -1,5 +1,7 @@
 """The health of a device: its membership, service, stored state and data. Data against a task: tests/cli/test_doctor.py."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,16 @@ def test_data_are_found_or_not(tmp_path, directory):
     np.savez(tmp_path / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
     assert checks(directory, tmp_path / "gone.npz")["data"].result == "failure"
+
+
+def test_doubts_about_the_data_are_a_warning_with_the_thing_to_do(tmp_path, directory, monkeypatch, logistic):
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32) * np.array([1, 1, 0, 1e4], np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=np.zeros(9, np.int64))
+    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=SimpleNamespace(run=1)))
+    found = checks(directory, tmp_path / "d.npz")["data"]
+    assert found.result == "warning"
+    assert found.detail.endswith("a constant column teaches nothing (and 1 more)")
+    assert found.advice == "check the file"
 
 
 def test_a_device_without_its_runtime(directory, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from edge_client.export import export
 from edge_client.learning.model import OrtModel
+from edge_client.learning.standardisation import local_scale, standardised
 from shoal.errors import ConfigError, TaskError
 from tests.helpers.tasks import logistic_bundle, samples
 
@@ -45,3 +46,16 @@ def test_a_folder_that_does_not_exist_is_named(bundle, tmp_path):
     assert str(caught.value).startswith(f"can't write {path}: ")
     assert "check the folder" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exported_file_standardises_as_the_device_does(bundle, tmp_path):
+    theta = np.random.default_rng(0).standard_normal(15).astype(np.float32)
+    x = samples(8)[0] * np.array([1, 1000, 1, 0], np.float32) + np.array([0, 5e4, 0, 3], np.float32)
+    scale = local_scale(x, bytes(16))
+    x[0, 1] = np.nan
+    export(bundle, theta, tmp_path / "m.onnx", scale)
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+    session = ort.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_inputs()] == ["x"]
+    (outputs,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(outputs, OrtModel(bundle).predict(theta, standardised(x, scale)), rtol=1e-3, atol=1e-3)

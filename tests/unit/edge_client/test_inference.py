@@ -8,9 +8,10 @@ import onnxruntime
 import pytest
 
 from edge_client import inference
-from edge_client.inference import Chosen, choose, export, predict
+from edge_client.inference import Chosen, choose, export, predict, softmax
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.personal_choice import PersonalChoice
+from edge_client.storage.scales import Scale
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, DataError, IntegrityError, NotEnrolledError
 from shoal.task.manifest import TensorSpec
@@ -222,3 +223,32 @@ def test_an_export_answers_as_its_model_does(directory, bundle, data, tmp_path):
         session = onnxruntime.InferenceSession(Path(file).read_bytes())
         (outputs,) = session.run(None, {session.get_inputs()[0].name: X})
         assert outputs.argmax(1).tolist() == predict(directory, data, node=node).tolist()
+
+
+# ------------------------------------------------------------------------------------------------ standardised tasks
+
+
+def test_a_scale_applies_to_what_is_asked(bundle, tmp_path):
+    scale = Scale(RUN_ID, (5.0,) * 4, (10.0,) * 4)
+    np.savez(tmp_path / "raw.npz", x=X * 10 + 5, y=np.array([0, 1, 1]))
+    chosen = Chosen(bundle, PATH, live=False, scale=scale)
+    assert chosen.predict(tmp_path / "raw.npz").tolist() == [0, 1, 2]
+    figures = chosen.evaluate(tmp_path / "raw.npz")
+    assert (figures.correct, figures.samples, figures.common) == (2, 3, 1)
+    found = chosen.probabilities(tmp_path / "raw.npz")
+    np.testing.assert_allclose(found[0], np.exp([1, 0, 0]) / np.exp([1, 0, 0]).sum(), rtol=1e-6)
+
+
+def test_probabilities_are_of_classes(bundle, data):
+    task = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
+    regression = dataclasses.replace(bundle, manifest=task)
+    with pytest.raises(ConfigError, match="has no probabilities"):
+        Chosen(regression, PATH, live=False).probabilities(data)
+    assert softmax(np.array([[1e4, 0.0]], np.float32)).tolist() == [[1.0, 0.0]]
+
+
+def test_a_regression_model_is_evaluated_by_its_errors(bundle, tmp_path):
+    task = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
+    regression = dataclasses.replace(bundle, manifest=task)
+    np.savez(tmp_path / "d.npz", x=X, y=np.eye(3))
+    assert Chosen(regression, PATH, live=False).evaluate(tmp_path / "d.npz").squared == 0.0

@@ -282,3 +282,23 @@ def test_a_final_model_is_lacking_unless_both_files_are_there(place, lost):
     assert not place.results.lacks_final_model(final, plan)
     (place.files.directory / lost).unlink()
     assert place.results.lacks_final_model(final, plan)
+
+
+# -------------------------------------------------------------------------------------------------------- warnings
+
+
+def test_doubts_are_logged_and_shown_once_until_the_next_run(place, caplog):
+    place.begin()
+    assert "warnings" not in place.status()
+    place.results.warn(["scale it; now", "check it; now"])
+    place.results.warn(["scale it; now"])
+    assert place.status()["warnings"] == ["scale it; now", "check it; now"]
+    assert caplog.text.count("scale it; now") == 1
+    place.begin(run=2)
+    assert "warnings" not in place.status()
+
+
+def test_a_finished_model_that_is_no_better_is_shown(place):
+    place.begin()
+    place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
+    assert place.status()["warnings"] == ["it has learned nothing; train longer"]

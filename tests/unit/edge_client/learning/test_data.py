@@ -8,8 +8,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Dataset, load, permutation, split
+from edge_client.learning.data import Dataset, load, permutation, split, split_growing
+from edge_client.learning.reading import Reading
 from shoal.errors import DataError
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
 from tests.helpers.tasks import manifest, samples
 
@@ -85,7 +87,8 @@ def test_idx_is_scaled_to_one(tmp_path, suffix, whole_folder):
     [
         ("1,2,3,4,0\n1,2,3,0\n", "line 2: 4 columns instead of 5"),
         ("a,b,c,d,e\n1,2,3,4,0\n1,2,x,4,0\n", "line 3, column 3: 'x' is not a number"),
-        ("1,2,3,4,0\n1,2,nan,4,0\n", "line 2: the sample is not finite"),
+        ("1,2,3,4,0\n1,2,nan,4,0\n", "line 2, column '3': the value is missing"),
+        ("1,2,3,4,0\n1,2,inf,4,0\n", "line 2: the sample is not finite"),
         ("1,2,3,4,0\n1,2,1e300,4,0\n", "line 2: the sample is too large"),
         ("1,2,3,4,0\n1,2,3,4,3\n", r"line 2: the label is not in 0\.\.2"),
         ("1,2,3,4,0\n1,2,3,4,-1\n", r"line 2: the label is not in 0\.\.2"),
@@ -102,6 +105,27 @@ def test_csv_errors_name_file_and_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as caught:
         load(path, TASK)
     assert "bad.csv" in str(caught.value)
+
+
+def test_text_labels_of_an_archive_are_the_tasks(tmp_path):
+    task = manifest(data=DataDeclaration(labels=("a", "b", "c")))
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)), y=np.array(["c", "a"]))
+    assert load(tmp_path / "d.npz", task).y.tolist() == [2, 0]
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)), y=np.array(["c", "d"]))
+    with pytest.raises(DataError, match=r"d\.npz, y, row 1: 'd' is no label of the task"):
+        load(tmp_path / "d.npz", task)
+
+
+def test_the_devices_options_reach_the_table(tmp_path):
+    (tmp_path / "d.csv").write_text("y:a:b:c:d:e\n2:1:2:3:4:9\n")
+    task = manifest(data=DataDeclaration(features=("a", "b", "c", "d")))
+    assert load(tmp_path / "d.csv", task, Reading(label="y", separator=":")).y.tolist() == [2]
+
+
+def test_a_folder_of_tables_is_read_in_name_order(tmp_path):
+    (tmp_path / "b.csv").write_text("5,6,7,8,1\n")
+    (tmp_path / "a.csv").write_text("1;2;3;4;0\n")
+    assert load(tmp_path, TASK).x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 def test_npz_errors_name_file_and_row(tmp_path):
@@ -200,3 +224,24 @@ def test_four_samples_are_too_few():
     with pytest.raises(DataError, match="4 samples are too few") as caught:
         split(Dataset(*samples(4)), b"s")
     assert "5" in caught.value.hint
+
+
+@pytest.mark.parametrize("n", [5, 9, 40, 103])
+def test_samples_stay_in_their_shares_while_the_data_grow(n):
+    x = np.arange(4 * 200, dtype=np.float32).reshape(200, 4)
+    y = np.arange(200)
+    before = split_growing(Dataset(x[:n], y[:n]), b"dev")
+    after = split_growing(Dataset(x, y), b"dev")
+    whole = n // 5 * 5
+    assert len(before.validation) == len(before.test) == whole // 5
+    assert sorted(np.concatenate([before.train.y, before.validation.y, before.test.y])) == list(range(whole))
+    for name in ("train", "validation", "test"):
+        mine = getattr(before, name)
+        assert set(mine.y) == {v for v in getattr(after, name).y if v < whole}
+        np.testing.assert_array_equal(mine.x, x[mine.y])
+    assert set(after.test.y) != set(split_growing(Dataset(x, y), b"other").test.y)
+
+
+def test_growing_data_begin_with_five_samples():
+    with pytest.raises(DataError, match="4 samples are too few"):
+        split_growing(Dataset(*samples(4)), b"s")

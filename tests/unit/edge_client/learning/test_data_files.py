@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_client.learning import data_files
-from edge_client.learning.data_files import read_csv, read_idx, read_npz
+from edge_client.learning.data_files import Raw, read_idx, read_npz
 from shoal.errors import DataError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -78,64 +78,13 @@ def test_a_pickled_object_is_refused_and_never_run(tmp_path):
 
 
 def test_a_missing_file_is_a_data_error(tmp_path):
-    for read in (read_npz, read_csv):
-        with pytest.raises(DataError, match="none"):
-            read(tmp_path / "none")
+    with pytest.raises(DataError, match="none"):
+        read_npz(tmp_path / "none")
 
 
-# ------------------------------------------------------------------------------------------------------------ csv
-
-
-def table(folder, text):
-    path = folder / "d.csv"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_csv(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "x", "y"),
-    [
-        ("1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
-        ("a,b,c\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
-        ("a, LABEL ,b\n1,0,2\n3,1,4\n", [[1, 2], [3, 4]], [0, 1]),
-        ("label,a,b\r\n0,1,2\r\n1,3,4\r\n", [[1, 2], [3, 4]], [0, 1]),
-        ("\ufeff1,2,0\n\n  \n3,4,1", [[1, 2], [3, 4]], [0, 1]),
-        ('"1","2",0\n3e0,+4,1\n', [[1, 2], [3, 4]], [0, 1]),
-    ],
-    ids=["bare", "header", "label column", "label first", "empty lines and a mark", "quotes"],
-)
-def test_a_table_has_features_and_a_label(tmp_path, text, x, y):
-    raw = table(tmp_path, text)
-    assert (raw.x.tolist(), raw.y.tolist()) == (x, y)
-    assert raw.x.dtype == np.float64
-
-
-def test_rows_are_named_by_their_lines_in_the_file(tmp_path):
-    raw = table(tmp_path, 'a,b\n\n1,0\n"2\n",1\n3,0\n')
-    assert [raw.row_name(i) for i in range(3)] == ["line 3", "line 5", "line 6"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,0\n1,2\n", "d.csv, line 2: 2 columns instead of 3"),
-        ("a,b\n1,0\nx,0\n", "d.csv, line 3, column 1: 'x' is not a number"),
-        ("1,0\n1," + "y" * 50 + "\n", f"d.csv, line 2, column 2: '{'y' * 40}' is not a number"),
-        ("a,b\n", "d.csv holds no sample"),
-        ("", "d.csv holds no sample"),
-        ("1\n2\n", "d.csv has one column; it needs features and a label"),
-    ],
-)
-def test_a_table_that_is_none_is_refused_with_its_line(tmp_path, text, message):
-    with pytest.raises(DataError) as caught:
-        table(tmp_path, text)
-    assert str(caught.value) == f"{tmp_path}/{message}"
-
-
-@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'"' + b"1" * 200_000 + b'"'], ids=["no UTF-8", "a huge field"])
-def test_a_file_that_is_no_text_table_is_refused(tmp_path, data):
-    with pytest.raises(DataError, match=r"d\.csv can't be read as CSV: "):
-        table(tmp_path, data)
+def test_rows_and_columns_are_named_by_what_the_reader_knows(tmp_path):
+    raw = Raw(np.zeros((2, 2)), np.zeros(2), tmp_path, columns=("area",), rows=("a.png", "b.png"))
+    assert (raw.row_name(1), raw.column_name(0), raw.column_name(1)) == ("b.png", "column 'area'", "value 1")
 
 
 # ------------------------------------------------------------------------------------------------------------ idx

@@ -8,15 +8,22 @@ import pytest
 
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
-from edge_client.learning.data import Dataset, split
+from edge_client.learning import watching
+from edge_client.learning.data import Dataset, load, split
 from edge_client.learning.model import Score
+from edge_client.learning.standardisation import local_scale, standardised
+from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
+from edge_client.learning.watching import watch_of
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
+from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
-from shoal.errors import DataError
+from shoal.errors import DataError, IntegrityError, UntrustedError
 from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import STATISTICS_MODEL, Phase
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement
@@ -220,3 +227,243 @@ def test_private_values_are_stored_by_round_and_join_the_models(tmp_path):
     place.factory.follow(place.run())
     untrained = SimpleNamespace(private=None)
     assert place.factory.keep_private(SimpleNamespace(round=5), untrained, thetas)[2].tolist()[12:] == [7.0] * 3
+
+
+# ------------------------------------------------------------------------------------------------- standardisation
+
+
+@pytest.fixture
+def scaled(tmp_path, logistic):
+    """A place whose task standardises, with features of very different size."""
+    bundle = logistic(4, 3)
+    declared = dataclasses.replace(bundle.manifest, data=DataDeclaration(standardise="local", missing="mean"))
+    place = Place(private_directory(tmp_path / "d"), dataclasses.replace(bundle, manifest=declared))
+    x, y = samples(40)
+    x = x * np.array([1, 1000, 0, 1], np.float32) + np.float32(5)
+    x[3, 3] = np.nan
+    place.data = Dataset(x, y)
+    return place
+
+
+def shares(place):
+    return place.factory._workshop.keywords["shares"]
+
+
+def test_a_task_that_standardises_trains_on_samples_in_the_scale_of_the_training_share(scaled):
+    scaled.factory.follow(scaled.run())
+    raw = split(scaled.data, b"reef/dev-1")
+    scale = Scales(scaled.member.directory).load(FINAL_ID)
+    assert scale == local_scale(raw.train.x, FINAL_ID)
+    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
+    assert np.isfinite(shares(scaled).train.x).all()
+    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [
+        "value 2 has the same value in every sample"
+    ]
+
+
+def test_a_restart_takes_the_scale_with_which_the_run_began(scaled):
+    scaled.factory.follow(scaled.run())
+    scale = Scales(scaled.member.directory).load(FINAL_ID)
+    again = Place(scaled.member.directory, scaled.bundle)
+    again.data = Dataset(scaled.data.x * np.float32(2), scaled.data.y)
+    again.factory.follow(again.run())
+    assert Scales(scaled.member.directory).load(FINAL_ID) == scale
+    np.testing.assert_array_equal(shares(again).train.x, standardised(split(again.data, b"reef/dev-1").train.x, scale))
+
+
+def test_a_damaged_scale_is_made_again(scaled, caplog):
+    scaled.factory.follow(scaled.run())
+    (path,) = (scaled.member.directory / "scales").iterdir()
+    path.write_bytes(b"junk")
+    again = Place(scaled.member.directory, scaled.bundle)
+    again.data = scaled.data
+    again.factory.follow(again.run())
+    assert "a run's scale is lost" in caplog.text
+    assert Scales(scaled.member.directory).load(FINAL_ID) is not None
+
+
+def test_each_run_has_a_scale_as_long_as_its_model_may_answer(scaled):
+    scaled.factory.follow(scaled.run())
+    earlier = add(scaled, 2)
+    Scales(scaled.member.directory).save(Scale(earlier, (0.0,) * 4, (1.0,) * 4))
+    scaled.factory.follow(scaled.run(run=3, run_id=b"n" * 16))
+    found = Scales(scaled.member.directory)
+    assert [found.load(run_id) is None for run_id in (FINAL_ID, earlier, b"n" * 16)] == [True, False, False]
+    assert scaled.loads == 1
+
+
+def test_an_earlier_model_is_measured_in_its_own_scale(scaled, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Backend, "score", lambda *given: seen.append(given[2]) or Score(1.0, 0, 1))
+    earlier = add(scaled, 2)
+    other = Scale(earlier, (1.0, 2.0, 3.0, 4.0), (2.0, 2.0, 2.0, 2.0))
+    Scales(scaled.member.directory).save(other)
+    monkeypatch.setattr(jobs, "carry_out", lambda *_: Finished(parcel="", model=3, loss=0.5, correct=0, tested=0))
+    scaled.factory.follow(scaled.run())
+    job = scaled.factory.job(announcement(finished=True), TRAINING, {3: theta(scaled, 0.5)}, Models())
+    done = job(lambda: False)
+    raw = split(scaled.data, b"reef/dev-1").validation.x
+    np.testing.assert_allclose(seen[1], standardised(raw, other), rtol=1e-3, atol=1e-3)
+    assert "most common label" in done.doubts[0]
+
+
+# --------------------------------------------------------------------------------------------- federated statistics
+
+
+BOUNDS = DataDeclaration(features=tuple("abcd"), low=(-9.0,) * 4, high=(9e3,) * 4, standardise="federated")
+ASKED = dataclasses.replace(TRAINING, phase=Phase.STATISTICS, candidates=(STATISTICS_MODEL,))
+
+
+class Offering(Models):
+    """Models of a round that offers the fleet's mean of statistics, or does not."""
+
+    def __init__(self, mean=None):
+        self.statistics = lambda _announced: mean
+
+
+@pytest.fixture
+def bounded(scaled):
+    """A place whose task standardises with the fleet's figures."""
+    declared = dataclasses.replace(scaled.bundle.manifest, data=BOUNDS)
+    scaled.bundle = dataclasses.replace(scaled.bundle, manifest=declared)
+    scaled.data = Dataset(np.nan_to_num(scaled.data.x), scaled.data.y)
+    return scaled
+
+
+def raw_share(place):
+    return split(place.data, b"reef/dev-1").train.x
+
+
+def test_statistics_are_those_of_the_training_share(bounded, monkeypatch):
+    monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
+    bounded.factory.follow(bounded.run())
+    vector = bounded.factory.job(announcement(), ASKED, {}, Offering())(lambda: False)
+    np.testing.assert_array_equal(vector, statistics_of(raw_share(bounded), BOUNDS, 15))
+    assert bounded.factory.shares_of(bounded.bundle.digest) is None
+
+
+def test_the_fleets_mean_becomes_the_scale_of_the_run(bounded, monkeypatch):
+    mean = statistics_of(raw_share(bounded), BOUNDS, 15)
+    bounded.factory.follow(bounded.run())
+    bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
+    scale = Scales(bounded.member.directory).load(FINAL_ID)
+    assert scale == scale_from(mean, BOUNDS, FINAL_ID)
+    np.testing.assert_array_equal(shares(bounded).train.x, standardised(raw_share(bounded), scale))
+    bounded.factory.job(announcement(round=3), TRAINING, {}, Offering())
+    again = Place(bounded.member.directory, bounded.bundle)
+    again.data = bounded.data
+    again.factory.follow(again.run())
+    again.factory.job(announcement(round=3), TRAINING, {}, Offering())
+    np.testing.assert_array_equal(shares(again).train.x, shares(bounded).train.x)
+    # The round is repeated if its model is lost: the samples in their own units are read again.
+    monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
+    np.testing.assert_array_equal(again.factory.job(announcement(), ASKED, {}, Offering())(lambda: False), mean)
+
+
+def test_nothing_is_trained_before_the_statistics_are_there(bounded):
+    bounded.factory.follow(bounded.run())
+    with pytest.raises(IntegrityError, match="are not in this round"):
+        bounded.factory.job(announcement(), TRAINING, {}, Offering())
+
+
+def test_each_run_has_statistics_of_its_own(bounded):
+    mean = statistics_of(raw_share(bounded), BOUNDS, 15)
+    bounded.factory.follow(bounded.run())
+    bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
+    bounded.factory.follow(bounded.run(run=2, run_id=b"n" * 16))
+    np.testing.assert_array_equal(shares(bounded).train.x, raw_share(bounded))
+    assert bounded.loads == 2
+
+
+def test_a_task_without_them_gives_none(place):
+    place.factory.follow(place.run())
+    with pytest.raises(UntrustedError, match="which the task does not need"):
+        place.factory.job(announcement(), ASKED, {}, Offering())
+
+
+# ---------------------------------------------------------------------------------------------------------- watch
+
+
+@pytest.fixture
+def watched(scaled, tmp_path, monkeypatch):
+    """A place whose data are a table that may grow, and the shares that each of its jobs sees."""
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join(rows(40)))
+    scaled.path, scaled.seen = path, []
+    scaled.factory = JobFactory(
+        scaled.member, lambda task: load(path, task), threads=1, backend=scaled.make_backend, watch=watch_of(path)
+    )
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: scaled.seen.append(shop.shares))
+    return scaled
+
+
+def rows(n, seed=0):
+    x, y = samples(n, seed=seed)
+    return [",".join(map(str, (*row, label))) for row, label in zip((x * 100).tolist(), y.tolist(), strict=True)]
+
+
+def do_job(place, round_=1):
+    place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
+    return place.seen[-1]
+
+
+def test_rows_that_were_appended_count_in_the_next_round(watched):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    scale = Scales(watched.member.directory).load(FINAL_ID)
+    watched.path.write_text("\n".join([*rows(40), *rows(10, seed=1)]))
+    second = do_job(watched, 2)
+    assert (len(first.train), len(second.train)) == (24, 30)
+    np.testing.assert_array_equal(second.train.x[:24], first.train.x)
+    assert Scales(watched.member.directory).load(FINAL_ID) == scale
+    third = do_job(watched, 3)
+    assert third is second, "nothing has changed since"
+    assert shares(watched) is second
+
+
+def reasons(caplog):
+    """Return the reasons of the warnings."""
+    return [str(record.kv["reason"]) for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_row_that_is_being_written_leaves_the_samples_as_they_are(watched, caplog):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    watched.path.write_text("\n".join([*rows(40), "1,2"]))
+    assert do_job(watched, 2) is first
+    assert "line 41: 2 columns instead of 5" in reasons(caplog)[-1]
+    assert do_job(watched, 3) is first
+    assert len(reasons(caplog)) == 1
+    watched.path.write_text("\n".join([*rows(40), *rows(5, seed=2)]))
+    assert len(do_job(watched, 4).train) == 27
+
+
+def test_data_that_have_gone_or_grown_too_large_leave_the_samples_as_they_are(watched, caplog, monkeypatch):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 10)
+    watched.path.write_text("\n".join(rows(80)))
+    assert do_job(watched, 2) is first
+    assert "more than the 10 that are read again" in reasons(caplog)[-1]
+    watched.path.unlink()
+    assert do_job(watched, 3) is first
+    assert "the data can't be watched" in caplog.text
+
+
+def test_the_next_run_of_a_task_takes_a_scale_of_the_data_as_they_are_then(watched):
+    watched.factory.follow(watched.run())
+    do_job(watched)
+    watched.path.write_text("\n".join([*rows(40), *("9e4,9e4,9e4,9e4,1",) * 10]))
+    watched.factory.follow(watched.run(run=2, run_id=b"n" * 16))
+    stored = Scales(watched.member.directory)
+    assert stored.load(b"n" * 16).means[0] > 1e4
+    assert len(do_job(watched).train) == 30
+
+
+def test_data_that_are_not_watched_are_read_once(place, monkeypatch):
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop.shares))
+    place.factory.follow(place.run())
+    for round_ in (1, 2):
+        place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
+    assert (place.loads, seen[0] is seen[1]) == (1, True)

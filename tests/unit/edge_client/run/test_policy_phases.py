@@ -6,8 +6,8 @@ import pytest
 
 from edge_client.run.policy import check_assignment
 from shoal.errors import UntrustedError
-from shoal.protocol.documents import Capabilities
-from shoal.protocol.messages import Announcement, Assignment, Phase, Share
+from shoal.protocol.documents import STATISTICS_SETTING, Capabilities
+from shoal.protocol.messages import STATISTICS_MODEL, Announcement, Assignment, Phase, Share
 from shoal.protocol.states import Offer, RoundModels, StateId
 from tests.helpers.plans import run_plan
 
@@ -101,3 +101,43 @@ def test_a_path_is_stored_only_at_the_end_of_a_run():
     plan = run_plan(capabilities=Capabilities(keep_path=True))
     with pytest.raises(UntrustedError, match="path"):
         check_assignment(ASKS["keep_path"][0], announcement(plan), plan)
+
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+STATISTICS = dataclasses.replace(TRAIN, phase=int(Phase.STATISTICS), candidates=(STATISTICS_MODEL,))
+WITH = run_plan(settings={STATISTICS_SETTING: "on"}, origins=2)
+
+
+def offered(plan, *models):
+    held = RoundModels(1, tuple(Offer(model, StateId(model, 2)) for model in sorted(models)))
+    return dataclasses.replace(announcement(plan), held=held)
+
+
+def test_statistics_are_sent_where_the_owner_asks_for_them():
+    check_assignment(STATISTICS, offered(WITH, STATISTICS_MODEL), WITH)
+    check_assignment(TRAIN, offered(WITH, 0, STATISTICS_MODEL), WITH)
+
+
+@pytest.mark.parametrize(
+    ("order", "plan", "words"),
+    [
+        (STATISTICS, run_plan(), "to mix statistics and models"),
+        (dataclasses.replace(STATISTICS, candidates=(0,)), WITH, "to mix statistics and models"),
+        (dataclasses.replace(TRAIN, candidates=(STATISTICS_MODEL,)), WITH, "to mix statistics and models"),
+        (dataclasses.replace(SCORE, candidates=(0, STATISTICS_MODEL)), WITH, "to mix statistics and models"),
+        (dataclasses.replace(STATISTICS, candidates=(STATISTICS_MODEL, 0)), WITH, "that asks for more"),
+        (dataclasses.replace(STATISTICS, evaluate=True), WITH, "that asks for more"),
+        (dataclasses.replace(STATISTICS, train=False), WITH, "that asks for more"),
+    ],
+)
+def test_an_order_for_statistics_asks_for_nothing_else(order, plan, words):
+    with pytest.raises(UntrustedError, match=words):
+        check_assignment(order, offered(plan, 0, STATISTICS_MODEL), plan)
+
+
+def test_there_are_no_statistics_in_the_final_round():
+    final = dataclasses.replace(offered(WITH, STATISTICS_MODEL), round=WITH.rounds + 1, finished=True)
+    with pytest.raises(UntrustedError, match="nothing to train for"):
+        check_assignment(STATISTICS, final, WITH)

@@ -163,3 +163,9 @@ def test_bound_input_becomes_an_initializer():
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(bound), values)
     with pytest.raises(TaskError, match="no input 'nothing'"):
         onnx_wire.bind_input(predict, "nothing", 15)
+
+
+def test_an_input_that_does_not_exist_is_not_standardised():
+    predict = logistic_models()[2].SerializeToString()
+    with pytest.raises(TaskError, match="no input 'nothing'"):
+        onnx_wire.standardise_input(predict, "nothing", (0.0,), (1.0,), (1,), largest=1.0)

@@ -21,6 +21,7 @@ from shoal.owner.runs.plan import RANGES_HINT, RunOptions, draft_plan, make_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.task.bundle import TaskBundle
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.receiving import device_card
@@ -220,3 +221,18 @@ def test_origins_of_another_shape_are_refused_and_no_file_is_written(fleet, shap
     with pytest.raises(ConfigError, match=f"for 1 models of {BUNDLE.length} coordinates"):
         write_run(fleet, plan, BUNDLE, np.zeros(shape, np.float32))
     assert not run_file(fleet.path, plan.run).exists()
+
+
+def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fleet):
+    """The last origin is the model of the statistics: `aggregator.strategies.statistics`."""
+    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
+    plain = logistic_bundle()
+    bundle = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=data))
+    plan = make_plan(fleet, bundle, RunOptions("fedavg", min_contributors=1))
+    assert (plan.statistics, plan.origins, plan.max_models) == (True, 2, 2)
+    assert plan.without_statistics.origins == 1
+    path = write_run(fleet, plan, bundle, np.ones((1, plan.length), np.float32))
+    _, sealed = open_sealed(fleet, round_0(fleet, plan), decode(path.read_bytes(), RunPackage).origins)
+    assert np.frombuffer(sealed, "<f4").tolist() == [1.0] * plan.length + [0.0] * plan.length
+    with pytest.raises(ConfigError, match="has no setting 'statistics'"):
+        make_plan(fleet, plain, RunOptions("fedavg", {"statistics": "on"}))

@@ -1,0 +1,72 @@
+"""Doubts about a device's samples before anything is trained: columns that do not vary, and columns of very different size.
+
+Each doubt is one sentence and ends with the thing to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from edge_client.learning.standardisation import CONSTANT, moments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_client.learning.data import Dataset
+    from shoal.task.manifest import TaskManifest
+
+UNSCALED_RATIO: Final = 100.0
+"""Features are unscaled if the largest deviation is above this multiple of the smallest: plain SGD has one step size for all."""
+
+MOST_NAMED: Final = 5
+IMAGE_RANK: Final = 2
+"""Samples with more dimensions are images: corners that are always black are no fault."""
+
+
+def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
+    """Return the doubts about samples in the units of the data; none for whole numbers and images."""
+    if manifest.input.dtype != "float32" or len(manifest.input.shape) >= IMAGE_RANK or len(samples) < 2:
+        return ()
+    sums, _, counts = moments(samples.x, np.zeros(1))
+    means = sums / np.maximum(counts, 1)
+    _, squares, _ = moments(samples.x, means)
+    deviations = np.sqrt(squares / np.maximum(counts, 1))
+    varies = deviations > CONSTANT * np.abs(means)
+    found = []
+    if not varies.all():
+        constant = [_name(int(at), manifest) for at in np.flatnonzero(~varies)]
+        found.append(
+            f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"
+        )
+    if manifest.data.standardise == "off" and varies.any():
+        ratio = deviations[varies].max() / deviations[varies].min()
+        if ratio > UNSCALED_RATIO:
+            found.append(
+                f"the features are unscaled: the deviation of {_name(int(deviations.argmax()), manifest)} is {ratio:.0f} times "
+                "the smallest, and training will likely fail; compile the task with --standardise, or scale the features"
+            )
+    return tuple(found)
+
+
+def no_better_doubt(accuracy: float, majority: float) -> str:
+    """Return the doubt about a finished model that is no better than the most common class; empty if it is better."""
+    if accuracy > majority:
+        return ""
+    return (
+        f"the finished model is right in {accuracy:.1%} of the validation share, and the most common label in "
+        f"{majority:.1%}: it has learned nothing; look at the data with `shoal-edge doctor --data`, then train longer or with "
+        "another step size"
+    )
+
+
+def _name(column: int, manifest: TaskManifest) -> str:
+    names = manifest.data.features
+    return f"column {names[column]!r}" if names else f"value {column}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    more = len(names) - MOST_NAMED
+    return f"{shown}{f' and {more} more' if more > 0 else ''} {'has' if len(names) == 1 else 'have'}"

@@ -1,0 +1,147 @@
+"""Reader of images in folders, one folder for each class: ``cats/1.png``, ``dogs/7.jpg``.
+
+A folder's name is a label of the task, or the number of a class. Images must have the size that the task takes, and are
+converted to grey or colour as it says; pixels are scaled to [0, 1]. Pillow reads them: it is optional, and only the formats
+below are opened.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edge_client.learning.data_files import PIXEL_MAX, Raw
+from edge_client.learning.tables import MAX_TABLE_VALUES
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shoal.task.manifest import TaskManifest
+
+SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm")
+_FORMATS: Final = ("PNG", "JPEG", "BMP", "PPM")
+_MODES: Final = {1: "L", 3: "RGB"}
+_ERRORS: Final = (
+    OSError,
+    ValueError,
+    SyntaxError,  # a chunk of a PNG that is damaged
+    EOFError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+MAX_IMAGES: Final = 1 << 20
+"""Most images of one folder."""
+
+
+def images_of(source: Path) -> Sequence[Path]:
+    """Return the images of a folder and of its sub-folders, by name, without opening them.
+
+    Raises:
+        DataError: there are more than MAX_IMAGES.
+    """
+    found: list[Path] = []
+    for pattern in ("*", "*/*"):
+        for path in source.glob(pattern):
+            if path.suffix.lower() in SUFFIXES and path.is_file():
+                found.append(path)
+            if len(found) > MAX_IMAGES:
+                raise DataError(f"{source} has more than {MAX_IMAGES} images", hint="give the device a part of them")
+    return sorted(found)
+
+
+def read_images(source: Path, manifest: TaskManifest, *, labelled: bool = True) -> Raw:
+    """Read the images of a folder.
+
+    Returns:
+        x (n, *input shape) float32 in [0, 1], y (n,) the class of each image's folder; y is empty if not ``labelled``.
+
+    Raises:
+        DataError: Pillow is not installed, the task takes no images, or an image is damaged, of another size or of no class.
+    """
+    image = _pillow(source)
+    channels, height, width = _size(source, manifest)
+    paths = images_of(source)
+    if len(paths) * channels * height * width > MAX_TABLE_VALUES:
+        raise DataError(
+            f"{source} has more than {MAX_TABLE_VALUES} values in its images", hint="give the device a part of them"
+        )
+    labels = np.array([_class(path, source, manifest) for path in paths]) if labelled else np.empty(0)
+    x = np.empty((len(paths), channels, height, width), np.float32)
+    for i, path in enumerate(paths):
+        x[i] = _pixels(image, path, (channels, height, width))
+    return Raw(x.reshape(len(paths), *manifest.input.shape), labels, source, rows=tuple(map(str, paths)))
+
+
+def _pillow(source: Path) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module("PIL.Image")
+    except ImportError:
+        raise DataError(
+            f"{source} holds images, and Pillow is not installed",
+            hint="pip install 'shoal[images]', or save the images as an .npz with x and y",
+        ) from None
+
+
+def _size(source: Path, manifest: TaskManifest) -> tuple[int, int, int]:
+    """Return channels, height and width of the task's images."""
+    shape = manifest.input.shape
+    size = (1, *shape) if len(shape) == 2 else shape
+    if len(size) != 3 or size[0] not in _MODES or manifest.input.dtype != "float32":
+        raise DataError(
+            f"{source} holds images, and the task takes samples of shape {shape}",
+            hint="a task for images takes (channels, height, width) with 1 or 3 channels, such as the built-in cnn",
+        )
+    return size[0], size[1], size[2]
+
+
+def _class(path: Path, source: Path, manifest: TaskManifest) -> int:
+    name = path.parent.name
+    if path.parent == source:
+        raise DataError(f"{path} is in no folder of a class", hint="one folder for each class, named after its label")
+    if manifest.data.labels:
+        found = manifest.data.class_of(name)
+    else:
+        found = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else None
+    if found is None:
+        known = (
+            ", ".join(manifest.data.labels)[:200] or "numbers, since the task names no labels (task compile --labels)"
+        )
+        raise DataError(f"{path.parent}: {name!r} is no label of the task", hint=f"labels: {known}")
+    return found
+
+
+def _opened(image: Any, path: Path) -> Any:
+    # The size is checked before anything is decoded, so a warning of a large one is noise.
+    warnings.simplefilter("ignore", image.DecompressionBombWarning)
+    return image.open(path, formats=_FORMATS)
+
+
+def _pixels(image: Any, path: Path, size: tuple[int, int, int]) -> NDArray[np.float32]:
+    channels, height, width = size
+    try:
+        with warnings.catch_warnings(), _opened(image, path) as file:
+            # Before it is decoded: a small file may have pixels for gigabytes.
+            if file.size != (width, height):
+                raise DataError(
+                    f"{path} has {file.size[0]} x {file.size[1]} pixels, the task takes {width} x {height}",
+                    hint="scale the images before: they are read as they are",
+                )
+            values = np.asarray(file.convert(_MODES[channels]), np.float32)
+    except (*_ERRORS, image.DecompressionBombError) as error:
+        raise DataError(f"{path} can't be read as an image: {str(error)[:200]}") from None
+    assert values.size == math.prod(size)
+    return (values.reshape(height, width, channels) / PIXEL_MAX).transpose(2, 0, 1)

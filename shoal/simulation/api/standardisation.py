@@ -1,0 +1,89 @@
+"""Standardisation of simulated devices' samples, by the functions that devices use.
+
+The statistics of ``federated`` are averaged here in the clear, before the run: there is no round of statistics, no mask and so
+no rounding by one, and no robust rule. The bounds, which a task declares, are the smallest and largest value of each
+feature on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.averaging import capped_weights, weighted_mean
+from edge_client.learning.standardisation import local_scale, standardised
+from edge_client.learning.statistics import scale_from, statistics_of
+from edge_client.storage.scales import Scale
+from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard
+from shoal.task.data_declaration import MAX_NAMES, STANDARDISE, DataDeclaration
+from shoal.task.manifest import statistics_length
+
+_NO_RUN: Final = bytes(16)
+
+
+def scales_of(population: Population, standardise: str, weight_cap: float) -> tuple[Scale, ...]:
+    """Return each device's scale; none for ``off``.
+
+    Args:
+        population: the devices' samples, float32.
+        standardise: ``off``, ``local`` or ``federated``.
+        weight_cap: largest weight of a device in the mean of statistics, in median weights; 0 is off.
+
+    Raises:
+        UsageError: ``standardise`` is something else, or the samples are whole numbers or too wide.
+    """
+    if standardise not in STANDARDISE:
+        raise UsageError(f"standardise is {standardise!r}", hint=f"give one of {', '.join(STANDARDISE)}")
+    if standardise == "off":
+        return ()
+    first = population.train[0].x
+    if first.dtype.kind != "f":
+        raise UsageError("samples of whole numbers can't be standardised", hint="leave standardise out")
+    if standardise == "local":
+        return tuple(local_scale(shard.x, _NO_RUN) for shard in population.train)
+    width = int(np.prod(first.shape[1:], dtype=np.int64))
+    if width > MAX_NAMES:
+        raise UsageError(
+            f"federated standardisation takes up to {MAX_NAMES} features, not {width}", hint="give standardise='local'"
+        )
+    data = _declared(population.train, width)
+    vectors = [statistics_of(shard.x, data, statistics_length(width)) for shard in population.train]
+    weights = capped_weights(population.samples.astype(np.float64), weight_cap)
+    return (scale_from(weighted_mean(vectors, weights), data, _NO_RUN),) * len(population)
+
+
+def _declared(shards: Sequence[Shard], width: int) -> DataDeclaration:
+    """Return a declaration with the smallest and largest values as bounds, a little apart for a constant feature."""
+    flat = [shard.x.reshape(len(shard), -1).astype(np.float64) for shard in shards]
+    low = np.min([values.min(axis=0) for values in flat], axis=0)
+    high = np.max([values.max(axis=0) for values in flat], axis=0)
+    high = np.where(high > low, high, low + np.maximum(1.0, np.abs(low)))
+    return DataDeclaration(
+        features=tuple(f"feature {i}" for i in range(width)),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        standardise="federated",
+    )
+
+
+def standardised_population(population: Population, scales: Sequence[Scale]) -> Population:
+    """Return a population with each device's shares in the units of its scale; the population itself without scales."""
+    if not scales:
+        return population
+
+    def scaled(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+        return tuple(
+            Shard(in_scale(shard.x, scale), shard.y) if len(shard) else shard
+            for shard, scale in zip(shards, scales, strict=True)
+        )
+
+    return Population(scaled(population.train), scaled(population.validation), scaled(population.test))
+
+
+def in_scale(x: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
+    """Return samples (n, ...) in the units of a scale, float32."""
+    return standardised(np.asarray(x, np.float32), scale)

@@ -1,0 +1,129 @@
+"""A task's declaration of its data: names of the columns and labels, and the preparation that every device does.
+
+The owner signs it with the task. A device reads a table's columns by their names, turns a label's text into its class,
+replaces missing values, and standardises the features, as the declaration says. A task without a declaration takes numbers
+by position, as they are.
+
+Example: two features with bounds, so that devices can standardise them with figures of the whole fleet.
+
+    >>> from shoal.task.data_declaration import DataDeclaration
+    >>> data = DataDeclaration(
+    ...     features=("radius", "area"), low=(0, 0), high=(50, 5000), labels=("benign", "malignant"), standardise="federated"
+    ... )
+    >>> data.class_of("malignant")
+    1
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shoal.errors import TaskError
+
+MAX_NAMES: Final = 16384
+"""Most features, and most labels, that a task can name."""
+
+MAX_NAME_CHARS: Final = 100
+MAX_NAMES_BYTES: Final = 128 * 1024
+"""Bytes of all names together in UTF-8: a manifest has 256 KiB."""
+
+MAX_BOUND: Final = 1e30
+"""Largest bound of a feature: its square is still a float64, and the range is one after rounding to float32."""
+
+Standardise = Literal["off", "local", "federated"]
+STANDARDISE: Final[tuple[Standardise, ...]] = ("off", "local", "federated")
+Missing = Literal["error", "mean"]
+MISSING: Final[tuple[Missing, ...]] = ("error", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class DataDeclaration:
+    """Names of a task's columns and classes, and the preparation of its samples.
+
+    Attributes:
+        features: name of each value of a sample, in order; empty if values are taken by position.
+        low, high: bounds of each feature, for federated standardisation; empty if they are not declared.
+        label: name of the label column; empty if the device's configuration or the file says which it is.
+        labels: name of each class, in order; empty if labels are numbers.
+        standardise: ``off``, ``local`` with each device's own means and deviations, or ``federated`` with the fleet's.
+        missing: ``error``, or ``mean``: a missing value is the feature's mean, 0 after standardisation.
+    """
+
+    features: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    label: str = ""
+    labels: tuple[str, ...] = ()
+    standardise: str = "off"
+    missing: str = "error"
+
+    def __post_init__(self) -> None:
+        _check_names(self.features, "feature")
+        _check_names(self.labels, "label")
+        if self.label:
+            _check_names((self.label,), "label column")
+        if self.label in self.features:
+            raise TaskError(f"column {self.label!r} is a feature and the label", hint="name it in one of the two")
+        if sum(len(name.encode()) for name in (*self.features, *self.labels)) > MAX_NAMES_BYTES:
+            raise TaskError(f"the names of features and labels have more than {MAX_NAMES_BYTES} bytes")
+        if self.standardise not in STANDARDISE:
+            raise TaskError(f"standardise is one of {', '.join(STANDARDISE)}, not {self.standardise!r}")
+        if self.missing not in MISSING:
+            raise TaskError(f"missing is one of {', '.join(MISSING)}, not {self.missing!r}")
+        if self.missing == "mean" and self.standardise == "off":
+            raise TaskError(
+                "missing values can be replaced by the mean only if the task standardises",
+                hint="declare --standardise local or federated, or --missing error",
+            )
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        for name in ("low", "high"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        if not len(self.low) == len(self.high) or (self.low and len(self.low) != len(self.features)):
+            raise TaskError("either every feature has a lower and an upper bound, or none has")
+        for feature, low, high in zip(self.features, self.low, self.high, strict=bool(self.low)):
+            if not (math.isfinite(low) and math.isfinite(high) and -MAX_BOUND <= low < high <= MAX_BOUND):
+                raise TaskError(
+                    f"feature {feature!r} has the bounds {low:g} and {high:g}",
+                    hint=f"the first must be below the second, both between -{MAX_BOUND:g} and {MAX_BOUND:g}",
+                )
+        if self.standardise == "federated" and not self.low:
+            raise TaskError(
+                "federated standardisation needs the bounds of every feature",
+                hint="write NAME,LOW,HIGH for each feature into the --features file, or declare --standardise local",
+            )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every feature has bounds."""
+        return bool(self.low)
+
+    def class_of(self, name: str) -> int | None:
+        """Return the number of the class of that name; None if there is none."""
+        try:
+            return self.labels.index(name)
+        except ValueError:
+            return None
+
+
+def _check_names(names: tuple[str, ...], what: str) -> None:
+    if len(names) > MAX_NAMES:
+        raise TaskError(f"{len(names)} names of a {what}, more than {MAX_NAMES}")
+    for name in names:
+        if not name or len(name) > MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+            raise TaskError(
+                f"{what} name {name[:MAX_NAME_CHARS]!r} is not valid",
+                hint=f"1 to {MAX_NAME_CHARS} printable characters, without spaces around them",
+            )
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TaskError(
+            f"two {what} columns are named {twice!r}" if what == "feature" else f"{what} {twice!r} occurs twice"
+        )
+
+
+NO_DECLARATION: Final = DataDeclaration()
+"""Numbers by position, taken as they are."""

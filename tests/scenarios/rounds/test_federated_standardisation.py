@@ -1,0 +1,147 @@
+"""A fleet that standardises with its own statistics: in every mask mode and algorithm, with devices that crash or come late."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Dataset, split
+from edge_client.learning.statistics import scale_from, statistics_of
+from edge_client.storage.scales import Scales
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import LoopbackFleet
+from shoal.task.data_declaration import DataDeclaration
+from shoal.task.manifest import LocalTraining
+from tests.helpers.tasks import logistic_bundle, samples
+
+LOCAL = LocalTraining(epochs=1, batch_size=8, lr=0.2)
+DATA = DataDeclaration(
+    features=("a", "b", "c", "d"),
+    low=(-10, -1e5, -1, 0),
+    high=(10, 1e5, 1, 1000),
+    standardise="federated",
+    missing="mean",
+)
+LIMIT_S = 3600.0
+UNITS = np.array([1, 1e4, 0.1, 50], np.float32), np.array([0, 100, 0, 500], np.float32)
+
+
+def bundle():
+    plain = logistic_bundle()
+    return dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=DATA))
+
+
+def data(n=4):
+    """Return samples of n devices in units of very different size, some values missing, each device with another shift."""
+    found = {}
+    for i in range(n):
+        x, y = samples(60, seed=i)
+        x = x * UNITS[0] + UNITS[1] + np.float32(i) * UNITS[0] / 4
+        x[::7, 1] = np.nan
+        found[f"dev-{i}"] = Dataset(x, y)
+    return found
+
+
+def options(algorithm="fedavg", **changes):
+    fields = {"rounds": 4, "local": LOCAL, "min_contributors": 3, "quorum": 1.0, "deadline_s": 30.0, "seed": 1}
+    return RunOptions(algorithm, **{**fields, **changes})
+
+
+def expected(fleet):
+    """Return the scale that the mean of all devices' statistics gives, computed in the clear."""
+    found = [
+        statistics_of(split(samples_, f"{fleet.stage.fleet.name}/{name}".encode()).train.x, DATA, 15)
+        for name, samples_ in sorted(data().items())
+    ]
+    return scale_from(np.mean(np.array(found, np.float64), axis=0).astype(np.float32), DATA, fleet.plan.run_id)
+
+
+def scales(fleet):
+    return {n: Scales(fleet.stage.device_dir(n)).load(fleet.plan.run_id) for n in fleet.stage.devices}
+
+
+@pytest.mark.parametrize("mode", ["rotation", "permutation", "signed-permutation", "none"])
+def test_all_devices_have_the_scale_of_the_fleet_in_every_mode(tmp_path, mode):
+    with LoopbackFleet(tmp_path, bundle(), data(), options(mode=mode)) as fleet:
+        fleet.run(LIMIT_S)
+        found = scales(fleet)
+        assert len(set(found.values())) == 1
+        (scale,) = set(found.values())
+        np.testing.assert_allclose(scale.deviations, expected(fleet).deviations, rtol=2e-3)
+        off = np.subtract(scale.means, expected(fleet).means) / scale.deviations
+        assert np.abs(off).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("cfl", {}),
+        ("ifca", {"k": "2"}),
+        ("fedgroup", {"groups": "1"}),
+        ("one-shot", {"k": "1"}),
+        ("fesem", {"k": "1"}),
+        ("local", {}),
+    ],
+)
+def test_every_algorithm_follows_the_statistics(tmp_path, algorithm, settings):
+    least = 1 if algorithm == "local" else 3
+    chosen = options(algorithm, settings=settings, rounds=5, min_contributors=least)
+    with LoopbackFleet(tmp_path, bundle(), data(), chosen) as fleet:
+        fleet.run(LIMIT_S)
+        assert len(set(scales(fleet).values())) == 1
+        assert None not in scales(fleet).values()
+        assert [event["kind"] for event in fleet.records()[0]["events"]] == ["statistics"]
+
+
+def test_the_statistics_take_a_round_and_the_others_train(tmp_path):
+    with LoopbackFleet(tmp_path, bundle(), data(), options(rounds=8)) as fleet:
+        records = fleet.run(LIMIT_S)
+        losses = [record["loss"] for record in records[1:-1]]
+        assert losses[-1] < losses[0] < 2.0, "in the units of the data the first loss is in the thousands"
+        theta = fleet.model("dev-0").theta
+        assert fleet.model("dev-0").cluster == 0
+        assert np.abs(theta).max() < 10
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before its statistics", "after them"])
+def test_a_device_that_is_killed_has_the_same_scale_afterwards(tmp_path, before):
+    with LoopbackFleet(tmp_path, bundle(), data(), options(deadline_s=3600.0)) as fleet:
+        if before:
+            fleet.run_until(lambda: fleet.service is not None and fleet.service.state.plan is not None, LIMIT_S)
+        else:
+            fleet.run_until(lambda: len(fleet.records()) >= 1, LIMIT_S)
+        fleet.kill_device("dev-2")
+        fleet.revive_device("dev-2")
+        fleet.run(LIMIT_S)
+        assert len(set(scales(fleet).values())) == 1
+
+
+def test_the_aggregator_may_be_killed_between_statistics_and_training(tmp_path):
+    with LoopbackFleet(tmp_path, bundle(), data(), options()) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, LIMIT_S)
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        fleet.run(LIMIT_S)
+        assert len(set(scales(fleet).values())) == 1
+        assert sum(event["kind"] == "statistics" for r in fleet.records() for event in r["events"]) == 1
+
+
+def test_a_device_that_joins_later_gets_the_scale_by_a_checkpoint(tmp_path):
+    with LoopbackFleet(tmp_path, bundle(), data(), options(rounds=16)) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 3, LIMIT_S)
+        fleet.add_device("dev-9", data(1)["dev-0"])
+        fleet.publish()
+        fleet.run(LIMIT_S)
+        found = scales(fleet)
+        assert found["dev-9"] == found["dev-0"]
+        assert fleet.model("dev-9").cluster == 0
+
+
+def test_statistics_of_too_few_devices_are_repeated(tmp_path):
+    samples_ = data()
+    samples_["dev-3"].x[:, 2] = np.nan  # it declines: a feature without a value has no statistics
+    with LoopbackFleet(tmp_path, bundle(), samples_, options(min_contributors=4, rounds=3, deadline_s=5.0)) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1 or fleet.now_s > 600, 700.0)
+        assert set(scales(fleet).values()) == {None}

@@ -1,0 +1,74 @@
+"""Doubts about a device's samples: each is one sentence that ends with the thing to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Dataset
+from edge_client.learning.data_doubts import doubts, no_better_doubt
+from shoal.task.data_declaration import DataDeclaration
+from shoal.task.manifest import TensorSpec
+from tests.helpers.tasks import manifest
+
+NAMES = ("a", "b", "c", "d")
+RNG = np.random.default_rng(1)
+
+
+def dataset(*scales):
+    """Return samples whose features have these deviations."""
+    x = RNG.standard_normal((40, 4)).astype(np.float32) * np.array(scales, np.float32)
+    return Dataset(x, np.zeros(40, np.int64))
+
+
+def task(**changes):
+    return manifest(data=DataDeclaration(features=NAMES, **changes))
+
+
+def test_samples_that_are_well_have_none():
+    assert doubts(dataset(1, 2, 3, 40), task()) == ()
+
+
+def test_columns_that_do_not_vary_are_named():
+    (found,) = doubts(dataset(1, 0, 1, 0), task())
+    assert found == (
+        "column 'b', column 'd' have the same value in every sample: a constant column teaches nothing; check the file"
+    )
+    (found,) = doubts(dataset(1, 1, 0, 1), manifest())
+    assert found.startswith("value 2 has the same value")
+
+
+def test_many_columns_are_counted():
+    wide = manifest(8, 3)
+    x = np.zeros((6, 8), np.float32)
+    x[:, 0] = np.arange(6)
+    (found,) = doubts(Dataset(x, np.zeros(6, np.int64)), wide)
+    assert "value 5 and 2 more have" in found
+
+
+def test_features_of_very_different_size_are_a_doubt_unless_the_task_standardises():
+    (found,) = doubts(dataset(1, 1, 1, 1000), task())
+    assert found.startswith("the features are unscaled: the deviation of column 'd' is ")
+    assert found.endswith("; compile the task with --standardise, or scale the features")
+    assert doubts(dataset(1, 1, 1, 1000), task(standardise="local")) == ()
+
+
+def test_missing_values_are_left_out():
+    samples = dataset(1, 1, 1, 1)
+    samples.x[0, 0] = np.nan
+    assert doubts(samples, task(standardise="local", missing="mean")) == ()
+
+
+@pytest.mark.parametrize(
+    "spec", [TensorSpec((1, 2, 2), "float32"), TensorSpec((4,), "int64", 9)], ids=["images", "whole numbers"]
+)
+def test_images_and_symbols_have_none(spec):
+    x = np.zeros((9, *spec.shape), spec.dtype)
+    assert doubts(Dataset(x, np.zeros(9, np.int64)), manifest(input=spec)) == ()
+
+
+def test_a_model_no_better_than_the_most_common_label_is_a_doubt():
+    assert no_better_doubt(0.61, 0.6) == ""
+    found = no_better_doubt(0.6, 0.6)
+    assert "60.0% of the validation share, and the most common label in 60.0%" in found
+    assert "shoal-edge doctor --data" in found

@@ -1,0 +1,318 @@
+"""The readers of tables: columns by name and position, separators, labels of text, missing values, and tables that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.learning import tables
+from edge_client.learning.data import load, load_inputs
+from edge_client.learning.tables import TableSpec, columns_of, read_csv, read_parquet
+from shoal.errors import DataError, ShoalError
+from shoal.task.data_declaration import DataDeclaration
+from tests.helpers.tasks import manifest
+
+NAMED = DataDeclaration(features=("radius", "area"), label="diagnosis", labels=("benign", "malignant"))
+SPEC = TableSpec(2, NAMED)
+BARE = TableSpec(2)
+
+
+def table(folder, text, spec=BARE):
+    path = folder / "d.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_csv(path, spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "y"),
+    [
+        ("1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
+        ("a,b,c\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
+        ("a, LABEL ,b\n1,0,2\n3,1,4\n", [[1, 2], [3, 4]], [0, 1]),
+        ("label,a,b\r\n0,1,2\r\n1,3,4\r\n", [[1, 2], [3, 4]], [0, 1]),
+        ("\ufeff1,2,0\n\n  \n3,4,1", [[1, 2], [3, 4]], [0, 1]),
+        ('"1","2",0\n3e0,+4,1\n', [[1, 2], [3, 4]], [0, 1]),
+    ],
+    ids=["bare", "header", "label column", "label first", "empty lines and a mark", "quotes"],
+)
+def test_a_table_has_features_and_a_label(tmp_path, text, x, y):
+    raw = table(tmp_path, text)
+    assert (raw.x.tolist(), raw.y.tolist()) == (x, y)
+    assert raw.x.dtype == np.float64
+
+
+def test_rows_are_named_by_their_lines_in_the_file(tmp_path):
+    raw = table(tmp_path, 'a,b\n\n1,0\n"2\n",1\n3,0\n')
+    assert [raw.row_name(i) for i in range(3)] == ["line 3", "line 5", "line 6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,0\n1,2\n", "d.csv, line 2: 2 columns instead of 3"),
+        ("a,b\n1,0\nx,0\n", "d.csv, line 3, column 1: 'x' is not a number"),
+        ("1,0\n1," + "y" * 50 + "\n", f"d.csv, line 2, column 2: '{'y' * 40}' is not a number"),
+        ("a,b\n", "d.csv holds no sample"),
+        ("", "d.csv holds no sample"),
+        ("1\n2\n", "d.csv has one column; it needs features and a label"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_line(tmp_path, text, message):
+    with pytest.raises(DataError) as caught:
+        table(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'"' + b"1" * 200_000 + b'"'], ids=["no UTF-8", "a huge field"])
+def test_a_file_that_is_no_text_table_is_refused(tmp_path, data):
+    with pytest.raises(DataError, match=r"d\.csv can't be read as CSV: "):
+        table(tmp_path, data)
+
+
+# ------------------------------------------------------------------------------------------------------------ names
+
+
+def test_columns_are_found_by_name_in_the_tasks_order(tmp_path):
+    raw = table(tmp_path, "id;area;diagnosis;radius\n842302;1001;malignant;17.99\n8510426;566.3; benign ;13.54\n", SPEC)
+    assert raw.x.tolist() == [[17.99, 1001], [13.54, 566.3]]
+    assert raw.y.tolist() == [1, 0]
+    assert (raw.columns, raw.column_name(1)) == (("radius", "area"), "column 'area'")
+
+
+@pytest.mark.parametrize("text", ["1,2,benign\n3,4,malignant\n", "radius,area,diagnosis\n1,2,benign\n3,4,malignant\n"])
+def test_a_header_is_optional_where_the_columns_are_the_tasks(tmp_path, text):
+    raw = table(tmp_path, text, SPEC)
+    assert (raw.x.tolist(), raw.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+
+
+def test_the_devices_label_column_counts_before_the_tasks(tmp_path):
+    spec = TableSpec(2, NAMED, label="Truth")
+    raw = table(tmp_path, "truth,radius,area,diagnosis\nmalignant,1,2,benign\n", spec)
+    assert raw.y.tolist() == [1]
+
+
+def test_without_a_name_the_one_other_column_is_the_label(tmp_path):
+    spec = TableSpec(2, DataDeclaration(features=("radius", "area")))
+    assert table(tmp_path, "grade,radius,area\n3,1,2\n", spec).y.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("header", "spec", "message", "hint"),
+    [
+        ("radius,diagnosis", SPEC, "has no column 'area', which the task takes", "its columns are: radius, diagnosis"),
+        ("radius,area,area,diagnosis", SPEC, "has 2 columns named 'area'", "rename"),
+        ("radius,area,grade,id", SPEC, "has no column 'diagnosis'", "columns that are no feature: grade, id"),
+        ("a,b,c", TableSpec(2, label="grade"), "has no column 'grade'", "--label"),
+    ],
+)
+def test_columns_that_are_missing_or_named_twice_are_refused(tmp_path, header, spec, message, hint):
+    with pytest.raises(DataError, match=message) as caught:
+        columns_of(header.split(","), header.count(",") + 1, spec, tmp_path)
+    assert hint in caught.value.hint
+
+
+def test_names_need_a_header(tmp_path):
+    with pytest.raises(
+        DataError, match="has 4 columns and no header with their names; the task takes 2 features and a label"
+    ):
+        table(tmp_path, "1,2,3,benign\n", SPEC)
+    with pytest.raises(DataError, match="has no header, so it has no column 'grade'"):
+        table(tmp_path, "1,2,3\n", TableSpec(2, label="grade"))
+
+
+@pytest.mark.parametrize(
+    ("text", "x"),
+    [
+        ("1,2\n", [[1, 2]]),
+        ("1,2,0\n", [[1, 2]]),
+        ("a,label\n1,2\n", [[1, 2]]),
+        ("label,a,b\n0,1,2\n", [[1, 2]]),
+        ("a,b,c\n1,2,nonsense\n", [[1, 2]]),
+    ],
+)
+def test_labels_may_be_absent_where_none_are_needed(tmp_path, text, x):
+    raw = table(tmp_path, text, TableSpec(2, labelled=False))
+    assert (raw.x.tolist(), len(raw.y)) == (x, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ cells
+
+
+@pytest.mark.parametrize("cell", ["", " ", "NA", "nan", "N/A", "null", "None", "?"])
+def test_a_missing_value_is_nan_here_and_the_task_decides(tmp_path, cell):
+    raw = table(tmp_path, f"radius,area,diagnosis\n1,{cell},benign\n", SPEC)
+    np.testing.assert_array_equal(raw.x, [[1, np.nan]])
+    task = manifest(2, 2, data=NAMED)
+    with pytest.raises(DataError, match=r"d\.csv, line 2, column 'area': the value is missing") as caught:
+        load(tmp_path / "d.csv", task)
+    assert "--missing mean" in caught.value.hint
+    filled = manifest(2, 2, data=DataDeclaration(labels=NAMED.labels, standardise="local", missing="mean"))
+    np.testing.assert_array_equal(load(tmp_path / "d.csv", filled).x, np.array([[1, np.nan]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "hint"),
+    [
+        ("1,2,unsure", "line 2, column 3: 'unsure' is no label of the task", "labels: benign, malignant"),
+        ("1,2,", "line 2, column 3: '' is no label of the task", "benign"),
+        ("1,2,1", "line 2, column 3: '1' is no label of the task", "benign"),
+        ('1,"2,5",benign', "line 2, column 2: '2,5' is not a number", "decimal point"),
+        ("1,two,benign", "line 2, column 2: 'two' is not a number", "leave the cell empty"),
+    ],
+)
+def test_a_cell_that_fits_nothing_is_named_with_its_place(tmp_path, row, message, hint):
+    with pytest.raises(DataError, match=message) as caught:
+        table(tmp_path, f"radius,area,diagnosis\n{row}\n", SPEC)
+    assert hint in caught.value.hint
+
+
+def test_text_labels_need_names_and_a_missing_label_is_refused(tmp_path):
+    with pytest.raises(DataError, match="'cat' is not a number") as caught:
+        table(tmp_path, "1,2,0\n1,2,cat\n")
+    assert "--labels" in caught.value.hint
+    with pytest.raises(DataError, match="'NA' is no label"):
+        table(tmp_path, "1,2,NA\n")
+
+
+# -------------------------------------------------------------------------------------------------------- separators
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+@pytest.mark.parametrize("header", ["", "radius{0}area{0}diagnosis\n"])
+def test_the_separator_is_found(tmp_path, separator, header):
+    rows = "1{0}2{0}benign\n3{0}4{0}malignant\n"
+    raw = table(tmp_path, f"{header}{rows}".format(separator), SPEC)
+    assert raw.x.tolist() == [[1, 2], [3, 4]]
+
+
+def test_an_unusual_separator_is_given(tmp_path):
+    assert table(tmp_path, "1:2:0\n", TableSpec(2, separator=":")).x.tolist() == [[1, 2]]
+    with pytest.raises(DataError, match="has one column") as caught:
+        table(tmp_path, "1:2:0\n")
+    assert "--separator" in caught.value.hint
+
+
+def test_decimal_commas_do_not_make_columns(tmp_path):
+    with pytest.raises(DataError, match="line 2, column 1: '1,5' is not a number") as caught:
+        table(tmp_path, "a;b;label\n1,5;2,5;0\n3,5;4,5;1\n")
+    assert "decimal point" in caught.value.hint
+
+
+def test_a_row_too_short_is_counted_by_the_likely_separator(tmp_path):
+    with pytest.raises(DataError, match="line 2: 2 columns instead of 3"):
+        table(tmp_path, "1;2;0\n1;2\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ limits
+
+
+def test_a_table_and_a_line_have_limits(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_TABLE_VALUES", 4)
+    table(tmp_path, "1,2,0\n1,2,0\n")
+    with pytest.raises(DataError, match="line 3: the table has more than 4 numbers"):
+        table(tmp_path, "1,2,0\n1,2,0\n1,2,0\n")
+    monkeypatch.setattr(tables, "MAX_LINE_CHARS", 10)
+    with pytest.raises(DataError, match="a line of more than 10 characters"):
+        table(tmp_path, "1,2,0\n1,2,00000000000000000\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ random
+
+
+CELLS = st.one_of(
+    st.floats(allow_nan=False, width=32).map(repr),
+    st.sampled_from(["", "NA", "benign", "malignant", "radius", '"', "1,5", "\ufeff", "\0", "1e999", "٣"]),
+    st.text(max_size=8),
+)
+
+
+@given(
+    rows=st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=6),
+    separator=st.sampled_from([",", ";", "\t", "|", ":"]),
+    named=st.booleans(),
+)
+def test_any_text_is_a_table_or_a_data_error(tmp_path_factory, rows, separator, named):
+    path = tmp_path_factory.mktemp("table") / "d.csv"
+    text = "\n".join(separator.join(row) for row in rows)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    spec = SPEC if named else BARE
+    with contextlib.suppress(ShoalError):
+        check(read_csv(path, spec), named)
+
+
+def check(raw, named):
+    """Check that a table that was read has as many labels as rows, and the task's columns if they are named."""
+    assert raw.x.shape == (len(raw.y), len(raw.columns))
+    assert len(raw.lines) == len(raw.y) > 0
+    if named:
+        assert raw.x.shape[1] == 2
+        assert set(raw.y.tolist()) <= {0.0, 1.0}
+
+
+@given(
+    values=st.lists(
+        st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2, st.sampled_from(NAMED.labels)), min_size=1, max_size=9
+    ),
+    order=st.permutations(["radius", "area", "diagnosis", "id"]),
+    separator=st.sampled_from([",", ";", "\t", "|"]),
+)
+def test_a_written_table_is_read_back_in_any_order_of_columns(tmp_path_factory, values, order, separator):
+    path = tmp_path_factory.mktemp("table") / "d.csv"
+    lines = [separator.join(order)]
+    for i, (radius, area, label) in enumerate(values):
+        cells = {"radius": repr(radius), "area": repr(area), "diagnosis": label, "id": str(i)}
+        lines.append(separator.join(cells[name] for name in order))
+    path.write_text("\n".join(lines))
+    raw = read_csv(path, SPEC)
+    assert raw.x.tolist() == [[radius, area] for radius, area, _ in values]
+    assert raw.y.tolist() == [NAMED.labels.index(label) for _, _, label in values]
+
+
+# ----------------------------------------------------------------------------------------------------------- parquet
+
+
+def test_a_parquet_file_without_pyarrow_is_refused_with_a_hint(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="pyarrow is not installed") as caught:
+        read_parquet(tmp_path / "d.parquet", SPEC)
+    assert "shoal[parquet]" in caught.value.hint
+
+
+def parquet_file(path, **columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_a_parquet_table_has_the_same_columns_as_text(tmp_path):
+    path = parquet_file(
+        tmp_path / "d.parquet", diagnosis=["malignant", "benign"], area=[1001, None], id=["x", "y"], radius=[1.5, 2.5]
+    )
+    raw = read_parquet(path, SPEC)
+    np.testing.assert_array_equal(raw.x, [[1.5, 1001], [2.5, np.nan]])
+    assert raw.y.tolist() == [1, 0]
+    assert load_inputs(
+        parquet_file(tmp_path / "e.parquet", area=[1.0], radius=[2.0]), manifest(2, 2, data=NAMED)
+    ).tolist() == [[2, 1]]
+
+
+def test_parquet_tables_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    path = parquet_file(tmp_path / "d.parquet", diagnosis=["odd"], area=[1.0], radius=[1.0])
+    with pytest.raises(DataError, match="'odd' is no label"):
+        read_parquet(path, SPEC)
+    path = parquet_file(tmp_path / "d.parquet", diagnosis=["benign"], area=["big"], radius=[1.0])
+    with pytest.raises(DataError, match="column 'area': object values are no numbers"):
+        read_parquet(path, SPEC)
+    path = parquet_file(tmp_path / "d.parquet", diagnosis=["benign"], area=[1.0], radius=[1.0])
+    monkeypatch.setattr(tables, "MAX_TABLE_VALUES", 1)
+    with pytest.raises(DataError, match="has more than 1 numbers"):
+        read_parquet(path, SPEC)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="can't be read as Parquet"):
+        read_parquet(path, SPEC)

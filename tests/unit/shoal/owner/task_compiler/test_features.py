@@ -1,0 +1,54 @@
+"""The declaration of data from the options of `task compile`."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler import features
+from shoal.owner.task_compiler.features import declare
+from shoal.task.data_declaration import NO_DECLARATION
+
+
+def test_names_with_commas_between():
+    made = declare(features='radius, area ,"a, b"', label="diagnosis", labels="benign,malignant")
+    assert made.features == ("radius", "area", "a, b")
+    assert (made.label, made.labels) == ("diagnosis", ("benign", "malignant"))
+    assert (made.standardise, made.missing, made.bounded) == ("local", "error", False)
+    assert declare() == NO_DECLARATION
+
+
+def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_path):
+    path = tmp_path / "features.txt"
+    path.write_text('# the table of 2026\nradius,0,50\n\n"area, mm2",0,5e3\n')
+    made = declare(features=str(path))
+    assert (made.features, made.low, made.high) == (("radius", "area, mm2"), (0.0, 0.0), (50.0, 5000.0))
+    assert made.standardise == "federated"
+    assert declare(features=str(path), standardise="off").standardise == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("radius,0\n", "line 1: 'radius,0' is neither NAME nor NAME,LOW,HIGH"),
+        ("radius,0,50\narea\n", "feature 'area' has no bounds, and others have"),
+        ("radius,0,wide\n", "a bound of a feature is no number"),
+        ("radius,3,1\n", "has the bounds 3 and 1"),
+        ("# nothing\n", "names no feature"),
+        ("\xff", "can't be read"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(tmp_path, text, message):
+    path = tmp_path / "features.txt"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(TaskError, match=message):
+        declare(features=str(path))
+
+
+def test_a_file_that_is_missing_or_too_long_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(TaskError, match="can't be read"):
+        declare(features=str(tmp_path / "none.txt"))
+    (tmp_path / "f.txt").write_text("a\nb\n")
+    monkeypatch.setattr(features, "MAX_FILE_BYTES", 3)
+    with pytest.raises(TaskError, match="more than 3 characters"):
+        declare(features=str(tmp_path / "f.txt"))

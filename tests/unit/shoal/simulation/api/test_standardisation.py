@@ -1,0 +1,81 @@
+"""Standardised simulations: raw tables train, and the scales are those that devices would have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from torch import nn
+
+import shoal
+from shoal.errors import UsageError
+from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.simulation.data import Population, Shard
+
+pytestmark = pytest.mark.torch
+RNG = np.random.default_rng(3)
+
+
+def population(*sizes):
+    """Return devices with other means of the first feature."""
+    shards = []
+    for i, n in enumerate(sizes):
+        x = (RNG.standard_normal((n, 3)) * [1, 1000, 0] + [i, 5e3, 7]).astype(np.float32)
+        shards.append(Shard(x, np.zeros(n, np.int64)))
+    return Population(tuple(shards))
+
+
+def test_local_scales_are_the_devices_own():
+    people = population(40, 60)
+    scales = scales_of(people, "local", 3.0)
+    done = standardised_population(people, scales)
+    for shard in done.train:
+        np.testing.assert_allclose(shard.x[:, :2].mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(shard.x[:, :2].std(axis=0), 1, rtol=1e-4)
+        assert not shard.x[:, 2].any()
+    assert len(done.validation[0]) == 0
+
+
+def test_federated_scales_are_those_of_all_samples_together():
+    people = population(40, 60, 50)
+    scales = scales_of(people, "federated", 3.0)
+    assert len(set(scales)) == 1
+    together = np.concatenate([shard.x for shard in people.train]).astype(np.float64)
+    np.testing.assert_allclose(scales[0].means, together.mean(axis=0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(scales[0].deviations[:2], together.std(axis=0)[:2], rtol=1e-3)
+
+
+def test_a_device_with_many_samples_weighs_no_more_than_the_cap():
+    people = population(10, 10, 1000)
+    capped, free = (scales_of(people, "federated", cap)[0].means[0] for cap in (1.0, 0.0))
+    assert capped < 1.3
+    assert free > 1.9
+
+
+def test_without_it_nothing_changes_and_what_makes_no_sense_is_refused():
+    people = population(9)
+    assert scales_of(people, "off", 0.0) == ()
+    assert standardised_population(people, ()) is people
+    with pytest.raises(UsageError, match="standardise is 'global'"):
+        scales_of(people, "global", 0.0)
+    whole = Population((Shard(np.zeros((9, 3), np.int64), np.zeros(9, np.int64)),))
+    with pytest.raises(UsageError, match="whole numbers"):
+        scales_of(whole, "local", 0.0)
+    wide = Population((Shard(np.zeros((2, 20_000), np.float32), np.zeros(2, np.int64)),))
+    with pytest.raises(UsageError, match="up to 16384 features") as caught:
+        scales_of(wide, "federated", 0.0)
+    assert "local" in caught.value.hint
+
+
+@pytest.mark.parametrize(("standardise", "good"), [("off", False), ("local", True), ("federated", True)])
+def test_raw_tables_train_if_they_are_standardised(standardise, good):
+    x, y = load_breast_cancer(return_X_y=True)
+    partitions = shoal.split(x, y, "iid", devices=4, seed=1)
+    result = shoal.simulate(
+        nn.Linear(30, 2), partitions, strategy="fedavg", rounds=10, local={"lr": 0.1}, standardise=standardise
+    )
+    assert bool(np.mean(result.accuracy) > 0.93) is good
+    inputs, labels = partitions[2]["test"]
+    answers = result.models[0](torch.from_numpy(result.standardised(2, inputs))).argmax(1).numpy()
+    assert (answers == labels).mean() == pytest.approx(result.accuracy[2])

@@ -1,0 +1,114 @@
+"""The declaration of a task's data: what it may say, and the manifest that carries it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shoal.errors import TaskError
+from shoal.task import data_declaration
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
+from shoal.task.manifest import TaskManifest, TensorSpec, statistics_length
+from tests.helpers.tasks import logistic_bundle, manifest
+
+BOUNDED = DataDeclaration(
+    features=("a", "b", "c", 'the "d", µ'),
+    low=(0, -1, 0, 0),
+    high=(1, 1, 1e3, 5),
+    label="y",
+    labels=("no", "perhaps", "yes"),
+    standardise="local",
+    missing="mean",
+)
+
+
+def test_a_manifest_carries_it_exactly_and_tasks_without_one_are_as_before():
+    declared = manifest(data=BOUNDED)
+    text = declared.to_toml()
+    assert '[data]\nfeatures = ["a", "b", "c", "the \\"d\\", µ"]\nlow = [0.0, -1.0, 0.0, 0.0]' in text
+    again = TaskManifest.from_toml(text.encode())
+    assert (again, again.to_toml()) == (declared, text)
+    assert "[data]" not in manifest().to_toml()
+    assert TaskManifest.from_toml(manifest().to_toml().encode()).data == NO_DECLARATION
+
+
+def test_a_bundle_with_a_declaration_is_another_task():
+    plain = logistic_bundle()
+    declared = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=BOUNDED))
+    assert declared.digest != plain.digest
+    assert type(plain).from_bytes(declared.to_bytes()) == declared
+
+
+def test_classes_have_the_numbers_of_their_places():
+    assert [BOUNDED.class_of(name) for name in ("no", "yes", "never")] == [0, 2, None]
+    assert (BOUNDED.bounded, NO_DECLARATION.bounded) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": ("a", "a", "b", "c")}, "two feature columns are named 'a'"),
+        ({"labels": ("no", "no", "yes")}, "label 'no' occurs twice"),
+        ({"features": ("a", "", "b", "c")}, "feature name '' is not valid"),
+        ({"features": ("a", " b", "c", "d")}, "feature name ' b' is not valid"),
+        ({"features": ("a", "b\n", "c", "d")}, "is not valid"),
+        ({"labels": ("x" * 101, "b", "c")}, "is not valid"),
+        ({"label": "a"}, "column 'a' is a feature and the label"),
+        ({"low": (0, 0, 0, 2), "high": (1, 1, 1, 1)}, "has the bounds 2 and 1"),
+        ({"low": (0, 0, 0, float("nan"))}, "has the bounds nan and 5"),
+        ({"high": (1, 1, 1, 1e31)}, r"has the bounds 0 and 1e\+31"),
+        ({"low": (0, 0)}, "a lower and an upper bound, or none"),
+        ({"low": (0, 0), "high": (1, 1)}, "a lower and an upper bound, or none"),
+        ({"low": (), "high": (), "standardise": "federated"}, "needs the bounds of every feature"),
+        ({"standardise": "off"}, "only if the task standardises"),
+        ({"standardise": "global"}, "standardise is one of off, local, federated, not 'global'"),
+        ({"missing": "skip"}, "missing is one of error, mean, not 'skip'"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(changes, message):
+    with pytest.raises(TaskError, match=message):
+        dataclasses.replace(BOUNDED, **changes)
+
+
+def test_names_are_limited(monkeypatch):
+    monkeypatch.setattr(data_declaration, "MAX_NAMES_BYTES", 3)
+    DataDeclaration(features=("a", "b", "c"))
+    with pytest.raises(TaskError, match="more than 3 bytes"):
+        DataDeclaration(features=("a", "b", "µ"))
+    monkeypatch.setattr(data_declaration, "MAX_NAMES", 1)
+    with pytest.raises(TaskError, match="2 names of a feature, more than 1"):
+        DataDeclaration(features=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": DataDeclaration(features=("a",))}, "declares 1 features, and a sample has 4 values"),
+        (
+            {"data": DataDeclaration(labels=("a", "b"))},
+            "declares 2 labels, and a classification model of this size has 3",
+        ),
+        (
+            {"data": DataDeclaration(standardise="local"), "input": TensorSpec((4,), "int64", 9)},
+            "samples of whole numbers can't be standardised",
+        ),
+        (
+            {"kind": "regression", "label": TensorSpec((), "float32"), "data": DataDeclaration(labels=("a", "b", "c"))},
+            "no named classes",
+        ),
+    ],
+)
+def test_a_declaration_must_fit_the_model(changes, message):
+    with pytest.raises(TaskError, match=message):
+        manifest(**changes)
+
+
+def test_federated_statistics_must_fit_the_vector():
+    data = dataclasses.replace(BOUNDED, standardise="federated")
+    assert statistics_length(4) == 9
+    manifest(data=data)
+    one = dataclasses.replace(data, labels=())
+    with pytest.raises(TaskError, match="4 features needs 9 coordinates, and devices upload 8") as caught:
+        manifest(classes=3, data=one, parameters=(manifest().parameters[0].__class__("w", (4, 2), "cluster"),))
+    assert "--standardise local" in caught.value.hint
