@@ -60,7 +60,8 @@ def join(
     data = grant.read_bytes()
     with named(grant, "shoal-fleet add-aggregator prints the path of the grant"):
         member = membership.join(directory, data, owner)
-    say(f"joined fleet {member.fleet}; put the owner's run files into {directory / membership.RUNS_DIRECTORY}")
+    say(f"joined fleet {member.fleet}")
+    note(f"next: shoal-aggregator serve {directory}; the owner then starts runs: shoal-fleet run start")
 
 
 @app.command()

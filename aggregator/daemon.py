@@ -178,7 +178,10 @@ class Daemon:
                         LOG.info("nothing to do: no run file in %s", self._membership.directory / RUNS_DIRECTORY)
                     return
                 if not told_idle and not self._held_back and not self._config.once:
-                    LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
+                    LOG.info(
+                        "idle: waiting for `shoal-fleet run start`, or a run file in %s",
+                        self._membership.directory / RUNS_DIRECTORY,
+                    )
                 told_idle = True
                 self._take(self._service)
         except _Stop:

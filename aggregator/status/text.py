@@ -72,4 +72,5 @@ def run_words(run: RunStatus) -> str:
     if line:
         return line
     order = f", {run.order}" if run.order else ""
-    return f"run {run.run}: {run.algorithm}, {run.phase.replace('_', ' ')}{order}, round {run.round} of {run.rounds}"
+    round_ = min(run.round, run.rounds)  # the final round has a number beyond the last
+    return f"run {run.run}: {run.algorithm}, {run.phase.replace('_', ' ')}{order}, round {round_} of {run.rounds}"

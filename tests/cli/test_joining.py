@@ -44,7 +44,8 @@ def test_everybody_joins_and_no_secret_shows(call):
     added = call("shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
     assert added.out == "owner/grants/aggregator.grant\n"
     joined = call("shoal-aggregator", "join", "server", "owner/grants/aggregator.grant", "--owner", owner)
-    assert joined.out == "joined fleet reef; put the owner's run files into server/runs\n"
+    assert joined.out == "joined fleet reef\n"
+    assert "next: shoal-aggregator serve server" in joined.err
     call("shoal-edge", "init", "dev-1", "--name", "dev-1")
     added = call("shoal-fleet", "add-device", "owner", "dev-1/dev-1.card")
     assert added.out == "owner/grants/dev-1.grant\n"

@@ -269,7 +269,9 @@ def test_join_says_where_run_files_belong(place, tmp_path, capsys):
     owner = place.parties.owner
     grant.write_bytes(owner.grant_for(owner.cards()[0]))
     cli.join(place.directory, grant, owner.fingerprint)
-    assert capsys.readouterr().out == f"joined fleet reef; put the owner's run files into {place.directory / 'runs'}\n"
+    out, err = capsys.readouterr()
+    assert out == "joined fleet reef\n"
+    assert err.startswith(f"next: shoal-aggregator serve {place.directory}")
 
 
 def test_join_names_the_grant_that_is_refused(place, tmp_path):

@@ -125,3 +125,8 @@ def test_a_run_that_is_not_served_has_a_line_too():
     assert text.run_words(over) == "run 4: cfl, finished, stopped by the owner, round 7 of 20"
     queued = dataclasses.replace(RUN, phase="not_served", since_s=None)
     assert text.run_words(queued) == "run 4: cfl, not served, round 7 of 20"
+
+
+def test_a_finished_run_has_no_more_rounds_than_planned():
+    run = dataclasses.replace(RUN, phase="finished", round=21, rounds=20)
+    assert text.run_words(run).endswith("finished, round 20 of 20")
