@@ -56,7 +56,9 @@ SPECIAL = {  # fields whose values are narrower than their types
 WEIGHTS = (
     st.just(0.0) | st.floats(limits.MIN_WEIGHT, limits.MAX_WEIGHT) | st.floats(-limits.MAX_WEIGHT, -limits.MIN_WEIGHT)
 )
-few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+few = settings(
+    deadline=None, max_examples=settings.default.max_examples // 10, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def values(hint):

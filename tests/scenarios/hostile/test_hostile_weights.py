@@ -117,7 +117,13 @@ def training(records):
     return [r for r in records if not r["final"]]
 
 
-@pytest.mark.parametrize("algorithm", sorted(STRATEGIES))
+def also_in_long(algorithms):
+    """Return parameters of which those that aggregate as FedAvg or FedGroup do are left to `make long`."""
+    proximal = ("fedprox", "fedgrouprox")
+    return [pytest.param(a, marks=pytest.mark.long) if a in proximal else a for a in algorithms]
+
+
+@pytest.mark.parametrize("algorithm", also_in_long(sorted(STRATEGIES)))
 def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(tmp_path, algorithm):
     honest = Hostile(tmp_path / "honest", {}, algorithm)
     with honest.fleet:
@@ -137,7 +143,9 @@ def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(
         assert any("above the plan's max_samples 100000" in a.reason for a in told)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"])
+@pytest.mark.parametrize(
+    "algorithm", also_in_long(["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"])
+)
 def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, algorithm):
     honest = Hostile(tmp_path / "honest", {}, algorithm, **_one_group(algorithm))
     with honest.fleet:
