@@ -261,7 +261,7 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
     local = LocalTraining(epochs=3, batch_size=10, lr=0.2)
     accuracy = {}
     for private in ((), ("readout",)):
-        options = {"bundle": compiled(private), "local": local, "rounds": 15}
+        options = {"bundle": compiled(private), "local": local, "rounds": 8}
         with make_fleet(tmp_path / f"fleet{len(private)}", data, **options) as fleet:
             last = fleet.run(60)[-1]
             accuracy[private] = last["correct"] / last["tested"]
