@@ -4,6 +4,7 @@ import functools
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from hypothesis import settings
 # Before any test imports NumPy or torch: several test processes share the cores, and idle threads would spin on them.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
+
+# Tests start hundreds of processes, and each would compile every module that it imports: a third of a program's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Every program syncs what it writes, thousands of times in all tests. In memory that takes no time.
 MEMORY = Path("/dev/shm")

@@ -17,14 +17,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
-from crypto.seal.signed import peek_document
 from edge_client.models.catching_up import CatchUp, catch_up
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.round_context import RoundContext
@@ -32,7 +31,7 @@ from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import Transcript
 from edge_client.run.policy import check_mean, mean_limit
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError
-from shoal.membership.statements import check_certificate, open_statement, sign_statement
+from shoal.membership.statements import Claim, check_claims, open_statement, read_claims, sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
 from shoal.protocol.states import (
@@ -44,7 +43,6 @@ from shoal.protocol.states import (
     RoundModels,
     StateCertificate,
     StateId,
-    Statement,
     Step,
     TranscriptEntry,
     TranscriptHead,
@@ -115,11 +113,13 @@ class HeldModels:
         """
         held = announcement.held
         check_segments(held)
-        self._check_history(announcement.round, held)
+        claims = tuple(read_claims(held.statements))
+        self._check_history(announcement.round, held, claims)
         self._follow_version(held, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
-        self._certified = certified_states(held, self._states.digests(), self._run.plan, self._membership.roster)
+        digests, roster = self._states.digests(), self._membership.roster
+        self._certified = certified_states(held.checkpoints, claims, digests, self._run.plan, roster)
         way = self._compare(self._states.digests(), steps, wanted)
         useful = set(way.missing) & self._certified.keys()
         refs = {
@@ -165,7 +165,7 @@ class HeldModels:
         certified = self._certified
         return catch_up(digests, steps, wanted=wanted, has_keys=self._store.has_keys, certified=certified)
 
-    def _check_history(self, round_: int, held: RoundModels) -> None:
+    def _check_history(self, round_: int, held: RoundModels, claims: Iterable[Claim]) -> None:
         """Check that the announcement continues the history that this device and others have seen.
 
         A device that missed announcements can't recompute the transcript. It takes the announced one, and compares it with
@@ -188,23 +188,23 @@ class HeldModels:
         elif known.round == round_ - 1:
             expected = entry.digest
         heads = {known.round: known.head, round_: held.transcript}
-        if held.transcript != expected or self._another_history(held, heads):
+        if held.transcript != expected or self._another_history(claims, heads):
             self._store.refuse_run()
             raise ForkedHistoryError(
                 f"round {round_} belongs to another history of run {plan.run} than this device or others have seen",
                 hint="the aggregator was restored from a backup, or cheats: tell the owner; the device leaves this run",
             )
 
-    def _another_history(self, held: RoundModels, heads: Mapping[int, bytes]) -> bool:
+    def _another_history(self, claims: Iterable[Claim], heads: Mapping[int, bytes]) -> bool:
         """Return whether a device has signed another transcript of a round than the one in ``heads``."""
-        for signed in held.statements:
+        for claim in claims:
+            claimed = claim.statement
+            if heads.get(claimed.round, claimed.transcript) == claimed.transcript:
+                continue
             try:
-                claimed = peek_document(signed, Statement)
-                if heads.get(claimed.round, claimed.transcript) == claimed.transcript:
-                    continue
-                open_statement(signed, self._membership.roster)
+                open_statement(claim.signed, self._membership.roster)
             except ShoalError:
-                continue  # malformed or forged: it shows nothing
+                continue  # forged: it shows nothing
             if (claimed.fleet, claimed.run_id) == (self._run.plan.fleet, self._run.plan.run_id):
                 return True
         return False
@@ -498,30 +498,32 @@ def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> f
 
 
 def certified_states(
-    held: RoundModels, own: Mapping[StateId, bytes], plan: RunPlan, roster: Roster
+    checkpoints: Iterable[CheckpointRef],
+    claims: Sequence[Claim],
+    own: Mapping[StateId, bytes],
+    plan: RunPlan,
+    roster: Roster,
 ) -> dict[StateId, bytes]:
     """Return the digest of each state of an announced checkpoint that enough devices have signed.
 
     Args:
-        held: the announced models.
+        checkpoints: as announced.
+        claims: the announced statements.
         own: digests of the states that this device holds; a signature is verified only where they differ.
         plan: the run's plan.
         roster: the newest roster.
     """
     named: dict[StateId, Counter[bytes]] = defaultdict(Counter)
-    for signed in held.statements:
-        try:
-            for state in peek_document(signed, Statement).states:
-                named[state.state][state.digest] += 1
-        except IntegrityError:
-            continue  # the aggregator passed on bytes that are no statement
+    for claim in claims:
+        for state in claim.statement.states:
+            named[state.state][state.digest] += 1
     found = {}
-    for ref in held.checkpoints:
+    for ref in checkpoints:
         (digest, _), *_ = named[ref.state].most_common(1) or [(b"", 0)]
         if digest and own.get(ref.state) != digest:
             try:
-                check_certificate(
-                    StateCertificate(held.statements),
+                check_claims(
+                    claims,
                     HeldState(ref.state.model, ref.state.round, digest),
                     fleet=plan.fleet,
                     run_id=plan.run_id,

@@ -5,11 +5,27 @@ A device signs with its own key, as a document of kind `Statement`. The aggregat
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, UsageError
 from shoal.protocol.documents import Roster
 from shoal.protocol.states import HeldState, StateCertificate, Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A received statement whose signature is not checked yet.
+
+    Attributes:
+        statement: the contents, which anyone may have written.
+        signed: the document as received.
+    """
+
+    statement: Statement
+    signed: bytes
 
 
 def sign_statement(identity: Identity, statement: Statement) -> bytes:
@@ -36,6 +52,19 @@ def open_statement(signed: bytes | memoryview, roster: Roster) -> Statement:
     return open_document(signed, Statement, member.sign_key)
 
 
+def read_claims(signed: Iterable[bytes]) -> Iterator[Claim]:
+    """Yield the statements among received documents, one by one; bytes that are none are left out.
+
+    A caller that checks several states reads the documents once and passes the claims to `check_claims` for each.
+    """
+    for document in signed:
+        try:
+            statement = peek_document(document, Statement)
+        except ShoalError:
+            continue  # the sender passed on bytes that are no statement
+        yield Claim(statement, document)
+
+
 def check_certificate(
     certificate: StateCertificate,
     held: HeldState,
@@ -45,13 +74,27 @@ def check_certificate(
     roster: Roster,
     min_contributors: int,
 ) -> tuple[str, ...]:
+    """Check the claims of a certificate, see `check_claims`; statements after the last one needed are not read."""
+    claims = read_claims(certificate.statements)
+    return check_claims(claims, held, fleet=fleet, run_id=run_id, roster=roster, min_contributors=min_contributors)
+
+
+def check_claims(
+    claims: Iterable[Claim],
+    held: HeldState,
+    *,
+    fleet: str,
+    run_id: bytes,
+    roster: Roster,
+    min_contributors: int,
+) -> tuple[str, ...]:
     """Check that enough devices of the roster have signed a state's digest, and return the names of those devices.
 
-    Statements after the last one needed are not looked at. Of several statements of one device about the state only the
+    Claims after the last one needed are not looked at. Of several statements of one device about the state only the
     first counts, so that at most one signature is verified for each device.
 
     Args:
-        certificate: as received.
+        claims: as received.
         held: the state and the digest to certify.
         fleet: the expected fleet.
         run_id: the expected run.
@@ -65,20 +108,16 @@ def check_certificate(
         raise UsageError(f"a certificate of {min_contributors} devices")
     seen: set[str] = set()
     signers: list[str] = []
-    for signed in certificate.statements:
+    for claim in claims:
+        claimed = claim.statement
+        # The signature is verified last, since that costs most.
+        if claimed.device in seen or (claimed.fleet, claimed.run_id) != (fleet, run_id) or held not in claimed.states:
+            continue
+        seen.add(claimed.device)
         try:
-            claimed = peek_document(signed, Statement)
-            # The signature is verified last, since that costs most.
-            if (
-                claimed.device in seen
-                or (claimed.fleet, claimed.run_id) != (fleet, run_id)
-                or held not in claimed.states
-            ):
-                continue
-            seen.add(claimed.device)
-            open_statement(signed, roster)
+            open_statement(claim.signed, roster)
         except ShoalError:
-            continue  # a malformed or forged statement counts for nothing
+            continue  # a forged statement counts for nothing
         signers.append(claimed.device)
         if len(signers) == min_contributors:
             return tuple(signers)

@@ -11,10 +11,11 @@ Example: `Setting("k", "2")` is ``SHM1``, kind 5, and two strings with 2-byte le
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import struct
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Final, TypeVar
@@ -46,10 +47,10 @@ class _Array:
     code: str
 
 
-U8 = Annotated[int, _Int("<B")]
-U16 = Annotated[int, _Int("<H")]
-U32 = Annotated[int, _Int("<I")]
-U64 = Annotated[int, _Int("<Q")]
+U8 = Annotated[int, _Int("B")]
+U16 = Annotated[int, _Int("H")]
+U32 = Annotated[int, _Int("I")]
+U64 = Annotated[int, _Int("Q")]
 Fixed16 = Annotated[bytes, _Fixed(16)]
 Fixed32 = Annotated[bytes, _Fixed(32)]
 Fixed64 = Annotated[bytes, _Fixed(64)]
@@ -65,31 +66,50 @@ _RECORDS: dict[type[Any], _Coder] = {}
 class _Reader:
     """A cursor over received bytes that never reads past the end."""
 
-    __slots__ = ("data", "pos")
+    __slots__ = ("data", "end", "pos")
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.pos = 0
+        self.end = len(data)
 
     def take(self, count: int) -> memoryview:
-        if count > len(self.data) - self.pos:
-            raise WireError(f"message ends early: {count} bytes wanted at {self.pos} of {len(self.data)}")
-        piece = self.data[self.pos : self.pos + count]
-        self.pos += count
-        return piece
+        start = self.pos
+        if count > self.end - start:
+            raise WireError(f"message ends early: {count} bytes wanted at {start} of {self.end}")
+        self.pos = start + count
+        return self.data[start : self.pos]
 
-    def unpack(self, code: str) -> Any:
-        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+    def unpack(self, packer: struct.Struct) -> tuple[Any, ...]:
+        if packer.size > self.end - self.pos:
+            self.take(packer.size)  # raises
+        values = packer.unpack_from(self.data, self.pos)
+        self.pos += packer.size
+        return values
 
     @property
     def left(self) -> int:
-        return len(self.data) - self.pos
+        return self.end - self.pos
 
 
 @dataclass(frozen=True, slots=True)
 class _Coder:
+    """Writes and reads the values of one type.
+
+    Attributes:
+        code: struct's code if every value of the type has the same size, else empty. A record reads such fields in one piece.
+        made: the value from the one that struct gives; None if they are the same.
+    """
+
     write: Callable[[bytearray, Any], None]
     read: Callable[[_Reader], Any]
+    code: str = ""
+    made: Callable[[Any], Any] | None = None
+
+
+_U8: Final = struct.Struct("<B")
+_U16: Final = struct.Struct("<H")
+_U32: Final = struct.Struct("<I")
 
 
 def message(kind: int) -> Callable[[type[M]], type[M]]:
@@ -137,7 +157,7 @@ def decode_prefix(data: bytes | memoryview, expected: type[M]) -> tuple[M, memor
     reader = _Reader(memoryview(data))
     if bytes(reader.take(len(MAGIC))) != MAGIC:
         raise WireError("not a message: wrong magic")
-    kind = reader.unpack("<B")
+    (kind,) = reader.unpack(_U8)
     if _BY_KIND.get(kind) is not expected:
         raise WireError(f"message of kind {kind} where {expected.__name__} was expected")
     value = _record_of(expected).read(reader)
@@ -164,10 +184,65 @@ def _record(cls: type[Any]) -> _Coder:
         for name, coder in coders:
             coder.write(out, getattr(value, name))
 
+    pieces = [
+        _in_one_piece(list(run)) if of_one_size else _one_by_one(list(run))
+        for of_one_size, run in itertools.groupby((coder for _, coder in coders), key=lambda coder: coder.code != "")
+    ]
+    made = _constructor(cls)
+    if len(pieces) == 1:
+        (whole,) = pieces
+        return _Coder(write, lambda reader: made(*whole(reader)))
+
     def read(reader: _Reader) -> Any:
-        return cls(**{name: coder.read(reader) for name, coder in coders})
+        values: list[Any] = []
+        for piece in pieces:
+            values += piece(reader)
+        return made(*values)
 
     return _Coder(write, read)
+
+
+def _constructor(cls: type[Any]) -> Callable[..., Any]:
+    """Return the function that makes a ``cls`` of its fields' values in order."""
+    fields = dataclasses.fields(cls)
+    if not any(field.kw_only for field in fields):
+        return cls
+    names = [field.name for field in fields]
+    return lambda *values: cls(**dict(zip(names, values, strict=True)))
+
+
+def _one_by_one(coders: Sequence[_Coder]) -> Callable[[_Reader], Sequence[Any]]:
+    return lambda reader: [coder.read(reader) for coder in coders]
+
+
+def _in_one_piece(coders: Sequence[_Coder]) -> Callable[[_Reader], Sequence[Any]]:
+    """Return a function that reads consecutive values, each of a fixed size, with one call of struct."""
+    packer = struct.Struct("<" + "".join(coder.code for coder in coders))
+    made = [(place, coder.made) for place, coder in enumerate(coders) if coder.made is not None]
+
+    def read(reader: _Reader) -> Sequence[Any]:
+        if packer.size > reader.left:
+            return [coder.read(reader) for coder in coders]  # the first that is wrong or does not fit raises
+        read_values = reader.unpack(packer)
+        if not made:
+            return read_values
+        values = list(read_values)
+        for place, of in made:
+            values[place] = of(values[place])
+        return values
+
+    return read
+
+
+def _fixed_size(write: Callable[[bytearray, Any], None], code: str, made: Callable[[Any], Any] | None = None) -> _Coder:
+    """Return the coder of a type whose values struct reads by ``code``; ``made`` checks or converts them."""
+    packer = struct.Struct("<" + code)
+
+    def read(reader: _Reader) -> Any:
+        (value,) = reader.unpack(packer)
+        return value if made is None else made(value)
+
+    return _Coder(write, read, code, made)
 
 
 def _coder(hint: Any) -> _Coder:
@@ -189,8 +264,8 @@ def _coder(hint: Any) -> _Coder:
 
 def _annotated(mark: Any) -> _Coder:
     if isinstance(mark, _Int):
-        packer = struct.Struct(mark.code)
-        return _Coder(lambda out, v: out.extend(packer.pack(v)), lambda r: packer.unpack(r.take(packer.size))[0])
+        pack = struct.Struct("<" + mark.code).pack
+        return _fixed_size(lambda out, v: out.extend(pack(v)), mark.code)
     if isinstance(mark, _Array):
         return _array(mark.code)
     length: int = mark.length
@@ -200,7 +275,7 @@ def _annotated(mark: Any) -> _Coder:
             raise TypeError(f"{len(value)} bytes where {length} belong")
         out.extend(value)
 
-    return _Coder(write_fixed, lambda r: bytes(r.take(length)))
+    return _fixed_size(write_fixed, f"{length}s")
 
 
 def _array(code: str) -> _Coder:
@@ -220,22 +295,21 @@ def _array(code: str) -> _Coder:
 def _enum(kind: type[IntEnum]) -> _Coder:
     """Return the coder of an enumeration: members as u8; encoding and decoding refuse other numbers."""
 
-    def read(reader: _Reader) -> IntEnum:
-        value = reader.unpack("<B")
+    def made(value: int) -> IntEnum:
         try:
             return kind(value)
         except ValueError as error:
             raise WireError(f"{value} is not a {kind.__name__}") from error
 
-    return _Coder(lambda out, value: out.append(kind(value)), read)
+    return _fixed_size(lambda out, value: out.append(kind(value)), "B", made)
 
 
 def _count(reader: _Reader, item_bytes: int) -> int:
-    count = int(reader.unpack("<I"))
+    (count,) = reader.unpack(_U32)
     # Checked before reading: 4 bytes could otherwise claim memory for 2^32 items.
     if count > MAX_ITEMS or count * item_bytes > reader.left:
         raise WireError(f"a list of {count} items does not fit in {reader.left} bytes")
-    return count
+    return typing.cast(int, count)
 
 
 def _sequence(item: _Coder) -> _Coder:
@@ -245,7 +319,7 @@ def _sequence(item: _Coder) -> _Coder:
             item.write(out, value)
 
     # Every item takes at least one byte, which bounds the count by the bytes that are left.
-    return _Coder(write, lambda r: tuple(item.read(r) for _ in range(_count(r, 1))))
+    return _Coder(write, lambda r: tuple([item.read(r) for _ in range(_count(r, 1))]))
 
 
 def _optional(item: _Coder) -> _Coder:
@@ -254,7 +328,7 @@ def _optional(item: _Coder) -> _Coder:
         if value is not None:
             item.write(out, value)
 
-    return _Coder(write, lambda r: item.read(r) if _read_bool(r) else None)
+    return _Coder(write, lambda r: item.read(r) if _BOOL.read(r) else None)
 
 
 def _write_string(out: bytearray, value: str) -> None:
@@ -265,7 +339,7 @@ def _write_string(out: bytearray, value: str) -> None:
 
 
 def _read_string(reader: _Reader) -> str:
-    length = reader.unpack("<H")
+    (length,) = reader.unpack(_U16)
     if length > MAX_STRING_BYTES:
         raise WireError(f"a string of {length} bytes")
     try:
@@ -287,8 +361,7 @@ def _write_float(out: bytearray, value: float) -> None:
     out.extend(struct.pack("<d", value))
 
 
-def _read_float(reader: _Reader) -> float:
-    value = float(reader.unpack("<d"))
+def _finite(value: float) -> float:
     # NaN compares false with every limit, so it would pass the checks that follow.
     if not math.isfinite(value):
         raise WireError("a number is not finite")
@@ -299,8 +372,7 @@ def _write_bool(out: bytearray, value: bool) -> None:
     out.append(1 if value else 0)
 
 
-def _read_bool(reader: _Reader) -> bool:
-    value = reader.unpack("<B")
+def _truth(value: int) -> bool:
     # Other numbers would give one value several encodings, and signatures are over the encoding.
     if value > 1:
         raise WireError(f"a truth value of {value}")
@@ -308,6 +380,6 @@ def _read_bool(reader: _Reader) -> bool:
 
 
 _STRING = _Coder(_write_string, _read_string)
-_BLOB = _Coder(_write_blob, lambda r: bytes(r.take(r.unpack("<I"))))
-_FLOAT = _Coder(_write_float, _read_float)
-_BOOL = _Coder(_write_bool, _read_bool)
+_BLOB = _Coder(_write_blob, lambda r: bytes(r.take(r.unpack(_U32)[0])))
+_FLOAT = _fixed_size(_write_float, "d", _finite)
+_BOOL = _fixed_size(_write_bool, "B", _truth)

@@ -270,6 +270,8 @@ def matches(topic_filter: str, topic: str) -> bool:
     # Topics of the broker itself, such as $SYS, are hidden from leading wildcards.
     if topic.startswith("$") and topic_filter[:1] in ("+", "#"):
         return False
+    if "+" not in topic_filter and "#" not in topic_filter:
+        return topic_filter == topic
     levels = topic.split("/")
     wanted = topic_filter.split("/")
     for position, want in enumerate(wanted):

@@ -37,7 +37,7 @@ from tests.helpers.trees import ROOT
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)
 PLAIN = {str: "string", bytes: "blob", float: "f64", bool: "bool"}
-INTEGERS = {"<B": "u8", "<H": "u16", "<I": "u32", "<Q": "u64", "H": "u16[]", "I": "u32[]"}
+INTEGERS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
 
 
 def type_name(hint):
@@ -45,7 +45,9 @@ def type_name(hint):
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         mark = arguments[1]
-        return f"bytes{mark.length}" if hasattr(mark, "length") else INTEGERS[mark.code]
+        if isinstance(mark, codec._Fixed):
+            return f"bytes{mark.length}"
+        return INTEGERS[mark.code] + ("[]" if isinstance(mark, codec._Array) else "")
     if origin is tuple:
         return f"list of {type_name(arguments[0])}"
     if origin in (typing.Union, types.UnionType):

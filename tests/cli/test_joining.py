@@ -170,23 +170,7 @@ def test_the_aggregators_status_before_its_first_run(call, fleet):
     }
 
 
-def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
-    """`task compile` says how large the task is, `run` prints the run file, the aggregator finds it in its directory."""
-    compiled = call(
-        "shoal-fleet", "task", "compile", "owner", "logistic", "--option", "inputs=4", "--option", "classes=3",
-        "--out", "task",
-    )  # fmt: skip
-    assert compiled.out.startswith("task: 15 coordinates, ")
-    made = call(
-        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=1", "--rounds", "4",
-        "--min-contributors", "1", "--seed", "3",
-    )  # fmt: skip
-    assert made.out == "owner/runs/000001.run\n"
-    shutil.copy(call.home / "owner/runs/000001.run", call.home / "server/runs")
-    (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
-    assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
-
-
+@pytest.mark.torch
 def test_a_task_that_names_its_data_says_so_and_has_their_sizes(call, fleet):
     (call.home / "features.txt").write_text("radius,0,50\n# in mm2\narea,0,5e3\n")
     compiled = call(
@@ -199,7 +183,13 @@ def test_a_task_that_names_its_data_says_so_and_has_their_sizes(call, fleet):
     assert 'features = ["radius", "area"]' in (call.home / "task/task.toml").read_text()
 
 
-def test_a_task_with_private_parameters_says_so_and_so_does_its_run(call, fleet):
+@pytest.mark.torch
+def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
+    """`task compile` says how large the task is, `run` prints the run file, the aggregator finds it in its directory.
+
+    Both say which parameters are private.
+    """
+    pytest.importorskip("torch")
     compiled = call(
         "shoal-fleet", "task", "compile", "owner", "mlp", "--option", "inputs=4", "--option", "hidden=3",
         "--option", "classes=2", "--private", "readout", "--out", "task",
@@ -207,9 +197,15 @@ def test_a_task_with_private_parameters_says_so_and_so_does_its_run(call, fleet)
     assert compiled.out.startswith("task: 23 coordinates, ")
     words = "private: readout.weight, readout.bias: 8 of 23 coordinates never leave a device\n"
     assert compiled.out.endswith(words)
-    made = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedavg", "--min-contributors", "1")
+    made = call(
+        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=1", "--rounds", "4",
+        "--min-contributors", "1", "--seed", "3",
+    )  # fmt: skip
     assert made.out == "owner/runs/000001.run\n"
     assert words in made.err
+    shutil.copy(call.home / "owner/runs/000001.run", call.home / "server/runs")
+    (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
+    assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 
 
 def test_config_says_where_each_value_comes_from(call, fleet):

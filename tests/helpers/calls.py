@@ -14,7 +14,9 @@ from tests.helpers.trees import PROGRAMS
 
 LIMIT_S = 90.0
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([*PROGRAMS.values(), "numpy", "onnxruntime", "shoal.owner.keys.directory", __name__])
+FORKED.set_forkserver_preload(
+    [*PROGRAMS.values(), "numpy", "onnxruntime", "torch", "shoal.owner.keys.directory", __name__]
+)
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
 from edge_client.models.states import ModelStates
 from edge_client.protocol.presence import presence
 from shoal.errors import ShoalError
-from shoal.membership.statements import check_certificate, sign_statement
+from shoal.membership.statements import check_claims, read_claims, sign_statement
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Decline, DeclineReason, Upload
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.states import HeldState, MeanHeader, SealedCheckpoints, StateCertificate, Statement
+from shoal.protocol.states import HeldState, MeanHeader, SealedCheckpoints, StateCertificate
 from shoal.transport.base import Message
 from shoal.types import MaskedVector
 from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
@@ -251,14 +251,14 @@ class RoundDevice:
 
     def certified(self, held):
         """Return state -> digest for the states that enough statements of the announcement name."""
-        certificate = StateCertificate(held.statements)
+        claims = tuple(read_claims(held.statements))
         found = {}
-        named = [n for s in held.statements for n in decode(memoryview(s)[64:], Statement).states]
+        named = [n for claim in claims for n in claim.statement.states]
         for state in {n.state for n in named}:
             for digest in {n.digest for n in named if n.state == state}:
                 try:
-                    check_certificate(
-                        certificate,
+                    check_claims(
+                        claims,
                         HeldState(state.model, state.round, digest),
                         fleet="reef",
                         run_id=self.fleet.plan.run_id,

@@ -52,7 +52,10 @@ def bench_load(*arguments):
     return answer["data"]
 
 
-@pytest.mark.parametrize("options", [(), ("--prepared",)], ids=["devices", "prepared"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="devices"), pytest.param(("--prepared",), id="prepared", marks=pytest.mark.long)],
+)
 def test_every_upload_of_every_device_is_counted_once(options):
     data = bench_load(*options)
     assert list(data) == FIELDS

@@ -1,4 +1,7 @@
-"""Daemon runs of FedGroup, FeSEM and one-shot clustering: real programs, a real broker, six devices in two hidden groups."""
+"""Daemon runs of FedGroup, FeSEM and one-shot clustering: real programs, a real broker, six devices in two hidden groups.
+
+The default tests run FedGroup; tests/scenarios/rounds/test_strategies.py runs all of them on the loopback fleet.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +31,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", list(RUNS))
+@pytest.mark.parametrize("algorithm", [a if a == "fedgroup" else pytest.param(a, marks=pytest.mark.long) for a in RUNS])
 def test_the_daemons_find_the_hidden_groups(
     tmp_path: Path, logistic: Callable[..., TaskBundle], algorithm: str
 ) -> None:

@@ -86,7 +86,7 @@ def alive(state, given, after):
     return {c.id: len(heard.intersection(c.members)) for c in state.clusters.values()}
 
 
-@settings(max_examples=settings.default.max_examples // 8)
+@settings(max_examples=settings.default.max_examples // 16)
 @given(st.integers(0, 2**32))
 def test_anything_may_happen(seed):
     world = World(seed)

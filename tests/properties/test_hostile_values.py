@@ -25,7 +25,7 @@ COUNTS = (0, 1, 2, 7, 2**16, 2**31, 2**32 - 1)
 FIGURES = (0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-300, 1e300, -1e300, 1.7e308, 3.4e38, -3.4e38, 2.5, 4.9999)
 PLACES = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 1e-20, 1e-3, 30.0, -40.0)
 MARGINS = (0.0, 5.0, -5.0, 5.01, 1e300, 0.01)
-few = settings(max_examples=settings.default.max_examples // 12, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=settings.default.max_examples // 16, suppress_health_check=list(HealthCheck))
 
 
 def plan_of(name):

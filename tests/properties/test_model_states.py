@@ -40,7 +40,12 @@ IDENTITIES = tuple(Identity.generate(f"dev-{i}") for i in range(DEVICES + 1))
 ROSTER = roster(IDENTITIES)
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
 """An example takes a tenth of a second, so that shrinking one takes minutes; the drawn script is short enough to read."""
-few = settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck), phases=PHASES)
+few = settings(
+    deadline=None,
+    max_examples=settings.default.max_examples // 20,
+    suppress_health_check=list(HealthCheck),
+    phases=PHASES,
+)
 
 
 @functools.lru_cache(maxsize=64)

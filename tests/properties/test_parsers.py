@@ -131,7 +131,9 @@ NAMES_OF = [
     "file under a passphrase",
     "key file",
 ]
-quick = settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+quick = settings(
+    deadline=None, max_examples=settings.default.max_examples // 10, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture(scope="module")

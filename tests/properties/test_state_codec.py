@@ -14,7 +14,9 @@ from shoal.util.state_codec import decode_state, encode_state
 from tests.helpers.states import damaged, instances, places, same
 
 STATES = sorted({s.state_type for s in STRATEGIES.values()}, key=lambda t: t.__name__)
-some = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+some = settings(
+    deadline=None, max_examples=settings.default.max_examples // 10, suppress_health_check=list(HealthCheck)
+)
 
 
 def through_json(document):

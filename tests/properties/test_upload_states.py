@@ -193,6 +193,9 @@ class Uploads(RuleBasedStateMachine):
 
 
 Uploads.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples // 5,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 test_uploads = Uploads.TestCase

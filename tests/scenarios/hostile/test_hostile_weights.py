@@ -117,12 +117,32 @@ def training(records):
     return [r for r in records if not r["final"]]
 
 
-@pytest.mark.parametrize("algorithm", sorted(STRATEGIES))
-def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(tmp_path, algorithm):
-    honest = Hostile(tmp_path / "honest", {}, algorithm)
-    with honest.fleet:
-        honest.run()
-        expected = honest.steps()
+def also_in_long(algorithms):
+    """Return parameters of which those that aggregate as FedAvg or FedGroup do are left to `make long`."""
+    proximal = ("fedprox", "fedgrouprox")
+    return [pytest.param(a, marks=pytest.mark.long) if a in proximal else a for a in algorithms]
+
+
+@pytest.fixture(scope="module")
+def honest_steps(tmp_path_factory):
+    """Return a function (algorithm, changed options) -> what the devices of an honest fleet end with; each fleet runs once."""
+    known = {}
+
+    def steps(algorithm, changes):
+        key = algorithm, repr(changes)
+        if key not in known:
+            scene = Hostile(tmp_path_factory.mktemp("honest") / "fleet", {}, algorithm, **changes)
+            with scene.fleet:
+                scene.run()
+                known[key] = scene.steps()
+        return known[key]
+
+    return steps
+
+
+@pytest.mark.parametrize("algorithm", also_in_long(sorted(STRATEGIES)))
+def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(tmp_path, honest_steps, algorithm):
+    expected = honest_steps(algorithm, {})
     lies = {LIAR: reversed_with(MOST_SAMPLES), GIANT: times(100)}
     scene = Hostile(tmp_path / "hostile", lies, algorithm)
     with scene.fleet:
@@ -137,12 +157,11 @@ def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(
         assert any("above the plan's max_samples 100000" in a.reason for a in told)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"])
-def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, algorithm):
-    honest = Hostile(tmp_path / "honest", {}, algorithm, **_one_group(algorithm))
-    with honest.fleet:
-        honest.run()
-        expected = honest.steps()
+@pytest.mark.parametrize(
+    "algorithm", also_in_long(["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"])
+)
+def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, honest_steps, algorithm):
+    expected = honest_steps(algorithm, _one_group(algorithm))
     scene = Hostile(tmp_path / "hostile", {LIAR: reversed_with(100_000)}, algorithm, **_one_group(algorithm))
     with scene.fleet:
         records = training(scene.run())

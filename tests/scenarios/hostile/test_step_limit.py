@@ -65,7 +65,17 @@ def steps(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("options", HONEST.values(), ids=HONEST)
+REPEATED = ("fedprox", "cfl, half drawn", "ifca", "fedavg with rfa", "fedavg with multi-krum", "fedavg with nnm")
+"""Runs like another one of HONEST: `make long` has them too."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=pytest.mark.long if name in REPEATED else ())
+        for name, options in HONEST.items()
+    ],
+)
 def test_no_honest_run_comes_near_a_limit(tmp_path, steps, options):
     with make_fleet(tmp_path / "fleet", uneven_data(8, 2), **{"rounds": 5, "quorum": 0.5, **options}) as fleet:
         records = fleet.run(300)

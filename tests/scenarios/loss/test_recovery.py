@@ -19,6 +19,10 @@ from tests.helpers.fleets import (
 )
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+STEPS = [pytest.param(step, marks=() if step % 2 else pytest.mark.long) for step in range(1, 9)]
+"""At which the aggregator dies; `make long` has all of them, and of OTHER_STEPS."""
+OTHER_STEPS = [pytest.param(step, marks=pytest.mark.long if step % 2 else ()) for step in range(1, 9)]
+"""At which a device dies."""
 ALGORITHMS = {
     "fedavg": {"rounds": 4},
     "ifca": {
@@ -84,7 +88,7 @@ def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undistur
         assert thetas(fleet) == undisturbed
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("steps", STEPS)
 def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
@@ -96,7 +100,7 @@ def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
         assert thetas(fleet) == undisturbed
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("steps", OTHER_STEPS)
 def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):

@@ -60,7 +60,7 @@ def test_two_revocations_in_a_row(tmp_path, published):
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_a_device_that_was_away_over_several_key_versions_comes_back(tmp_path, rounds):
     """After a few rounds the retained means are gone, and it needs a checkpoint; each version's delivery is on the broker."""
-    with make_fleet(tmp_path / "fleet", count=6, rounds=22, **OPTIONS) as fleet:
+    with make_fleet(tmp_path / "fleet", count=6, rounds=3 * rounds + 7, **OPTIONS) as fleet:
         closed(fleet, 2)
         fleet.kill_device("dev-01")
         for change in (lambda o: o.rotate(), lambda o: o.revoke("dev-05"), lambda o: o.rotate()):

@@ -15,7 +15,9 @@ def unmasked(tmp_path_factory):
         return [r["clusters"] for r in fleet.run(20)]
 
 
-@pytest.mark.parametrize("mode", ["permutation", "signed-permutation", "rotation"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("permutation", marks=pytest.mark.long), "signed-permutation", "rotation"]
+)
 def test_the_clusters_are_those_of_a_run_without_a_mask(tmp_path, unmasked, mode):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), mode=mode, **OPTIONS) as fleet:
         records = fleet.run(20)

@@ -1,5 +1,6 @@
 """Private parameters in whole fleets: they are trained and used on the device, and no byte of them leaves it."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -240,19 +241,28 @@ def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
         assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
 
 
-@pytest.mark.torch
-def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
-    """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
+HIDDEN = 16
+
+
+@functools.cache
+def compiled(private, shared=()):
+    """Return a small compiled network whose parameters of the named prefixes are private and shared."""
     from shoal.owner.task_compiler.builtin import build
     from shoal.owner.task_compiler.compile import compile_task
 
+    source = build("mlp", inputs=INPUTS, hidden=HIDDEN, classes=CLASSES)
+    return compile_task(*source[:3], name="heads", kind="classification", shared=shared, private=private)
+
+
+@pytest.mark.torch
+def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
+    """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
     data = grouped_data(8, 4, n=150)
     local = LocalTraining(epochs=3, batch_size=10, lr=0.2)
     accuracy = {}
     for private in ((), ("readout",)):
-        source = build("mlp", inputs=INPUTS, hidden=16, classes=CLASSES)
-        bundle = compile_task(*source[:3], name="heads", kind="classification", private=private)
-        with make_fleet(tmp_path / f"fleet{len(private)}", data, bundle=bundle, local=local, rounds=15) as fleet:
+        options = {"bundle": compiled(private), "local": local, "rounds": 8}
+        with make_fleet(tmp_path / f"fleet{len(private)}", data, **options) as fleet:
             last = fleet.run(60)[-1]
             accuracy[private] = last["correct"] / last["tested"]
             assert len(set(last["clusters"].values())) == 1
@@ -272,19 +282,15 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
 )
 def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm, shared):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
-    from shoal.owner.task_compiler.builtin import build
-    from shoal.owner.task_compiler.compile import compile_task
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
     from shoal.simulation.engine.private import PrivateStart
     from shoal.simulation.engine.records import SimOptions
     from shoal.simulation.trainers.networks import OneHidden
 
-    hidden = 5
     settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
     data = grouped_data(4, 2, n=80)
-    source = build("mlp", inputs=INPUTS, hidden=hidden, classes=CLASSES)
-    bundle = compile_task(*source[:3], name="small", kind="classification", shared=shared, private=[private])
+    bundle = compiled((private,), shared)
     manifest = bundle.manifest
     options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:
@@ -301,8 +307,8 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
     def shards(share):
         return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
 
-    network = OneHidden(INPUTS, hidden, CLASSES)
-    body, bias = INPUTS * hidden + hidden, network.length - CLASSES
+    network = OneHidden(INPUTS, HIDDEN, CLASSES)
+    body, bias = INPUTS * HIDDEN + HIDDEN, network.length - CLASSES
     spans = {"hidden": (0, body), "readout": (body, network.length), "readout.bias": (bias, network.length)}
     places = np.arange(*spans[private])
     assert len(places) == manifest.private_length

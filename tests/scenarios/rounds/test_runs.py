@@ -163,17 +163,6 @@ def test_a_newcomer_joins_fedavg(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-@pytest.mark.parametrize("options", [{}, IFCA, CFL], ids=["fedavg", "ifca", "cfl"])
-def test_masks_change_no_result(tmp_path, options):
-    """Under the permutation and without it: the same clusters, and models equal bit for bit (means move no bits)."""
-    seen = []
-    for mode in ("permutation", "none"):
-        with make_fleet(tmp_path / mode, grouped_data(8, 2), mode=mode, **options) as fleet:
-            records = fleet.run(10)
-            seen.append((records[-1]["clusters"], thetas(fleet)))
-    assert seen[0] == seen[1]
-
-
 @pytest.mark.parametrize("mode", ["permutation", "rotation"])
 def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_path, mode):
     """No vector in its files is an update, a mean or a model in clear, and only the means of rounds 2 and 3 are left of all."""

@@ -12,6 +12,8 @@ from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partiti
 
 QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
 ALONE = LocalTraining(epochs=0, steps=12, batch_size=0, lr=0.8)
+APART = {"one-shot": 5, "fedgroup": 5, "cfl": 9, "ifca": 9}
+"""Rounds after which `until_apart` returns."""
 SMALL = ("dev-01", "dev-03", "dev-05")
 ONE_SHOT = {"algorithm": "one-shot", "settings": {"k": "2"}, "local": QUICK, "pretrain": ALONE}
 ALGORITHMS = {
@@ -73,11 +75,17 @@ def away(fleet, name, rounds):
     fleet.revive_device(name)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("missed", [1, 5])
+@pytest.mark.parametrize(
+    ("missed", "algorithm"),
+    [
+        *((5, algorithm) for algorithm in ALGORITHMS),
+        *((1, algorithm) for algorithm in ("one-shot", "cfl")),
+        *(pytest.param(1, algorithm, marks=pytest.mark.long) for algorithm in ("fedgroup", "ifca")),
+    ],
+)
 def test_a_device_that_was_away_comes_back_into_its_cluster(tmp_path, algorithm, missed):
-    with small_fleet(tmp_path, 40, **ALGORITHMS[algorithm]) as fleet:
-        until_apart(fleet)
+    with small_fleet(tmp_path, APART[algorithm] + missed + 7, **ALGORITHMS[algorithm]) as fleet:
+        assert until_apart(fleet) <= APART[algorithm]
         away(fleet, "dev-01", missed)
         back = len(fleet.records())
         before = newest(fleet)
@@ -86,9 +94,11 @@ def test_a_device_that_was_away_comes_back_into_its_cluster(tmp_path, algorithm,
         ends_in_step(fleet)
 
 
-@pytest.mark.parametrize("mode", ["none", "permutation", "signed-permutation"])
+@pytest.mark.parametrize(
+    "mode", ["signed-permutation", *(pytest.param(m, marks=pytest.mark.long) for m in ("none", "permutation"))]
+)
 def test_under_every_mask_mode(tmp_path, mode):
-    with small_fleet(tmp_path, 16, mode=mode) as fleet:
+    with small_fleet(tmp_path, 14, mode=mode) as fleet:
         until_apart(fleet)
         away(fleet, "dev-01", 4)
         ends_in_step(fleet)
@@ -107,7 +117,7 @@ def test_after_a_hundred_rounds(tmp_path):
 def test_a_device_whose_uploads_were_lost(tmp_path, lost):
     """It holds the model all the time, and the aggregator can't know."""
     tap = Wiretap()
-    with small_fleet(tmp_path, 18, faults=tap) as fleet:
+    with small_fleet(tmp_path, 14, faults=tap) as fleet:
         done = until_apart(fleet)
         rule = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         until(fleet, done + lost)
@@ -115,9 +125,9 @@ def test_a_device_whose_uploads_were_lost(tmp_path, lost):
         ends_in_step(fleet)
 
 
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=pytest.mark.long), True])
 def test_two_devices_away_in_turn(tmp_path, crash):
-    with small_fleet(tmp_path, 26) as fleet:
+    with small_fleet(tmp_path, 19) as fleet:
         until_apart(fleet)
         for name in ("dev-01", "dev-03", "dev-01"):
             fleet.kill_device(name)
@@ -130,7 +140,7 @@ def test_two_devices_away_in_turn(tmp_path, crash):
 
 
 def test_two_devices_away_at_once(tmp_path):
-    with small_fleet(tmp_path, 20) as fleet:
+    with small_fleet(tmp_path, 16) as fleet:
         until_apart(fleet)
         fleet.kill_device("dev-03")
         away(fleet, "dev-01", 4)
@@ -141,7 +151,7 @@ def test_two_devices_away_at_once(tmp_path):
 
 def test_a_device_that_was_away_while_the_owner_drew_new_keys(tmp_path):
     """The mean that it needs is masked under the keys of the version before."""
-    with small_fleet(tmp_path, 20) as fleet:
+    with small_fleet(tmp_path, 16) as fleet:
         until_apart(fleet)
         fleet.kill_device("dev-01")
         until(fleet, len(fleet.records()) + 2)
@@ -155,7 +165,7 @@ def test_a_device_that_was_away_while_the_owner_drew_new_keys(tmp_path):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_device_that_has_lost_its_model_takes_the_cluster_back_to_its_last_checkpoint(tmp_path, algorithm):
     """Two devices can't certify the state that they hold, so the cluster returns to one that three have certified."""
-    with small_fleet(tmp_path, 60, **ALGORITHMS[algorithm]) as fleet:
+    with small_fleet(tmp_path, APART[algorithm] + 14, **ALGORITHMS[algorithm]) as fleet:
         until_apart(fleet)
         fleet.kill_device("dev-01")
         until(fleet, len(fleet.records()) + 3)
@@ -172,7 +182,7 @@ def test_a_device_that_has_lost_its_model_takes_the_cluster_back_to_its_last_che
 def test_a_fourth_device_that_missed_more_rounds_than_are_retained(tmp_path):
     """It returns with a checkpoint of the last state that three devices have certified, and the mean that follows."""
     data = grouped_data(8, 2)
-    with small_fleet(tmp_path, 40, data=data) as fleet:
+    with small_fleet(tmp_path, 22, data=data) as fleet:
         until_apart(fleet, 8)
         fleet.kill_device("dev-07")
         until(fleet, len(fleet.records()) + 4)

@@ -313,6 +313,8 @@ def test_a_revoked_device_is_not_in_the_next_round_and_certifies_nothing(fleet):
 
 SHARING = {"segments": (SegmentSpec("shared", 4), SegmentSpec("cluster", 2)), "origins": 2}
 SPLITS = {"form": "absolute", "eps1": 0.05, "eps2": 0.2, "cool_down": 0}
+ROUNDS, AWAY, BACK = 14, 8, 11
+"""Of a run of every algorithm, and the rounds after which a device leaves and comes back."""
 RUNS = {
     "ifca restarts": ("ifca", {"k": 2, "restarts": 2, "restart_rounds": 3}, {"origins": 4, "follows": range(4)}),
     "ifca sharing": ("ifca", {"k": 2}, SHARING),
@@ -332,7 +334,7 @@ def test_restarts_change_nothing_in_the_records(tmp_path, name):
     found = []
     for kills in (False, True):
         root = tmp_path / str(kills)
-        fleet = RoundFleet(root, 6, algorithm=algorithm, settings=settings, rounds=20, norm_limit=1e6, **changes)
+        fleet = RoundFleet(root, 6, algorithm=algorithm, settings=settings, rounds=ROUNDS, norm_limit=1e6, **changes)
         for place, device in enumerate(fleet.devices.values()):
             device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
         fleet.come(*fleet.devices)
@@ -346,14 +348,14 @@ def test_restarts_change_nothing_in_the_records(tmp_path, name):
 def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(tmp_path, name):
     """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
     algorithm, settings, changes = RUNS[name]
-    fleet = RoundFleet(tmp_path, 6, algorithm=algorithm, settings=settings, rounds=20, norm_limit=1e6, **changes)
+    fleet = RoundFleet(tmp_path, 6, algorithm=algorithm, settings=settings, rounds=ROUNDS, norm_limit=1e6, **changes)
     for place, device in enumerate(fleet.devices.values()):
         device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
     fleet.come(*fleet.devices)
-    for round_ in range(20):
-        if round_ == 12:
+    for round_ in range(ROUNDS):
+        if round_ == AWAY:
             fleet.leave("dev-6")
-        if round_ == 16:
+        if round_ == BACK:
             fleet.come("dev-6")
         fleet.round()
         fleet.kill()

@@ -20,7 +20,7 @@ from shoal.errors import (
     NotEnrolledError,
     UntrustedError,
 )
-from shoal.membership.statements import sign_statement
+from shoal.membership.statements import read_claims, sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
@@ -540,16 +540,20 @@ def test_models_to_compare_with_are_fetched_and_given_to_the_job(scene, models):
 
 def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):
     to_round(scene, models, 3)
-    plan, roster = scene.plan, scene.parties.members["dev-1"].roster
+
+    def certified(held, own):
+        claims = tuple(read_claims(held.statements))
+        return certified_states(held.checkpoints, claims, own, scene.plan, scene.parties.members["dev-1"].roster)
+
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
     digest = models["dev-1"].states.held[StateId(0, 2)].digest
     announced = scene.announcement(4, checkpoints=(ref,), statements=statements(scene, models, 3))
-    assert certified_states(announced.held, {}, plan, roster) == {StateId(0, 2): digest}
-    assert certified_states(announced.held, {StateId(0, 2): b"own"}, plan, roster) == {StateId(0, 2): digest}
+    assert certified(announced.held, {}) == {StateId(0, 2): digest}
+    assert certified(announced.held, {StateId(0, 2): b"own"}) == {StateId(0, 2): digest}
     one = changed(announced, statements=announced.held.statements[:1])
-    assert certified_states(one.held, {StateId(0, 2): b"own"}, plan, roster) == {}
+    assert certified(one.held, {StateId(0, 2): b"own"}) == {}
     none = changed(announced, statements=())
-    assert certified_states(none.held, {}, plan, roster) == {}
+    assert certified(none.held, {}) == {}
 
 
 def test_shared_and_own_segments_have_their_own_lengths(scene):

@@ -8,7 +8,14 @@ import shoal.membership.statements as module
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from shoal.errors import UntrustedError, UsageError, WireError
-from shoal.membership.statements import check_certificate, open_statement, sign_statement
+from shoal.membership.statements import (
+    Claim,
+    check_certificate,
+    check_claims,
+    open_statement,
+    read_claims,
+    sign_statement,
+)
 from shoal.protocol.documents import Card
 from shoal.protocol.states import HeldState, StateCertificate, Statement
 from tests.helpers.model_states import FLEET, IDENTITIES, RUN_ID, roster
@@ -110,6 +117,28 @@ def test_forged_and_malformed_statements_do_not_count_and_hide_no_others():
     assert check(*bad, *good) == ("dev-0", "dev-1")
     with pytest.raises(UntrustedError, match="1 devices"):
         check(*bad, good[0])
+
+
+def test_documents_are_read_once_for_every_state_that_is_checked():
+    good = [signed(identity) for identity in IDENTITIES[:2]]
+    claims = tuple(read_claims([b"short", *good, good[0][:-1]]))
+    assert claims == tuple(Claim(statement(f"dev-{i}"), good[i]) for i in range(2))
+    for held in (HELD, OTHER):
+        expected = {"fleet": FLEET, "run_id": RUN_ID, "roster": roster(), "min_contributors": 2}
+        assert check_claims(claims, held, **expected) == ("dev-0", "dev-1")
+
+
+def test_a_claim_is_checked_by_its_signature_not_its_contents():
+    forged = Claim(statement("dev-1"), signed(Identity.generate("dev-1")))
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check_claims(
+            (*read_claims([signed(IDENTITIES[0])]), forged),
+            HELD,
+            fleet=FLEET,
+            run_id=RUN_ID,
+            roster=roster(),
+            min_contributors=2,
+        )
 
 
 def test_a_certificate_of_no_device_is_a_mistake_of_the_caller():

@@ -86,6 +86,13 @@ def test_every_truncation_is_refused(length):
         decode(SAMPLE_BYTES[:length], Everything)
 
 
+@pytest.mark.parametrize(("length", "wanted"), [(3, 4), (4, 1), (5, 1), (7, 2), (10, 4)])
+def test_an_early_end_names_the_field_that_does_not_fit(length, wanted):
+    """Consecutive fields of a fixed size are read in one piece, and the error is still that of one field."""
+    with pytest.raises(WireError, match=f"ends early: {wanted} bytes wanted at .* of {length}$"):
+        decode(SAMPLE_BYTES[:length], Everything)
+
+
 def test_another_message_is_not_taken_for_this_one():
     with pytest.raises(WireError, match="kind 200 where Everything"):
         decode(encode(Point(1, 2)), Everything)

@@ -243,8 +243,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["permutation", "none"])
-@pytest.mark.parametrize("segments", [WHOLE, PARTS, TURNED], ids=["whole", "shared+cluster", "cluster+shared"])
+# The first two masked: only in `make long`, since `test_a_mask_changes_not_one_bit` compares them with the clear ones.
+@pytest.mark.parametrize(
+    ("segments", "mode"),
+    [
+        pytest.param(WHOLE, "none", id="whole-none"),
+        pytest.param(WHOLE, "permutation", id="whole-permutation", marks=pytest.mark.long),
+        pytest.param(PARTS, "none", id="shared+cluster-none"),
+        pytest.param(PARTS, "permutation", id="shared+cluster-permutation", marks=pytest.mark.long),
+        pytest.param(TURNED, "none", id="cluster+shared-none"),
+        pytest.param(TURNED, "permutation", id="cluster+shared-permutation"),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_strategy_computes_alg_2(case, segments, mode):
     """Models to 1e-6 and every identity, with and without weight sharing, masked and not."""

@@ -18,7 +18,7 @@ NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "biparti
 NAMES += ["simulator"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_measurement_covers_every_kernel() -> None:
     """As a person gets it: `shoal bench numerics --quick --json`."""
     done = subprocess.run(
