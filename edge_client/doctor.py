@@ -18,6 +18,7 @@ from shoal.version import versions
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
+    from edge_client.learning.data import DataSplits
 
 
 def diagnose(
@@ -108,6 +109,7 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership, rea
     """
     from edge_client.learning.data import files_of, load, split
     from edge_client.learning.data_doubts import doubts
+    from edge_client.run.jobs import split_seed
 
     if source is None:
         return Check("data", "warning", "not checked", "give --data FILE as for `shoal-edge run`")
@@ -117,12 +119,26 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership, rea
         return ok("data", f"{source}: files: {count}; no task yet to compare them with")
     manifest = run.bundle.manifest
     dataset = load(source, manifest, reading)
-    split(dataset, b"doctor")
-    if found := doubts(dataset, manifest):
+    shares = split(dataset, split_seed(member))
+    found = [*doubts(dataset, manifest), *_doubts_of_model(files, run, shares)]
+    if found:
         said, _, hint = found[0].rpartition("; ")
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return Check("data", "warning", f"{source}: {said}{more}", hint)
     return ok("data", f"{source}: {len(dataset)} samples, which fit the task of run {run.plan.run}")
+
+
+def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[str]:
+    """Return the doubt about the finished model that answers, if it is of the run's task and no better than a guess."""
+    from edge_client.learning.data_doubts import no_better_doubt
+    from edge_client.learning.evaluation import majority_share
+    from edge_client.storage.finished_models import FinishedModels
+
+    model = FinishedModels(files.directory).standing().answers
+    if model is None or model.task != run.plan.task_digest or model.validation.accuracy is None:
+        return []
+    doubt = no_better_doubt(model.validation.accuracy, majority_share(shares.validation.y))
+    return [doubt] if doubt else []
 
 
 def _versions() -> Check:

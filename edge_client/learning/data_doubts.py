@@ -35,8 +35,11 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
     deviations = np.sqrt(squares / np.maximum(counts, 1))
     varies = deviations > CONSTANT * np.abs(means)
     found = []
-    if not varies.all():
-        constant = [_name(int(at), manifest) for at in np.flatnonzero(~varies)]
+    if not counts.all():
+        empty = [_name(int(at), manifest) for at in np.flatnonzero(counts == 0)]
+        found.append(f"{_listed(empty)} no value in any sample: an empty column teaches nothing; check the file")
+    if not varies[counts > 0].all():
+        constant = [_name(int(at), manifest) for at in np.flatnonzero(~varies & (counts > 0))]
         found.append(
             f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
+from shoal.task.data_declaration import DataDeclaration
 from shoal.util.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
 
@@ -109,3 +113,73 @@ def test_a_damaged_model_is_refused_and_another_can_answer(call, finished):
 def test_live_without_a_run_under_way_says_so(call, finished):
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--live", status=7)
     assert "dev-1/model.bin does not exist" in made.err
+
+
+# ------------------------------------------------------------------------------------------------------- evaluate
+
+
+@pytest.fixture
+def named(call, fleet):
+    """A finished model that answers `fox`, of a task with names whose features are standardised; return the device's store."""
+    data = DataDeclaration(
+        features=("a", "b", "c", "d"), label="animal", labels=("cat", "dog", "fox"), standardise="local", missing="mean"
+    )
+    bundle = dataclasses.replace(BUNDLE, manifest=dataclasses.replace(BUNDLE.manifest, data=data))
+    own = OwnModel(1, b"r" * 16, 5, 0, theta(2))
+    figures = {own.run_id: Validation(0.5, 10, 20, 20)}
+    store = FinishedModels(call.home / "dev-1")
+    store.add(own, [], bundle, algorithm="fedavg", at_s=1_800_000_000, figures=figures)
+    Scales(call.home / "dev-1").save(Scale(own.run_id, (1.0,) * 4, (2.0,) * 4))
+    (call.home / "d.csv").write_text("d;b;animal;a;c\n1;NA;fox;2;3\n1;2;cat;3;4\n0;0;fox;0;0\n")
+    return store
+
+
+def test_a_table_is_evaluated_beside_the_most_common_label(call, named):
+    told = call("shoal-edge", "evaluate", "dev-1", "d.csv")
+    assert told.out.splitlines()[0] == "accuracy 66.7% on 3 samples; the most common label, fox, alone 66.7%"
+    assert told.err == "warning: the model is no better than a guess that looks at no sample\n"
+    found = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--json").data
+    assert (found["samples"], found["no_better"], found["run"]) == (3, True, 1)
+    assert found["confusion"] == [[0, 0, 1], [0, 0, 0], [0, 0, 2]]
+    assert call("shoal-edge", "predict", "dev-1", "--data", "d.csv").out == "fox\nfox\nfox\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "hint"),
+    [
+        (
+            "a;b;c;d;animal\n1;2;3;4;cow\n",
+            "d.csv, line 2, column 5: 'cow' is no label of the task",
+            "labels: cat, dog, fox",
+        ),
+        (
+            "a;b;c;animal\n1;2;3;cat\n",
+            "d.csv has no column 'd', which the task takes",
+            "its columns are: a, b, c, animal",
+        ),
+        ("a;b;c;d;kind\n1;2;3;4;cat\n", "d.csv has no column 'animal'", "name the label column with --label"),
+        ("a;b;c;d;animal\n1;2;3,5;4;cat\n", "d.csv, line 2, column 3: '3,5' is not a number", "a decimal point"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_named_with_its_place(call, named, text, error, hint):
+    """Status 8."""
+    (call.home / "d.csv").write_text(text)
+    told = call("shoal-edge", "evaluate", "dev-1", "d.csv", status=8)
+    assert f"error: {error}" in told.err
+    assert hint in told.err
+
+
+def test_the_label_column_and_the_separator_are_given(call, named):
+    (call.home / "d.csv").write_text("a:b:c:d:kind\n1:2:3:4:fox\n")
+    found = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--label", "kind", "--separator", ":", "--json").data
+    assert found["accuracy"] == 1.0
+    told = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--separator", "::", status=3)
+    assert "error: the separator is one character or tab, not '::'" in told.err
+
+
+def test_a_lost_scale_is_an_error_and_not_a_wrong_answer(call, named):
+    """Status 7: the model takes standardised samples."""
+    for path in (call.home / "dev-1" / "scales").iterdir():
+        path.unlink()
+    told = call("shoal-edge", "predict", "dev-1", "--data", "d.csv", status=7)
+    assert "error: the device has no scale of the run whose model is asked for" in told.err

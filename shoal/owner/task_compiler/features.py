@@ -55,7 +55,7 @@ def declare(
 
 def _features(text: str) -> list[list[str]]:
     path = Path(text)
-    if not text or not (path.is_file() or path.suffix in (".txt", ".csv") or "/" in text):
+    if not text or not (_is_file(path) or path.suffix in (".txt", ".csv")):
         return [[name.strip()] for name in _cells(text)]
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -76,6 +76,13 @@ def _features(text: str) -> list[list[str]]:
     if not found:
         raise TaskError(f"{path} names no feature", hint="write a line for each: NAME, or NAME,LOW,HIGH")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a list of names is longer than a file's name can be
+        return False
 
 
 def _cells(line: str) -> list[str]:

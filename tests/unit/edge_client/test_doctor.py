@@ -7,8 +7,9 @@ import pytest
 
 from edge_client import doctor
 from edge_client.doctor import diagnose
+from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.pending_upload import PENDING_FILES
-from edge_client.storage.state import RUN_FILE, DeviceState
+from edge_client.storage.state import RUN_FILE, DeviceState, OwnModel
 from shoal.errors import StorageError
 from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
@@ -83,11 +84,27 @@ def test_data_are_found_or_not(tmp_path, directory):
 def test_doubts_about_the_data_are_a_warning_with_the_thing_to_do(tmp_path, directory, monkeypatch, logistic):
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32) * np.array([1, 1, 0, 1e4], np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=np.zeros(9, np.int64))
-    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=SimpleNamespace(run=1)))
+    plan = SimpleNamespace(run=1, task_digest=bytes(32))
+    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=plan))
     found = checks(directory, tmp_path / "d.npz")["data"]
     assert found.result == "warning"
     assert found.detail.endswith("a constant column teaches nothing (and 1 more)")
     assert found.advice == "check the file"
+
+
+def test_a_finished_model_that_has_learned_nothing_is_a_warning(tmp_path, directory, monkeypatch, logistic):
+    bundle = logistic(4, 3)
+    x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=np.zeros(20, np.int64))
+    plan = SimpleNamespace(run=1, task_digest=bundle.digest)
+    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=bundle, plan=plan))
+    assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
+    own = OwnModel(1, b"r" * 16, 5, 0, np.zeros(bundle.length, np.float32))
+    figures = {own.run_id: Validation(0.5, 3, 4, 4)}
+    FinishedModels(directory).add(own, [], bundle, algorithm="fedavg", at_s=1, figures=figures)
+    found = checks(directory, tmp_path / "d.npz")["data"]
+    assert "right in 75.0% of the validation share, and the most common label in 100.0%" in found.detail
+    assert (found.result, found.advice.startswith("look at the data")) == ("warning", True)
 
 
 def test_a_device_without_its_runtime(directory, monkeypatch):

@@ -1,5 +1,6 @@
 """`shoal-edge personalise`: choose again in this process, or go back to the cluster's model."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,8 +11,10 @@ from edge_client.learning.data import Dataset
 from edge_client.membership import DeviceMembership
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError
+from shoal.task.data_declaration import DataDeclaration
 from shoal.util.console import run_program
-from tests.helpers.fleets import grouped_data, make_fleet
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
+from tests.helpers.tasks import logistic_bundle
 
 NAME = "dev-00"
 
@@ -54,6 +57,22 @@ def test_the_command_chooses_as_the_running_device_does(ended, folder, source, n
     model, choice = personalise.personalise(folder, source)
     assert (model.run, choice.choice, choice.fits) == (1, by_device.choice, by_device.fits)
     assert niceness == [(personalise.os.PRIO_PROCESS, 0, 19)]
+
+
+def test_a_task_that_standardises_is_finished_in_the_scale_of_its_run(tmp_path, niceness):
+    plain = logistic_bundle(INPUTS, CLASSES)
+    task = dataclasses.replace(plain.manifest, data=DataDeclaration(standardise="local"))
+    data = {name: Dataset(d.x * np.float32(1000) + np.float32(7), d.y) for name, d in grouped_data(4, 2).items()}
+    with make_fleet(tmp_path / "fleet", data, bundle=dataclasses.replace(plain, manifest=task)) as fleet:
+        fleet.run(100)
+        fleet.settle()
+        fleet.personalise(NAME)
+        folder = fleet.stage.device_dir(NAME)
+    np.savez(tmp_path / "d.npz", x=data[NAME].x, y=data[NAME].y)
+    store = FinishedModels(folder)
+    by_device = store.personal(store.models()[-1])[0]
+    assert personalise.personalise(folder, tmp_path / "d.npz")[1].fits == by_device.fits
+    assert inference.choose(folder).evaluate(tmp_path / "d.npz").accuracy > 0.5
 
 
 def test_a_weight_adds_dittos_model(folder, source, niceness):

@@ -57,6 +57,10 @@ def test_missing_values_are_left_out():
     samples = dataset(1, 1, 1, 1)
     samples.x[0, 0] = np.nan
     assert doubts(samples, task(standardise="local", missing="mean")) == ()
+    samples.x[:, 0] = np.nan
+    assert doubts(samples, task(standardise="local", missing="mean")) == (
+        "column 'a' has no value in any sample: an empty column teaches nothing; check the file",
+    )
 
 
 @pytest.mark.parametrize(

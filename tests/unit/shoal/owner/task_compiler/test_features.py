@@ -18,6 +18,11 @@ def test_names_with_commas_between():
     assert declare() == NO_DECLARATION
 
 
+def test_a_list_may_be_longer_than_the_name_of_a_file():
+    names = [f"concave points {i} worst / mean" for i in range(300)]
+    assert declare(features=",".join(names)).features == tuple(names)
+
+
 def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_path):
     path = tmp_path / "features.txt"
     path.write_text('# the table of 2026\nradius,0,50\n\n"area, mm2",0,5e3\n')
