@@ -109,7 +109,9 @@ def run(
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.", min=1, show_default="1")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of ONNX Runtime, or of numpy's BLAS.", min=1, show_default="1")
+    ] = None,
     once: Annotated[
         bool | None,
         typer.Option("--once/--forever", help="End after one run.", show_default="forever"),
@@ -121,6 +123,14 @@ def run(
             help="After a run choose between the cluster's model and models of this device's own; with a number also Ditto's, "
             "trained with a pull of that weight towards the cluster's model.",
             show_default="on",
+        ),
+    ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|onnxruntime|numpy",
+            help="What computes the model: auto takes ONNX Runtime if it is installed, else numpy, which has no convolutions.",
+            show_default="auto",
         ),
     ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
@@ -141,6 +151,7 @@ def run(
         "once": once,
         "log": log,
         "personal": personal,
+        "executor": executor,
     }
     from edge_client.reexec import become
 
@@ -160,7 +171,7 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check directory, disk, clock, broker, TLS, service, state, data and versions; exit status 10 on a failure."""
+    """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure."""
     from edge_client.config import EdgeConfig
     from edge_client.doctor import diagnose
     from shoal.errors import UsageError
@@ -178,6 +189,7 @@ def doctor(
         ca=values["ca"],
         cert=values["cert"],
         key=values["key"],
+        executor=values["executor"],
     )
     report(found, as_json=json)
 
@@ -190,6 +202,7 @@ def show_config(
 ) -> None:
     """Print every value that run would use, and its source."""
     from edge_client.config import EdgeConfig
+    from edge_client.learning.executor.choice import AUTO, choose
     from edge_client.membership import DeviceMembership
     from shoal.errors import NotEnrolledError
     from shoal.util.config import gather, lines
@@ -198,6 +211,8 @@ def show_config(
     if not values["broker"] and "dir" in values:
         with suppress(NotEnrolledError):
             values["broker"], origins["broker"] = DeviceMembership(values["dir"]).broker, "the grant"
+    if values["executor"] == AUTO:
+        values["executor"] = f"{AUTO} ({choose(AUTO)})"
     for line in lines(EdgeConfig, values, origins):
         say(line)
 
@@ -436,6 +451,7 @@ def personalise(
         float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
     ] = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.", min=1)] = 1,
+    executor: Annotated[str, typer.Option(metavar="auto|onnxruntime|numpy", help="As for run.")] = "auto",
     json: AsJson = False,
 ) -> None:
     """Choose again, now, between the cluster's model and models that this device trains further; or go back with --cluster.
@@ -456,7 +472,7 @@ def personalise(
     elif data is None:
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
-        model, choice = choose_again(directory, data, weight=weight, threads=threads)
+        model, choice = choose_again(directory, data, weight=weight, threads=threads, executor=executor)
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_client.learning.executor.choice import AUTO, NUMPY, choose
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    directory: Path, *, data: Path | None, broker: str, ca: Path | None, cert: Path | None, key: Path | None
+    directory: Path,
+    *,
+    data: Path | None,
+    broker: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    executor: str = AUTO,
 ) -> list[Check]:
     """Return the checks of a device; its program may be running.
 
@@ -31,6 +39,7 @@ def diagnose(
         ca: PEM file of trusted CA certificates; None for the system's.
         cert: PEM file of the client certificate; None without one.
         key: PEM file of its private key.
+        executor: the setting: auto, onnxruntime or numpy.
     """
     try:
         member = DeviceMembership(directory)
@@ -44,7 +53,8 @@ def diagnose(
         _service(files),
         checked("state", lambda: _state(files, member)),
         checked("data", lambda: _data(data, files, member)),
-        checked("versions", _versions),
+        ok("versions", versions()),
+        checked("executor", lambda: _executor(executor, files, member)),
     ]
 
 
@@ -110,9 +120,29 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership) -> 
     return ok("data", f"{source}: {len(dataset)} samples, which fit the task of run {run.plan.run}")
 
 
-def _versions() -> Check:
+def _executor(setting: str, files: DeviceState, member: DeviceMembership) -> Check:
+    """Load the executor that `shoal-edge run` would take, and with numpy the graphs of the run followed.
+
+    Raises:
+        ConfigError: the setting is not valid, or asks for an executor that is not installed.
+        TaskError: numpy lacks an operator of the run's task.
+        IntegrityError: the stored run is damaged.
+    """
+    if choose(setting) == NUMPY:
+        return _numpy(_run(files, member))
     try:
-        runtime = import_onnxruntime().__version__
+        version = import_onnxruntime().__version__
     except ImportError as error:
-        return Check("versions", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
-    return ok("versions", f"{versions()}, ONNX Runtime {runtime}")
+        return Check("executor", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
+    return ok("executor", f"ONNX Runtime {version}")
+
+
+def _numpy(run: Run | None) -> Check:
+    import numpy as np
+
+    from edge_client.learning.model import NumpyModel
+
+    if run is None:
+        return ok("executor", f"numpy {np.__version__}, for tasks without convolutions; no task yet to try it on")
+    NumpyModel(run.bundle)
+    return ok("executor", f"numpy {np.__version__}, which has all operators of the task of run {run.plan.run}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge_client import export as exporting
 from edge_client.learning.data import load_inputs
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import device_model
 from edge_client.learning.personal import CLUSTER, node_name, node_of
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
@@ -66,7 +66,7 @@ class Chosen:
         if ensemble and node is not None:
             raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
         models = self.models if ensemble else (self.at(node),)
-        backend, inputs = OrtModel(self.bundle), load_inputs(source, self.bundle.manifest)
+        backend, inputs = device_model(self.bundle), load_inputs(source, self.bundle.manifest)
         outputs = backend.predict(models[0].theta, inputs)
         for model in models[1:]:
             outputs = outputs + backend.predict(model.theta, inputs)

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import load, split
+from edge_client.learning.executor.choice import AUTO
 from edge_client.learning.finish import finish
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import make_model
 from edge_client.learning.worker import LOWEST_PRIORITY
 from edge_client.membership import DeviceMembership
 from edge_client.run.finishing import ended_run, save
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def personalise(
-    directory: Path, source: Path, *, weight: float = 0.0, threads: int = 1
+    directory: Path, source: Path, *, weight: float = 0.0, threads: int = 1, executor: str = AUTO
 ) -> tuple[FinishedModel, PersonalChoice]:
     """Choose again after the run whose model answers, and return that run and the choice.
 
@@ -34,13 +35,14 @@ def personalise(
         directory: the device's.
         source: the device's samples, in any format that training takes.
         weight: of the proximal term of Ditto's personal model; 0 leaves that candidate out.
-        threads: threads for ONNX Runtime.
+        threads: threads of the executor.
+        executor: auto, onnxruntime or numpy.
 
     Raises:
         ConfigError: no run has finished on the device, or the run left too little.
         IntegrityError: a file is damaged.
         DataError: the samples are missing or do not fit the task.
-        TaskError: the cluster's model can't be scored.
+        TaskError: the cluster's model can't be scored, or the executor lacks an operator of the task.
         StorageError: the disk is full, or would be.
     """
     membership, store = DeviceMembership(directory), FinishedModels(directory)
@@ -50,7 +52,7 @@ def personalise(
     begun_s = time.monotonic()
     ended = ended_run(store, model, bundle, membership, weight)
     shares = split(load(source, bundle.manifest), split_seed(membership))
-    done = finish(ended, shares, OrtModel(bundle, threads), lambda: False)
+    done = finish(ended, shares, make_model(executor)(bundle, threads), lambda: False)
     return model, save(store, model, done, took_s=time.monotonic() - begun_s, at_s=int(time.time()))
 
 

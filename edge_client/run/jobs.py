@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import Dataset, DataSplits, split
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import device_model
 from edge_client.learning.update import Finished, TrainingContext, carry_out
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
@@ -39,14 +39,14 @@ class JobFactory:
         load_data: Callable[[TaskManifest], Dataset],
         *,
         threads: int,
-        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        backend: Callable[[TaskBundle, int], Backend] = device_model,
     ) -> None:
         """Create the factory for one device.
 
         Args:
             membership: the device's keys and fleet.
             load_data: returns its samples in a task's shapes.
-            threads: threads for ONNX Runtime.
+            threads: threads of the executor.
             backend: makes the backend of a task, given the task and the number of threads.
         """
         self._make_backend = backend
@@ -62,7 +62,7 @@ class JobFactory:
 
         Raises:
             DataError: the samples do not fit the task.
-            TaskError: the task's private values are not finite.
+            TaskError: the task's private values are not finite, or the executor lacks an operator of its graphs.
         """
         digest = run.plan.task_digest
         initial = initial_values(run.bundle)

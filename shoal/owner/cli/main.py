@@ -173,6 +173,7 @@ def compile_(
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.task_compiler.builtin import build, load_user
     from shoal.owner.task_compiler.compile import compile_task
+    from shoal.owner.task_compiler.selfcheck import lite_words
     from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
 
     fleet = open_fleet(directory)
@@ -197,6 +198,7 @@ def compile_(
     say(
         f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
     )
+    say(lite_words(bundle))
     if bundle.private:
         say(private_words(bundle.manifest))
 

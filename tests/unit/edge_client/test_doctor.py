@@ -83,5 +83,5 @@ def test_a_device_without_its_runtime(directory, monkeypatch):
         raise ImportError("No module named 'onnxruntime'")
 
     monkeypatch.setattr(doctor, "import_onnxruntime", missing)
-    found = checks(directory)["versions"]
+    found = checks(directory)["executor"]
     assert (found.result, found.advice) == ("failure", "pip install 'shoal[edge]'")

@@ -88,9 +88,9 @@ def test_an_invalid_graph_is_a_task_error(theta):
 
 def test_sessions_are_made_on_first_use(theta):
     model = OrtModel(logistic_bundle())
-    assert model._sessions == {}
+    assert model._executors == {}
     model.score(theta, *samples(3))
-    assert list(model._sessions) == ["score"]
+    assert list(model._executors) == ["score"]
 
 
 def test_threads_default_to_one():
