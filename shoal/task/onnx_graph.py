@@ -1,4 +1,4 @@
-"""A minimal parser of ONNX's protobuf encoding: check a graph before ONNX Runtime sees it, and bind one input.
+"""A minimal parser of ONNX's protobuf encoding: check a graph before an executor sees it, and bind one input.
 
 Field numbers are those of onnx.proto (ONNX IR specification); the encoding is protobuf's: a varint key
 ``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. A field that is not named

@@ -40,12 +40,11 @@ class _Step:
     spent: tuple[str, ...] = ()
 
     def results(self, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
-        """Return the node's outputs.
+        """Return the node's outputs; the inputs' dtypes are those that the operator takes.
 
         Raises:
             TaskError: the inputs do not fit the operator, or its outputs the node.
         """
-        self.operator.check(self.node.operator, inputs)
         try:
             found = self.compute(*inputs)
         except (ValueError, IndexError, TypeError, OverflowError) as error:
@@ -72,6 +71,7 @@ class NumpyExecutor:
         self.inputs: Sequence[TensorType] = contents.inputs
         self.outputs: Sequence[str] = tuple(each.name for each in contents.outputs)
         self._constants = contents.constants
+        self._has_dtypes_checked = False
         try:
             self._steps = _steps(contents)
         except TaskError as error:
@@ -83,6 +83,7 @@ class NumpyExecutor:
             self._check_feed(feed)
             with np.errstate(all="ignore"):
                 values = self._computed({**self._constants, **feed})
+            self._has_dtypes_checked = True
         except TaskError as error:
             raise self._refused(error) from None
         return _owned([values[name] for name in self.outputs], feed)
@@ -91,10 +92,14 @@ class NumpyExecutor:
         """Return the values that are left after the last step, the outputs among them; ``values`` is used up."""
         live = sum(value.nbytes for value in values.values())
         for step in self._steps:
-            results = step.results([values[name] if name else None for name in step.node.inputs])
-            made = {name: value for name, value in zip(step.node.outputs, results, strict=True) if name}
-            values.update(made)
-            live += sum(value.nbytes for value in made.values())
+            inputs = [values[name] if name else None for name in step.node.inputs]
+            if not self._has_dtypes_checked:  # they follow from the inputs' dtypes, so one run answers for all
+                step.operator.check(step.node.operator, inputs)
+            results = step.results(inputs)
+            for name, value in zip(step.node.outputs, results, strict=True):
+                if name:
+                    values[name] = value
+                    live += value.nbytes
             if live > MAX_LIVE_BYTES:
                 raise TaskError(f"{step.node.operator}: the graph's values take more than {MAX_LIVE_BYTES} bytes")
             for name in step.spent:

@@ -282,3 +282,10 @@ def test_a_final_model_is_lacking_unless_both_files_are_there(place, lost):
     assert not place.results.lacks_final_model(final, plan)
     (place.files.directory / lost).unlink()
     assert place.results.lacks_final_model(final, plan)
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])
+def test_the_status_file_names_the_executor_if_there_is_one(place, executor):
+    results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
+    results.publish(at(Stage.IDLE), 0.0, force=True)
+    assert place.files.load_status().get("executor", "") == executor
