@@ -132,7 +132,9 @@ def run(
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.", min=1, show_default="1")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of ONNX Runtime, or of numpy's BLAS.", min=1, show_default="1")
+    ] = None,
     once: Annotated[
         bool | None,
         typer.Option("--once/--forever", help="End after one run.", show_default="forever"),
@@ -144,6 +146,14 @@ def run(
             help="After a run choose between the cluster's model and models of this device's own; with a number also Ditto's, "
             "trained with a pull of that weight towards the cluster's model.",
             show_default="on",
+        ),
+    ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|onnxruntime|numpy",
+            help="What computes the model: auto takes ONNX Runtime if it is installed, else numpy, which has no convolutions.",
+            show_default="auto",
         ),
     ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
@@ -167,6 +177,7 @@ def run(
         "label": label,
         "separator": separator,
         "watch": watch,
+        "executor": executor,
     }
     from edge_client.reexec import become
 
@@ -188,7 +199,7 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check directory, disk, clock, broker, TLS, service, state, data and versions; exit status 10 on a failure."""
+    """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure."""
     from edge_client.config import EdgeConfig
     from edge_client.doctor import diagnose
     from edge_client.learning.reading import Reading
@@ -209,6 +220,7 @@ def doctor(
         ca=values["ca"],
         cert=values["cert"],
         key=values["key"],
+        executor=values["executor"],
     )
     report(found, as_json=json)
 
@@ -221,6 +233,7 @@ def show_config(
 ) -> None:
     """Print every value that run would use, and its source."""
     from edge_client.config import EdgeConfig
+    from edge_client.learning.executor.choice import AUTO, choose
     from edge_client.membership import DeviceMembership
     from shoal.errors import NotEnrolledError
     from shoal.util.config import gather, lines
@@ -229,6 +242,8 @@ def show_config(
     if not values["broker"] and "dir" in values:
         with suppress(NotEnrolledError):
             values["broker"], origins["broker"] = DeviceMembership(values["dir"]).broker, "the grant"
+    if values["executor"] == AUTO:
+        values["executor"] = f"{AUTO} ({choose(AUTO)})"
     for line in lines(EdgeConfig, values, origins):
         say(line)
 
@@ -550,6 +565,7 @@ def personalise(
         float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
     ] = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.", min=1)] = 1,
+    executor: Annotated[str, typer.Option(metavar="auto|onnxruntime|numpy", help="As for run.")] = "auto",
     json: AsJson = False,
 ) -> None:
     """Choose again, now, between the cluster's model and models that this device trains further; or go back with --cluster.
@@ -572,7 +588,11 @@ def personalise(
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
         reading = Reading(label or "", separator or "")
-        model, choice = choose_again(directory, data, weight=weight, threads=threads, reading=reading, growing=watch)
+        model, choice = choose_again(
+            directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
+        )
+            directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
+        )
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_client.learning.executor.choice import AUTO, check_setting
 from edge_client.learning.reading import Reading
 from shoal.errors import ConfigError
 from shoal.limits import MOST_DITTO_WEIGHT
@@ -22,11 +23,12 @@ class EdgeConfig:
         watch: read data files that have grown again at the next round.
         broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
-        threads: threads for ONNX Runtime, at least 1.
+        threads: threads of ONNX Runtime or of numpy's BLAS, at least 1.
         once: exit after one run and its personal finish instead of waiting for the next; a run that was reported as finished
             before does not count.
         personal: ``on`` for the personal finish after each run, ``off``, or the weight of Ditto's proximal term, with which
             Ditto's personal model is one more candidate.
+        executor: ``onnxruntime`` or ``numpy``, which computes the task; ``auto`` for ONNX Runtime if it is installed, else numpy.
         log: debug, info, warning or error.
     """
 
@@ -43,12 +45,14 @@ class EdgeConfig:
     label: str = ""
     separator: str = ""
     watch: bool = False
+    executor: str = AUTO
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
         ditto_weight(self.personal)
         Reading(self.label, self.separator)
+        check_setting(self.executor)
 
     @property
     def reading(self) -> Reading:

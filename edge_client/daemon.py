@@ -11,6 +11,8 @@ from typing import Final
 
 from edge_client.config import EdgeConfig, ditto_weight
 from edge_client.learning.data import files_of, load
+from edge_client.learning.executor.choice import choose
+from edge_client.learning.model import make_model
 from edge_client.learning.watching import watch_of
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
@@ -64,7 +66,7 @@ def serve(config: EdgeConfig) -> None:
     Raises:
         NotEnrolledError: the device belongs to no fleet.
         BrokerUnreachableError: the first connection failed.
-        ConfigError: another program serves this directory.
+        ConfigError: another program serves this directory, or the executor asked for is not installed.
         UntrustedError: another device uses this device's name, or the owner has revoked it.
         DataError: its data are missing or of no known format.
         StorageError: the disk is full or fails; `shoal-edge status` says so.
@@ -80,7 +82,7 @@ def serve(config: EdgeConfig) -> None:
 
 
 def _serve(config: EdgeConfig) -> None:
-    membership = DeviceMembership(config.dir)
+    membership, executor = DeviceMembership(config.dir), choose(config.executor)
     inbox = Inbox()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(None))
@@ -105,14 +107,16 @@ def _serve(config: EdgeConfig) -> None:
         results=inbox.put,
         uniform=uniform,
         threads=config.threads,
+        backend=make_model(executor),
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
         personal=ditto_weight(config.personal),
         broker=str(address),
         watch=watch_of(config.data) if config.watch else None,
+        executor=executor,
     )
     runtime.start()
     transport.start(require=True)
-    LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
+    LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet, "executor": executor}})
     try:
         _loop(config, runtime, inbox, membership.name)
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_client.learning.executor.choice import AUTO, NUMPY, choose
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.storage.pending_upload import PENDING_FILES
@@ -30,6 +31,7 @@ def diagnose(
     cert: Path | None,
     key: Path | None,
     reading: Reading = AS_FOUND,
+    executor: str = AUTO,
 ) -> list[Check]:
     """Return the checks of a device; its program may be running.
 
@@ -41,6 +43,7 @@ def diagnose(
         cert: PEM file of the client certificate; None without one.
         key: PEM file of its private key.
         reading: how the files of samples are read.
+        executor: the setting: auto, onnxruntime or numpy.
     """
     try:
         member = DeviceMembership(directory)
@@ -54,7 +57,8 @@ def diagnose(
         _service(files),
         checked("state", lambda: _state(files, member)),
         checked("data", lambda: _data(data, files, member, reading)),
-        checked("versions", _versions),
+        ok("versions", versions()),
+        checked("executor", lambda: _executor(executor, files, member)),
     ]
 
 
@@ -141,9 +145,29 @@ def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[s
     return [doubt] if doubt else []
 
 
-def _versions() -> Check:
+def _executor(setting: str, files: DeviceState, member: DeviceMembership) -> Check:
+    """Load the executor that `shoal-edge run` would take, and with numpy the graphs of the run followed.
+
+    Raises:
+        ConfigError: the setting is not valid, or asks for an executor that is not installed.
+        TaskError: numpy lacks an operator of the run's task.
+        IntegrityError: the stored run is damaged.
+    """
+    if choose(setting) == NUMPY:
+        return _numpy(_run(files, member))
     try:
-        runtime = import_onnxruntime().__version__
+        version = import_onnxruntime().__version__
     except ImportError as error:
-        return Check("versions", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
-    return ok("versions", f"{versions()}, ONNX Runtime {runtime}")
+        return Check("executor", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
+    return ok("executor", f"ONNX Runtime {version}")
+
+
+def _numpy(run: Run | None) -> Check:
+    import numpy as np
+
+    from edge_client.learning.model import NumpyModel
+
+    if run is None:
+        return ok("executor", f"numpy {np.__version__}, for tasks without convolutions; no task yet to try it on")
+    NumpyModel(run.bundle)
+    return ok("executor", f"numpy {np.__version__}, which has all operators of the task of run {run.plan.run}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge_client import export as exporting
 from edge_client.learning.data import load, load_inputs
 from edge_client.learning.evaluation import ClassFigures, ErrorFigures, of_classes, of_numbers
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import device_model
 from edge_client.learning.personal import CLUSTER, node_name, node_of
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.standardisation import scale_for, standardised
@@ -81,7 +81,7 @@ class Chosen:
         if ensemble and node is not None:
             raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
         models = self.models if ensemble else (self.at(node),)
-        backend = OrtModel(self.bundle)
+        backend = device_model(self.bundle)
         if self.scale is not None:
             x = standardised(x, self.scale)
         total = backend.predict(models[0].theta, x)

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import load, split, split_growing
+from edge_client.learning.executor.choice import AUTO
 from edge_client.learning.finish import finish
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import make_model
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.standardisation import prepared, scale_for
 from edge_client.learning.worker import LOWEST_PRIORITY
@@ -34,6 +35,7 @@ def personalise(
     threads: int = 1,
     reading: Reading = AS_FOUND,
     growing: bool = False,
+    executor: str = AUTO,
 ) -> tuple[FinishedModel, PersonalChoice]:
     """Choose again after the run whose model answers, and return that run and the choice.
 
@@ -43,15 +45,16 @@ def personalise(
         directory: the device's.
         source: the device's samples, in any format that training takes.
         weight: of the proximal term of Ditto's personal model; 0 leaves that candidate out.
-        threads: threads for ONNX Runtime.
+        threads: threads of the executor.
         reading: how the files are read.
         growing: whether the device runs with ``--watch``, which splits the samples in another way.
+        executor: auto, onnxruntime or numpy.
 
     Raises:
         ConfigError: no run has finished on the device, or the run left too little.
         IntegrityError: a file is damaged.
         DataError: the samples are missing or do not fit the task.
-        TaskError: the cluster's model can't be scored.
+        TaskError: the cluster's model can't be scored, or the executor lacks an operator of the task.
         StorageError: the disk is full, or would be.
     """
     membership, store = DeviceMembership(directory), FinishedModels(directory)
@@ -63,7 +66,7 @@ def personalise(
     scale = scale_for(bundle.manifest, Scales(directory), model.run_id)
     cut = split_growing if growing else split
     shares = prepared(cut(load(source, bundle.manifest, reading), split_seed(membership)), scale)
-    done = finish(ended, shares, OrtModel(bundle, threads), lambda: False)
+    done = finish(ended, shares, make_model(executor)(bundle, threads), lambda: False)
     return model, save(store, model, done, took_s=time.monotonic() - begun_s, at_s=int(time.time()))
 
 

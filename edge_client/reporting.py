@@ -50,9 +50,24 @@ class Results:
     """The results of the current run, and the figures of earlier ones."""
 
     def __init__(
-        self, membership: DeviceMembership, files: DeviceState, transport: Transport, clock_s: Callable[[], float]
+        self,
+        membership: DeviceMembership,
+        files: DeviceState,
+        transport: Transport,
+        clock_s: Callable[[], float],
+        *,
+        executor: str = "",
     ) -> None:
-        """Load the figures of an earlier process; ``clock_s`` returns unix seconds."""
+        """Load the figures of an earlier process.
+
+        Args:
+            membership: the device's.
+            files: its directory.
+            transport: counts the bytes of a run.
+            clock_s: returns unix seconds.
+            executor: name of the executor, which the status file shows; empty to leave it out.
+        """
+        self._executor = {"executor": executor} if executor else {}
         self._clock_s = clock_s
         self._finished = FinishedModels(membership.directory)
         self._finished.tidy()
@@ -227,6 +242,7 @@ class Results:
                 "fleet": self._membership.fleet,
                 "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
+                **self._executor,
                 **self._figures,
                 "session": self._summary,
                 "connection": self._connection,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
-from edge_client.learning.model import Backend, OrtModel
+from edge_client.learning.model import Backend, device_model
 from edge_client.learning.training import Cancelled
 from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds
@@ -93,12 +93,13 @@ class DeviceRuntime:
         results: Callable[[Callable[[], None]], None],
         uniform: Callable[[], float],
         threads: int = 1,
-        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        backend: Callable[[TaskBundle, int], Backend] = device_model,
         clock_s: Callable[[], float] = time.time,
         finish_worker: Worker[Chosen] | None = None,
         personal: float = 0.0,
         broker: str = "",
         watch: Watch | None = None,
+        executor: str = "",
     ) -> None:
         """Load the device's state.
 
@@ -110,13 +111,14 @@ class DeviceRuntime:
             birth: the device's incarnation, see `presence`.
             results: runs a callback from the worker on the driver's own thread.
             uniform: draws from [0, 1), for jitter.
-            threads: threads for ONNX Runtime.
+            threads: threads of the executor.
             backend: makes the backend of a task; the load bench replaces it by a cheap one.
             clock_s: returns unix seconds, for the time at which a run finished.
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
             personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
             broker: address of the broker, without user and password, for the status file.
             watch: returns the data files as they are, so that the samples of files that grow are read again.
+            executor: the executor's name for the status file.
         """
         self._broker = broker
         self._membership = membership
@@ -147,7 +149,7 @@ class DeviceRuntime:
         )
         self._following = RunFollower(membership, self._files)
         self._run: Run | None = None
-        self._results = Results(membership, self._files, transport, clock_s)
+        self._results = Results(membership, self._files, transport, clock_s, executor=executor)
         self._finisher = Finisher(
             membership,
             finish_worker,

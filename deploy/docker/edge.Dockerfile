@@ -1,11 +1,13 @@
-# A device's image: numpy and ONNX Runtime, no torch; neither the aggregator's code nor the owner's.
+# A device's image: numpy and ONNX Runtime, no torch; neither the aggregator's code nor the owner's. Without ONNX Runtime, for tasks
+# without convolutions: --build-arg EXTRA=edge-lite
 #   docker build -f deploy/docker/edge.Dockerfile -t shoal-edge .
 #   docker run --rm -v device:/state shoal-edge init /state --name dev-01
 FROM python:3.12-slim
 
+ARG EXTRA=edge
 WORKDIR /app
 COPY pyproject.toml ./
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['edge'], sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['$EXTRA'], sep='\n')" > requirements.txt \
     && pip install --no-cache-dir -r requirements.txt
 
 COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/version.py shoal/

@@ -1,4 +1,4 @@
-"""A device's data, model and training, in numpy and ONNX Runtime.
+"""A device's data, model and training, in numpy; `executor` computes the task's graphs in ONNX Runtime or numpy.
 
 - Samples are split into training, validation and test shares; the split depends on a seed and their number alone.
 - Training is plain SGD in place, with gradients from the task's ONNX graph; the recipe is in the owner's plan.

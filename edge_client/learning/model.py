@@ -1,19 +1,24 @@
-"""Evaluate a task with ONNX Runtime: one session for each graph, created on first use and shared by all k models."""
+"""Evaluate a task: one executor for each graph, created on first use and shared by all k models."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from edge_client.learning.executor.base import Graph
+from edge_client.learning.executor.choice import AUTO, NUMPY, choose
+from edge_client.learning.executor.numpy_graph import NumpyExecutor
+from edge_client.learning.executor.onnx_runtime import OrtExecutor
 from shoal.errors import TaskError
-from shoal.util.telemetry import import_onnxruntime
+from shoal.task.manifest import GRAPH_NAMES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edge_client.learning.executor.base import Executor, MakeExecutor
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -25,10 +30,6 @@ GRAD_ROWS: Final = 100
 
 600 samples of the 28x28 CNN: 1.4 s and 219 MB at 100, 2.3 s and 370 MB at 256, 4.1 s and 726 MB in one piece.
 """
-
-_SEVERITY_ERROR: Final = 3
-_ONNX_DTYPE: Final = {"float32": "tensor(float)", "int64": "tensor(int64)"}
-_ERRORS: Final = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Score:
 
 
 class Backend(Protocol):
-    """Interface to a task's graphs for scoring, training and prediction; `OrtModel` is one implementation."""
+    """Interface to a task's graphs for scoring, training and prediction; `GraphModel` is one implementation."""
 
     def score(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> Score:
         """Return loss and correct count of theta (d,) float32 on n samples."""
@@ -59,20 +60,21 @@ class Backend(Protocol):
         """Return the model's outputs for n samples, first dimension n."""
 
 
-class OrtModel:
-    """A task's graphs in ONNX Runtime (CPU).
+class GraphModel:
+    """A task's graphs in one kind of executor, each loaded on first use.
 
     Args:
         bundle: the checked task.
-        threads: intra-operator threads.
+        make: loads a graph.
+        threads: threads of one operation.
     """
 
-    def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
+    def __init__(self, bundle: TaskBundle, make: MakeExecutor, threads: int = 1) -> None:
         self._bundle = bundle
         self._length = bundle.manifest.length
+        self._make = make
         self._threads = threads
-        self._sessions: dict[str, Any] = {}
-        self._errors: tuple[type[Exception], ...] = ()
+        self._executors: dict[str, Executor] = {}
 
     def score(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> Score:
         """Return mean loss, correct labels and label count of ``theta`` on the samples.
@@ -128,57 +130,29 @@ class OrtModel:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _run(self, graph: str, feed: dict[str, NDArray[Any]]) -> list[Any]:
-        session = self._session(graph)
-        try:
-            outputs: list[Any] = session.run(None, feed)
-        except self._errors as error:
-            raise _refused(graph, error) from None
-        return outputs
+        return self._executor(graph).run(feed)
 
-    def _session(self, graph: str) -> Any:
-        session = self._sessions.get(graph)
-        if session is not None:
-            return session
-        try:
-            ort = import_onnxruntime()
-        except ImportError as error:
-            raise TaskError(
-                f"ONNX Runtime can't be loaded: {error}", hint="install it with: pip install 'shoal[edge]'"
-            ) from None
-        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-        self._errors = tuple(getattr(state, name) for name in _ERRORS)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = _SEVERITY_ERROR
-        # Prefer low memory to speed: no arena that holds freed memory, and no threads that spin while they wait.
-        options.enable_cpu_mem_arena = False
-        options.enable_mem_pattern = False
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        try:
-            session = ort.InferenceSession(getattr(self._bundle, graph), options, providers=["CPUExecutionProvider"])
-        except self._errors as error:
-            raise _refused(graph, error) from None
-        self._check_signature(graph, session)
-        self._sessions[graph] = session
-        return session
+    def _executor(self, graph: str) -> Executor:
+        found = self._executors.get(graph)
+        if found is None:
+            found = self._make(Graph(graph, getattr(self._bundle, graph), self._threads))
+            self._check_signature(graph, found)
+            self._executors[graph] = found
+        return found
 
-    def _check_signature(self, graph: str, session: Any) -> None:
+    def _check_signature(self, graph: str, executor: Executor) -> None:
         """Refuse a graph whose inputs or outputs differ from the manifest."""
         manifest = self._bundle.manifest
         expected = {
-            "theta": ((manifest.length,), "tensor(float)"),
-            "x": (manifest.input.shape, _ONNX_DTYPE[manifest.input.dtype]),
-            "y": (manifest.label.shape, _ONNX_DTYPE[manifest.label.dtype]),
+            "theta": ((manifest.length,), "float32"),
+            "x": (manifest.input.shape, manifest.input.dtype),
+            "y": (manifest.label.shape, manifest.label.dtype),
         }
         if graph == "predict":
             del expected["y"]
         outputs = {"score": ["loss", "correct"], "grad": ["loss", "grad"], "predict": ["outputs"]}[graph]
-        found = {
-            i.name: (tuple(i.shape) if i.name == "theta" else tuple(i.shape[1:]), i.type) for i in session.get_inputs()
-        }
-        if found != expected or [o.name for o in session.get_outputs()] != outputs:
+        found = {i.name: (i.shape if i.name == "theta" else i.shape[1:], i.dtype) for i in executor.inputs}
+        if found != expected or list(executor.outputs) != outputs:
             raise TaskError(f"{graph}.onnx does not have the inputs and outputs that task.toml promises")
 
     def _check(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any] | None = None) -> None:
@@ -191,7 +165,35 @@ class OrtModel:
             raise TaskError(f"y has shape {y.shape} and dtype {y.dtype}, not what the task expects")
 
 
-def _refused(graph: str, error: Exception) -> TaskError:
-    return TaskError(
-        f"ONNX Runtime refused {graph}.onnx: {str(error).splitlines()[0][:300] if str(error) else 'no reason'}"
-    )
+class OrtModel(GraphModel):
+    """A task's graphs in ONNX Runtime, each loaded on first use."""
+
+    def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
+        super().__init__(bundle, OrtExecutor, threads)
+
+
+class NumpyModel(GraphModel):
+    """A task's graphs in numpy; all are read at once, so that a task is refused before it is trained.
+
+    Raises:
+        TaskError: a graph has an operator that the numpy executor lacks.
+    """
+
+    def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
+        super().__init__(bundle, NumpyExecutor, threads)
+        for graph in GRAPH_NAMES:
+            self._executor(graph)
+
+
+def make_model(setting: str) -> Callable[[TaskBundle, int], Backend]:
+    """Return the maker of a device's models.
+
+    Args:
+        setting: auto, onnxruntime or numpy, as in a device's configuration.
+    """
+    return NumpyModel if choose(setting) == NUMPY else OrtModel
+
+
+def device_model(bundle: TaskBundle, threads: int = 1) -> Backend:
+    """Return the model of a device that is not configured: in ONNX Runtime if it is installed, else in numpy."""
+    return make_model(AUTO)(bundle, threads)

@@ -56,7 +56,7 @@ def run_job(job: Callable[[Cancel], T], cancelled: Cancel, done: Callable[[T | S
 
 
 class ThreadWorker:
-    """One thread; ONNX Runtime releases the interpreter while it computes.
+    """One thread; ONNX Runtime releases the interpreter while it computes, numpy in each operator that takes long.
 
     Args:
         nice: the thread's nice value, 0 for that of the process; Linux has one for each thread.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_client.learning.data import Dataset, DataSplits, split, split_growing
 from edge_client.learning.data_doubts import doubts, no_better_doubt
 from edge_client.learning.evaluation import majority_share
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import device_model
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
@@ -50,7 +50,7 @@ class JobFactory:
         load_data: Callable[[TaskManifest], Dataset],
         *,
         threads: int,
-        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        backend: Callable[[TaskBundle, int], Backend] = device_model,
         watch: Watch | None = None,
     ) -> None:
         """Create the factory for one device.
@@ -58,7 +58,7 @@ class JobFactory:
         Args:
             membership: the device's keys and fleet.
             load_data: returns its samples in a task's shapes.
-            threads: threads for ONNX Runtime.
+            threads: threads of the executor.
             backend: makes the backend of a task, given the task and the number of threads.
             watch: returns the data files as they are, to read them again when they have changed; None reads them once.
         """
@@ -83,7 +83,7 @@ class JobFactory:
 
         Raises:
             DataError: the samples do not fit the task.
-            TaskError: the task's private values are not finite.
+            TaskError: the task's private values are not finite, or the executor lacks an operator of its graphs.
         """
         digest = run.plan.task_digest
         initial = initial_values(run.bundle)

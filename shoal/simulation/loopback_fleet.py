@@ -29,6 +29,8 @@ from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.signed_runs import RunFiles
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset
+from edge_client.learning.executor.choice import AUTO
+from edge_client.learning.model import make_model
 from edge_client.learning.worker import InlineWorker
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
@@ -81,6 +83,7 @@ class LoopbackFleet:
         backend: computes similarities; numpy if None.
         stage: directories that hold owner, aggregator and devices already; made in ``root`` if None.
         personal: weight of Ditto's proximal term in the devices' personal finish; 0 leaves that candidate out.
+        executors: device -> auto, onnxruntime or numpy; auto for those that are missing.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -102,6 +105,7 @@ class LoopbackFleet:
         backend: Backend | None = None,
         stage: Stage | None = None,
         personal: float = 0.0,
+        executors: Mapping[str, str] | None = None,
     ) -> None:
         self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)))
         self.broker = LoopbackBroker(faults)
@@ -109,6 +113,7 @@ class LoopbackFleet:
         self._data = dict(data)
         self._backend = backend
         self._personal = personal
+        self._executors = dict(executors or {})
         if origins is None:
             # Plan and origins share a seed here, so that runs are repeatable. No real fleet may do so: the aggregator
             # reads the plan's seed.
@@ -243,6 +248,7 @@ class LoopbackFleet:
             birth=birth,
             results=lambda callback: callback(),
             uniform=random.random,
+            backend=make_model(self._executors.get(name, AUTO)),
             finish_worker=finish_worker,
             personal=self._personal,
         )

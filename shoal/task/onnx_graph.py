@@ -1,4 +1,4 @@
-"""A minimal parser of ONNX's protobuf encoding: check a graph before ONNX Runtime sees it, and bind one input.
+"""A minimal parser of ONNX's protobuf encoding: check a graph before an executor sees it, and bind one input.
 
 Field numbers are those of onnx.proto (ONNX IR specification); the encoding is protobuf's: a varint key
 ``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. A field that is not named
@@ -70,11 +70,15 @@ class Field:
     raw: memoryview
 
 
-class _Reader:
-    """Splits messages into fields, at most MAX_FIELDS over its lifetime."""
+class Reader:
+    """Splits messages into fields, at most MAX_FIELDS over its lifetime; each number of a packed list counts as one."""
 
     def __init__(self) -> None:
         self._left = MAX_FIELDS
+
+    def _check_budget(self) -> None:
+        if self._left < 0:
+            raise TaskError(f"graph holds more than {MAX_FIELDS} protobuf fields")
 
     def fields(self, data: memoryview) -> Iterator[Field]:
         """Yield the fields of one message in order.
@@ -85,18 +89,18 @@ class _Reader:
         at, end = 0, len(data)
         while at < end:
             self._left -= 1
-            if self._left < 0:
-                raise TaskError(f"graph holds more than {MAX_FIELDS} protobuf fields")
+            if self._left < 0:  # asked here too: a call a field takes time
+                self._check_budget()
             start = at
-            key, at = _varint(data, at)
+            key, at = read_varint(data, at)
             number, wire_type = key >> 3, key & 7
             if number == 0:
                 raise TaskError("graph is not valid protobuf: field number 0")
             value, body = 0, data[:0]
             if wire_type == VARINT:
-                value, at = _varint(data, at)
+                value, at = read_varint(data, at)
             elif wire_type == LENGTH:
-                size, at = _varint(data, at)
+                size, at = read_varint(data, at)
                 if size > end - at:
                     raise TaskError("graph is not valid protobuf: a field is longer than its message")
                 body = data[at : at + size]
@@ -109,8 +113,31 @@ class _Reader:
                 raise TaskError(f"graph is not valid protobuf: wire type {wire_type}")
             yield Field(number, wire_type, value, body, data[start:at])
 
+    def integers(self, field: Field) -> Iterator[int]:
+        """Yield the signed 64-bit integers of a repeated field, which may be packed.
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+        Raises:
+            TaskError: the field holds no integers, or more than are left of the budget.
+        """
+        if field.wire_type == VARINT:
+            yield signed(field.value)
+            return
+        if field.wire_type != LENGTH:
+            raise TaskError(f"graph is not valid ONNX: field {field.number} is no list of integers")
+        at = 0
+        while at < len(field.body):
+            self._left -= 1
+            self._check_budget()
+            value, at = read_varint(field.body, at)
+            yield signed(value)
+
+
+def signed(value: int) -> int:
+    """Return a varint (below 2^64) as the signed 64-bit integer that it encodes."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     """Read one base-128 varint of at most 10 bytes; return (value, next position)."""
     value = 0
     for shift in range(0, 70, 7):
@@ -158,7 +185,7 @@ def check_graph(model: bytes, what: str) -> int:
     """
     if len(model) > MAX_GRAPH_BYTES:
         raise TaskError(f"{what} has {len(model)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
-    reader = _Reader()
+    reader = Reader()
     graphs: list[memoryview] = []
     versions: list[int] = []
     for field in reader.fields(memoryview(model)):
@@ -194,7 +221,7 @@ def bind_input(model: bytes, name: str, length: int) -> bytes:
     Raises:
         TaskError: the graph has no such input.
     """
-    reader = _Reader()
+    reader = Reader()
     encoded, size = name.encode(), 4 * length
     head, kept, graph, found = bytearray(), bytearray(), memoryview(b""), False
     for field in reader.fields(memoryview(model)):
@@ -238,7 +265,7 @@ def standardise_input(
     Raises:
         TaskError: the graph has no such input.
     """
-    reader = _Reader()
+    reader = Reader()
     old, new = name.encode(), f"{name}/standardised".encode()
     head, body, graph, found = bytearray(), bytearray(), memoryview(b""), False
     for field in reader.fields(memoryview(model)):
@@ -275,7 +302,7 @@ def standardise_input(
     return bytes(head) + encode_bytes(_MODEL_GRAPH, whole)
 
 
-def _reading(reader: _Reader, node: memoryview, old: bytes, new: bytes) -> bytes:
+def _reading(reader: Reader, node: memoryview, old: bytes, new: bytes) -> bytes:
     """Return a node, as a field of its graph, that reads the value ``new`` where it read ``old``."""
     fields = [
         encode_bytes(_NODE_INPUT, new) if field.number == _NODE_INPUT and bytes(field.body) == old else bytes(field.raw)
@@ -311,7 +338,7 @@ def _message(field: Field, what: str) -> memoryview:
     return field.body
 
 
-def _name_of(reader: _Reader, value_info: memoryview) -> bytes:
+def _name_of(reader: Reader, value_info: memoryview) -> bytes:
     name = b""
     for field in reader.fields(value_info):
         if field.number == _MESSAGE_NAME:
@@ -319,7 +346,7 @@ def _name_of(reader: _Reader, value_info: memoryview) -> bytes:
     return name
 
 
-def _opset(reader: _Reader, body: memoryview, what: str) -> int:
+def _opset(reader: Reader, body: memoryview, what: str) -> int:
     version = 0
     for field in reader.fields(body):
         if field.number == _MESSAGE_NAME:
@@ -339,7 +366,7 @@ def _check_domain(domain: bytes, what: str) -> None:
         )
 
 
-def _check_node(reader: _Reader, body: memoryview, what: str) -> None:
+def _check_node(reader: Reader, body: memoryview, what: str) -> None:
     for field in reader.fields(body):
         _allow(field, _NODE_ALLOWED, what, "node")
         if field.number == _NODE_DOMAIN:
@@ -353,7 +380,7 @@ def _check_node(reader: _Reader, body: memoryview, what: str) -> None:
                     _check_tensor(reader, _message(part, what), what)
 
 
-def _check_tensor(reader: _Reader, body: memoryview, what: str) -> None:
+def _check_tensor(reader: Reader, body: memoryview, what: str) -> None:
     for field in reader.fields(body):
         external = field.number == _TENSOR_EXTERNAL
         if external or (field.number == _TENSOR_LOCATION and (field.wire_type != VARINT or field.value != 0)):

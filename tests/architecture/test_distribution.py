@@ -51,6 +51,12 @@ def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:
     assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
 
 
+def test_the_lite_extra_adds_nothing_to_the_dependencies_of_every_party() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["edge-lite"] == []
+    assert not [need for need in project["dependencies"] if need.startswith("onnx")]
+
+
 def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
     """Versions before 1.27 leak memory in convolutions on ARM; a device that may not go past 1.31 would miss fixes."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -222,6 +222,9 @@ def test_a_devices_config_shows_what_is_not_set_and_the_grants_broker(call, flee
     """To be looked at while it is being written; before a device has joined there is no broker."""
     told = call("shoal-edge", "config", "dev-1").out.splitlines()
     assert "data = (not set)" in told
+    assert "executor = auto (onnxruntime)  # default" in told
+    chosen = call("shoal-edge", "config", "dev-1", SHOAL_EDGE_EXECUTOR="numpy").out
+    assert "executor = numpy  # SHOAL_EDGE_EXECUTOR" in chosen
     assert f"broker = {BROKER}  # the grant" in told
     assert "data = x.npz  # SHOAL_EDGE_DATA" in call("shoal-edge", "config", "dev-1", SHOAL_EDGE_DATA="x.npz").out
     told = call("shoal-edge", "config").out.splitlines()

@@ -60,6 +60,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TaskManifest, TensorSpec
+from shoal.task.onnx_contents import read_graph
 from shoal.task.onnx_graph import bind_input, check_graph
 from shoal.util.config import load as load_config
 from tests.helpers.datafiles import idx
@@ -135,6 +136,7 @@ def _tasks(disk):
         Parser("task bundle", (bundle.to_bytes(),), TaskBundle.from_bytes),
         Parser("task.toml", (manifest,), TaskManifest.from_toml),
         Parser("onnx graph", (bundle.score, bundle.predict), graph),
+        Parser("an onnx graph's contents", (bundle.score, bundle.grad), lambda data: read_graph(data, "g.onnx")),
         Parser("a task's source", ((disk.root / "task" / "source.json").read_bytes(),), source),
     ]
 

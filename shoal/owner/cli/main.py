@@ -190,6 +190,7 @@ def compile_(
     from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
     from shoal.owner.task_compiler.compile import compile_task
     from shoal.owner.task_compiler.features import declare
+    from shoal.owner.task_compiler.selfcheck import lite_words
     from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
     from shoal.task.data_declaration import NO_DECLARATION
 
@@ -219,6 +220,7 @@ def compile_(
     say(
         f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
     )
+    say(lite_words(bundle))
     if bundle.private:
         say(private_words(bundle.manifest))
     if data != NO_DECLARATION:

@@ -1,14 +1,15 @@
-"""Compare a compiled bundle with torch before it is signed."""
+"""Compare a compiled bundle with torch before it is signed, and ONNX Runtime with numpy if numpy has its operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
 from torch import Tensor
 
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import Backend, NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.flat import FlatModel
 from shoal.task.bundle import TaskBundle
@@ -17,11 +18,16 @@ from shoal.types import Float32Vector
 TOLERANCE: Final = 1e-5
 """Largest relative L2 distance to torch's gradient; float32 round-off reaches about 2e-6."""
 
+EXECUTOR_TOLERANCE: Final = 1e-5
+"""Largest relative L2 distance of numpy's gradient and outputs to ONNX Runtime's, and of the losses; round-off reaches 2e-6."""
+
 PARTIAL_BATCH: Final = 7
 _DRAWS: Final = 3
 """A ReLU or pool input within round-off of its kink may go either way, so one bad draw in three is accepted."""
 
 Example = Callable[[int], tuple[Tensor, Tensor]]
+Compare = Callable[[Tensor, Tensor], str]
+"""Compares two computations on samples x, y; returns a description of the first difference, or an empty string."""
 
 
 def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, full_batch: int) -> None:
@@ -35,18 +41,66 @@ def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, 
         full_batch: the largest batch to try.
 
     Raises:
-        TaskError: a result differs, with the layer whose gradient is worst; or the loss is not a mean over samples.
+        TaskError: a result differs, with the layer whose gradient is worst; the loss is not a mean over samples; or numpy has
+            the task's operators and computes something else than ONNX Runtime.
     """
     model = OrtModel(bundle)
+    _require("compiled task is not the torch model", partial(_compare, model, bundle, flat, theta), example, full_batch)
+    light = lite_model(bundle)
+    if isinstance(light, NumpyModel):
+        compare = partial(_compare_executors, model, light, theta.numpy())
+        _require("numpy does not compute the task as ONNX Runtime does", compare, example, full_batch)
+    _check_mean(model, theta.numpy(), *example(2 * PARTIAL_BATCH + 1))
+
+
+def lite_model(bundle: TaskBundle) -> NumpyModel | TaskError:
+    """Return the task in numpy, with which devices without ONNX Runtime train it; or the reason why they can't."""
+    try:
+        return NumpyModel(bundle)
+    except TaskError as error:
+        return error
+
+
+def lite_words(bundle: TaskBundle) -> str:
+    """Return a line about the devices that can train a task that `check` accepted."""
+    light = lite_model(bundle)
+    if isinstance(light, TaskError):
+        return f"devices need ONNX Runtime (the extra edge): {light}"
+    return "devices train it with ONNX Runtime (the extra edge) or numpy alone (edge-lite)"
+
+
+def _require(what: str, compare: Compare, example: Example, full_batch: int) -> None:
+    """Compare at every batch size.
+
+    Raises:
+        TaskError: two draws of _DRAWS differ.
+    """
     for size in sorted({1, PARTIAL_BATCH, full_batch}):
-        failures = [
-            failure for _ in range(_DRAWS - 1) if (failure := _compare(model, bundle, flat, theta, *example(size)))
-        ]
-        if len(failures) == 1 and (failure := _compare(model, bundle, flat, theta, *example(size))):
+        failures = [failure for _ in range(_DRAWS - 1) if (failure := compare(*example(size)))]
+        if len(failures) == 1 and (failure := compare(*example(size))):
             failures.append(failure)
         if len(failures) > 1:
-            raise TaskError(f"compiled task is not the torch model, batch of {size}: {failures[-1]}")
-    _check_mean(model, theta.numpy(), *example(2 * PARTIAL_BATCH + 1))
+            raise TaskError(f"{what}, batch of {size}: {failures[-1]}")
+
+
+def _compare_executors(model: Backend, light: Backend, theta: Float32Vector, x: Tensor, y: Tensor) -> str:
+    """Return a description of the first difference between two executors, or an empty string."""
+    samples, labels = x.numpy(), y.numpy()
+    (loss, gradient), (other_loss, other) = (each.grad(theta, samples, labels) for each in (model, light))
+    distance = _relative(other, gradient)
+    # Negated, so that NaN counts as a difference.
+    if not distance <= EXECUTOR_TOLERANCE:
+        return f"gradient differs by {distance:.1e} (at most {EXECUTOR_TOLERANCE:.0e})"
+    score, other_score = (each.score(theta, samples, labels) for each in (model, light))
+    for a, b in ((loss, other_loss), (score.mean_loss, other_score.mean_loss)):
+        if not abs(a - b) <= EXECUTOR_TOLERANCE * max(1.0, abs(a)):
+            return f"loss is {b:.7g}, not {a:.7g}"
+    if abs(score.correct - other_score.correct) > 1:  # two logits within round-off of each other may swap
+        return f"{other_score.correct} correct labels, not {score.correct}"
+    outputs, others = (each.predict(theta, samples) for each in (model, light))
+    if outputs.shape != others.shape or not _relative(others, outputs) <= EXECUTOR_TOLERANCE:
+        return "outputs differ"
+    return ""
 
 
 def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor, x: Tensor, y: Tensor) -> str:

@@ -19,6 +19,13 @@ def test_fewer_threads_than_one_are_refused(threads):
     assert config(threads=1).threads == 1
 
 
+@pytest.mark.parametrize("setting", ["auto", "onnxruntime", "numpy"])
+def test_the_executor_is_one_of_three(setting):
+    assert config(executor=setting).executor == setting
+    with pytest.raises(ConfigError, match=f"executor is auto, onnxruntime or numpy, not 'x{setting}'"):
+        config(executor=f"x{setting}")
+
+
 def test_the_brokers_address_is_not_shown_since_it_may_hold_a_password():
     assert "s3cret" not in repr(config(broker="mqtts://dev-1:s3cret@broker"))
 

@@ -7,6 +7,7 @@ import pytest
 
 from edge_client import doctor
 from edge_client.doctor import diagnose
+from edge_client.learning.executor import choice
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import RUN_FILE, DeviceState, OwnModel
@@ -25,8 +26,8 @@ def directory(parties):
     return parties.members["dev-1"].directory
 
 
-def checks(directory, data=None):
-    found = diagnose(directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None)
+def checks(directory, data=None, executor="auto"):
+    found = diagnose(directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None, executor=executor)
     return {c.name: c for c in found}
 
 
@@ -112,5 +113,19 @@ def test_a_device_without_its_runtime(directory, monkeypatch):
         raise ImportError("No module named 'onnxruntime'")
 
     monkeypatch.setattr(doctor, "import_onnxruntime", missing)
-    found = checks(directory)["versions"]
+    found = checks(directory)["executor"]
     assert (found.result, found.advice) == ("failure", "pip install 'shoal[edge]'")
+
+
+def test_the_executor_that_run_would_take(directory, monkeypatch):
+    assert checks(directory)["executor"].detail.startswith("ONNX Runtime 1.")
+    found = checks(directory, executor="numpy")["executor"]
+    assert (found.result, found.detail) == (
+        "ok",
+        f"numpy {np.__version__}, for tasks without convolutions; no task yet to try it on",
+    )
+    found = checks(directory, executor="torch")["executor"]
+    assert (found.result, found.detail) == ("failure", "executor is auto, onnxruntime or numpy, not 'torch'")
+    monkeypatch.setattr(choice, "_is_installed", lambda _package: False)
+    assert checks(directory)["executor"].detail.startswith("numpy ")
+    assert checks(directory, executor="onnxruntime")["executor"].result == "failure"

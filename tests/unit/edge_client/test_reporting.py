@@ -302,3 +302,10 @@ def test_a_finished_model_that_is_no_better_is_shown(place):
     place.begin()
     place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
     assert place.status()["warnings"] == ["it has learned nothing; train longer"]
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])
+def test_the_status_file_names_the_executor_if_there_is_one(place, executor):
+    results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
+    results.publish(at(Stage.IDLE), 0.0, force=True)
+    assert place.files.load_status().get("executor", "") == executor

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a backend."""
+"""A task in ONNX Runtime and in numpy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from edge_client.learning import model as model_module
-from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, OrtModel
+from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, NumpyModel, OrtModel, device_model, make_model
 from shoal.errors import TaskError
 from shoal.task.bundle import TaskBundle
 from tests.helpers.tasks import logistic_bundle, logistic_models, manifest, samples
 
 
-@pytest.fixture(scope="module")
-def ort_model():
-    return OrtModel(logistic_bundle())
+@pytest.fixture(scope="module", params=[OrtModel, NumpyModel])
+def model(request):
+    return request.param(logistic_bundle())
 
 
 @pytest.fixture
@@ -34,25 +34,25 @@ def reference(theta, x, y):
 
 
 @pytest.mark.parametrize("n", [1, 7, SCORE_ROWS, SCORE_ROWS + 1, GRAD_ROWS, 2 * GRAD_ROWS + 3])
-def test_score_and_gradient_match_numpy_in_every_chunking(ort_model, theta, n):
+def test_score_and_gradient_match_numpy_in_every_chunking(model, theta, n):
     x, y = samples(n, seed=n)
     loss, gradient, correct = reference(theta, x, y)
-    found = ort_model.score(theta, x, y)
+    found = model.score(theta, x, y)
     assert (found.correct, found.count) == (correct, n)
     assert found.mean_loss == pytest.approx(loss, rel=1e-5)
-    ort_loss, ort_gradient = ort_model.grad(theta, x, y)
+    ort_loss, ort_gradient = model.grad(theta, x, y)
     assert ort_loss == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(ort_gradient, gradient, rtol=1e-4, atol=1e-6)
     assert ort_gradient.flags.writeable
 
 
-def test_predict_returns_all_rows_in_order(ort_model, theta):
+def test_predict_returns_all_rows_in_order(model, theta):
     x, _ = samples(2 * SCORE_ROWS + 5)
     expected = x @ theta[:12].reshape(4, 3) + theta[12:]
-    np.testing.assert_allclose(ort_model.predict(theta, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.predict(theta, x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_wrong_shapes_and_dtypes_are_refused(ort_model, theta):
+def test_wrong_shapes_and_dtypes_are_refused(model, theta):
     x, y = samples(4)
     for bad in (
         (theta[:-1], x, y),
@@ -64,16 +64,17 @@ def test_wrong_shapes_and_dtypes_are_refused(ort_model, theta):
         (theta, x[:0], y[:0]),
     ):
         with pytest.raises(TaskError):
-            ort_model.score(*bad)
+            model.score(*bad)
 
 
-def test_graph_with_other_inputs_than_promised_is_refused(theta):
+@pytest.mark.parametrize("kind", [OrtModel, NumpyModel])
+def test_graph_with_other_inputs_than_promised_is_refused(theta, kind):
     """A manifest for 5 inputs and 2 classes has d = 12 and cannot stand over graphs of d = 15."""
     models = (m.SerializeToString() for m in logistic_models())
-    lying = OrtModel(TaskBundle.seal_digests(manifest(5, 2), *models))
+    lying = TaskBundle.seal_digests(manifest(5, 2), *models)
     x, y = samples(3, 5, 2)
     with pytest.raises(TaskError, match=r"score\.onnx does not have"):
-        lying.score(theta[:12], x, y)
+        kind(lying).score(theta[:12], x, y)
 
 
 def test_an_invalid_graph_is_a_task_error(theta):
@@ -88,9 +89,26 @@ def test_an_invalid_graph_is_a_task_error(theta):
 
 def test_sessions_are_made_on_first_use(theta):
     model = OrtModel(logistic_bundle())
-    assert model._sessions == {}
+    assert model._executors == {}
     model.score(theta, *samples(3))
-    assert list(model._sessions) == ["score"]
+    assert list(model._executors) == ["score"]
+
+
+def test_numpy_refuses_a_task_when_it_is_loaded():
+    score, grad, predict = logistic_models()
+    predict.graph.node[2].op_type = "Conv"
+    bundle = TaskBundle.seal_digests(manifest(), *(m.SerializeToString() for m in (score, grad, predict)))
+    with pytest.raises(
+        TaskError, match=r"predict\.onnx can't be computed with numpy: .* the operator 'Conv'"
+    ) as caught:
+        NumpyModel(bundle)
+    assert "pip install 'shoal[edge]'" in caught.value.hint
+
+
+def test_the_setting_chooses_the_model():
+    assert make_model("numpy") is NumpyModel
+    assert make_model("onnxruntime") is make_model("auto") is OrtModel
+    assert isinstance(device_model(logistic_bundle()), OrtModel)
 
 
 def test_threads_default_to_one():

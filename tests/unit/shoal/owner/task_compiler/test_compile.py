@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.export import export
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_error
 from shoal.owner.task_compiler.compile import compile_task, layout
 from shoal.owner.task_compiler.flat import flatten
+from shoal.owner.task_compiler.selfcheck import lite_words
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 
@@ -70,6 +71,38 @@ def test_builtins_match_plain_autograd(compiled, name, options, tmp_path):
         assert score.correct == (0 if name == "linear" else int((outputs.argmax(-1) == y).sum()))
     export(bundle, theta, tmp_path / "m.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("linear", "logistic", "mlp", "lstm")),
+        pytest.param("lstm", {"layers": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_builtins_without_convolutions_are_the_same_in_numpy(compiled, name, options):
+    source, bundle = compiled(name, **options)
+    assert lite_words(bundle).endswith("or numpy alone (edge-lite)")
+    theta = flatten(source.model, bundle.manifest.parameters).numpy()
+    model, light = OrtModel(bundle), NumpyModel(bundle)
+    torch.manual_seed(1)
+    for n in (1, 5, 40, 130):
+        x, y = (each.numpy() for each in source.example(n))
+        (loss, gradient), (found, found_gradient) = (each.grad(theta, x, y) for each in (model, light))
+        assert found == pytest.approx(loss, rel=1e-5)
+        assert np.linalg.norm(found_gradient - gradient) <= 1e-5 * np.linalg.norm(gradient)
+        np.testing.assert_allclose(light.predict(theta, x), model.predict(theta, x), rtol=1e-5, atol=1e-6)
+        score, found_score = model.score(theta, x, y), light.score(theta, x, y)
+        assert found_score.mean_loss == pytest.approx(score.mean_loss, rel=1e-5)
+        assert (found_score.correct, found_score.count) == (score.correct, score.count)
+
+
+def test_a_task_with_convolutions_needs_onnx_runtime(compiled):
+    bundle = compiled("cnn")[1]
+    assert lite_words(bundle).startswith("devices need ONNX Runtime (the extra edge): ")
+    with pytest.raises(TaskError, match="does not have the operator 'Conv'") as caught:
+        NumpyModel(bundle)
+    assert "pip install 'shoal[edge]'" in caught.value.hint
 
 
 def test_manifest_says_what_the_module_is(compiled):

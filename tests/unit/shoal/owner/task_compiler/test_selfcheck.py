@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from edge_client.learning.model import NumpyModel
 from shoal.errors import TaskError
+from shoal.owner.task_compiler import selfcheck
 from shoal.owner.task_compiler.builtin import cross_entropy
 from shoal.owner.task_compiler.flat import FlatModel
 from shoal.owner.task_compiler.selfcheck import PARTIAL_BATCH, check
@@ -118,6 +122,28 @@ def test_one_bad_draw_in_three_is_forgiven_at_each_batch_size(theta, bad):
 def test_two_bad_draws_in_three_are_not(theta, bad):
     with pytest.raises(TaskError, match="gradient differs"):
         check(BUNDLE, Unlucky(bad), theta, example, FULL_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "message"),
+    [
+        ("grad", lambda found: (found[0], found[1] * 1.01), "gradient differs by 1.0e-02"),
+        ("grad", lambda found: (found[0] + 0.1, found[1]), "loss is "),
+        ("score", lambda found: replace(found, mean_loss=float("nan")), "loss is nan"),
+        ("score", lambda found: replace(found, correct=found.correct + 2), "correct labels, not"),
+        ("predict", lambda found: found + 1, "outputs differ"),
+    ],
+)
+def test_numpy_has_to_agree_with_onnx_runtime(theta, monkeypatch, method, change, message):
+    class Other(NumpyModel):
+        """Numpy's model with one wrong result."""
+
+    right = getattr(NumpyModel, method)
+    monkeypatch.setattr(Other, method, lambda self, *inputs: change(right(self, *inputs)), raising=False)
+    monkeypatch.setattr(selfcheck, "NumpyModel", Other)
+    with pytest.raises(TaskError, match=message) as caught:
+        check(BUNDLE, flat(), theta, example, FULL_BATCH)
+    assert str(caught.value).startswith("numpy does not compute the task as ONNX Runtime does, batch of 1: ")
 
 
 def test_a_loss_that_is_a_sum_is_refused_although_both_sides_agree(theta):

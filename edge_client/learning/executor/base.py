@@ -1,0 +1,58 @@
+"""The interface of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shoal.task.onnx_contents import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph of a checked task.
+
+    Attributes:
+        name: score, grad or predict.
+        model: ModelProto bytes that `shoal.task.onnx_graph.check_graph` accepts.
+        threads: threads of one operation, at least 1; numpy has as many as its BLAS was started with.
+    """
+
+    name: str
+    model: bytes = field(repr=False)
+    threads: int = 1
+
+    @property
+    def file(self) -> str:
+        """The graph's name in error messages."""
+        return f"{self.name}.onnx"
+
+
+class Executor(Protocol):
+    """One loaded graph.
+
+    Attributes:
+        inputs: name, dtype and shape of each input.
+        outputs: names of the outputs.
+    """
+
+    inputs: Sequence[TensorType]
+    outputs: Sequence[str]
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs in the order of ``outputs``; the caller may overwrite them.
+
+        Args:
+            feed: an array of the right dtype and shape for each input.
+
+        Raises:
+            TaskError: the graph can't be computed on these inputs.
+        """
+
+
+MakeExecutor: TypeAlias = Callable[[Graph], Executor]
+"""Loads a graph; raises TaskError if it is not valid or has an operator that the executor lacks."""

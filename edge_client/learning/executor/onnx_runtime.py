@@ -1,0 +1,85 @@
+"""Executor by ONNX Runtime, on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_client.learning.executor.base import Graph
+from shoal.errors import TaskError
+from shoal.task.onnx_contents import TensorType
+from shoal.util.telemetry import import_onnxruntime
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SEVERITY_ERROR: Final = 3
+_ERRORS: Final = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
+_DTYPES: Final[Mapping[str, str]] = {"tensor(float)": "float32"}
+"""ONNX Runtime's element types whose name in numpy is another."""
+
+
+class OrtExecutor:
+    """A session of ONNX Runtime; see `Executor`."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Load a graph.
+
+        Raises:
+            TaskError: ONNX Runtime is missing or refuses the graph.
+        """
+        self._file = graph.file
+        ort = _import()
+        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        self._errors: tuple[type[Exception], ...] = tuple(getattr(state, name) for name in _ERRORS)
+        try:
+            self._session = ort.InferenceSession(
+                graph.model, _options(ort, graph.threads), providers=["CPUExecutionProvider"]
+            )
+        except self._errors as error:
+            raise self._refused(error) from None
+        self.inputs: Sequence[TensorType] = tuple(_type_of(each) for each in self._session.get_inputs())
+        self.outputs: Sequence[str] = tuple(each.name for each in self._session.get_outputs())
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs; see `Executor.run`."""
+        try:
+            outputs: list[NDArray[Any]] = self._session.run(None, dict(feed))
+        except self._errors as error:
+            raise self._refused(error) from None
+        return outputs
+
+    def _refused(self, error: Exception) -> TaskError:
+        reason = str(error).splitlines()[0][:300] if str(error) else "no reason"
+        return TaskError(f"ONNX Runtime refused {self._file}: {reason}")
+
+
+def _import() -> Any:
+    try:
+        return import_onnxruntime()
+    except ImportError as error:
+        raise TaskError(
+            f"ONNX Runtime can't be loaded: {error}",
+            hint="install it with: pip install 'shoal[edge]', or set executor to numpy",
+        ) from None
+
+
+def _options(ort: Any, threads: int) -> Any:
+    """Return session options that prefer low memory to speed."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _SEVERITY_ERROR
+    # No arena that holds freed memory, and no threads that spin while they wait.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def _type_of(value: Any) -> TensorType:
+    """Return an input's type; dimensions that are not numbers are None."""
+    dtype = _DTYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
+    return TensorType(value.name, dtype, tuple(n if isinstance(n, int) else None for n in value.shape))

@@ -1,0 +1,73 @@
+"""Devices with ONNX Runtime and devices with numpy alone in one fleet."""
+
+import numpy as np
+import pytest
+
+from edge_client.learning.model import NumpyModel
+from edge_client.storage.state import DeviceState
+from shoal.task.bundle import TaskBundle
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    grouped_data,
+    make_exact_fleet,
+    make_fleet,
+    names,
+    same_partition,
+    thetas,
+    truth_of,
+)
+from tests.helpers.tasks import logistic_models, manifest
+
+COUNT = 4
+HALF = dict.fromkeys(names(COUNT)[::2], "numpy") | dict.fromkeys(names(COUNT)[1::2], "onnxruntime")
+
+
+@pytest.mark.parametrize("mode", ["rotation", "permutation"])
+def test_all_devices_end_with_the_same_bits_whatever_computes_them(tmp_path, mode):
+    with make_fleet(tmp_path / "fleet", count=COUNT, rounds=4, mode=mode, executors=HALF) as fleet:
+        made = [fleet.devices[name].runtime._jobs._make_backend for name in names(COUNT)]
+        assert [each is NumpyModel for each in made] == [True, False] * 2
+        records = fleet.run(10)
+        assert all(r["contributed"] == COUNT and not r["missing"] for r in records)
+        assert records[3]["loss"] < records[0]["loss"]
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_the_executors_reach_one_model_within_round_off(tmp_path):
+    reached = []
+    for place, executor in enumerate(("numpy", "onnxruntime")):
+        chosen = dict.fromkeys(names(COUNT), executor)
+        with make_exact_fleet(tmp_path / str(place), count=COUNT, rounds=4, executors=chosen) as fleet:
+            fleet.run(10)
+            reached.append(fleet.model("dev-00").theta)
+    np.testing.assert_allclose(*reached, rtol=1e-4, atol=1e-6)
+
+
+def test_groups_are_found_whatever_computes_the_updates(tmp_path):
+    settings = {"algorithm": "ifca", "rounds": 8, "settings": {"k": "2", "restarts": "3", "restart_rounds": "2"}}
+    with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), executors=HALF, **settings) as fleet:
+        records = fleet.run(20)
+        assert same_partition(records[-1]["clusters"], truth_of(COUNT, 2))
+
+
+def with_an_operator_that_numpy_lacks():
+    """A logistic task whose gradient graph has Erf, to no effect."""
+    score, grad, predict = logistic_models(INPUTS, CLASSES)
+    grad.graph.node.add(op_type="Erf", input=["theta"], output=["unused"])
+    return TaskBundle.seal_digests(manifest(INPUTS, CLASSES), *(m.SerializeToString() for m in (score, grad, predict)))
+
+
+def test_a_device_that_lacks_an_operator_says_so_before_it_trains_and_the_others_go_on(tmp_path, caplog):
+    bundle, lacking = with_an_operator_that_numpy_lacks(), names(COUNT)[0]
+    chosen = dict.fromkeys(names(COUNT), "onnxruntime") | {lacking: "numpy"}
+    with make_fleet(
+        tmp_path / "fleet", bundle=bundle, count=COUNT, executors=chosen, quorum=0.5, deadline_s=60.0
+    ) as fleet:
+        records = fleet.run(60)
+        assert all((r["contributed"], r["declined"]) == (COUNT - 1, {lacking: "task"}) for r in records)
+        assert fleet.devices[lacking].runtime.following is None
+        assert DeviceState(fleet.stage.device_dir(lacking)).load_run() is None
+    (said, *_) = [str(r.kv) for r in caplog.records if r.name == "shoal.edge"]
+    assert "the numpy executor does not have the operator 'Erf'" in said
+    assert "pip install 'shoal[edge]'" in said

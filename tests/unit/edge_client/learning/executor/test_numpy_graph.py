@@ -1,0 +1,194 @@
+"""Whole graphs in numpy: against ONNX Runtime, hostile ones, and the life of their values."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edge_client.learning.executor import arithmetic, bounds, numpy_graph
+from edge_client.learning.executor.base import Graph
+from edge_client.learning.executor.numpy_graph import NumpyExecutor
+from shoal.errors import TaskError
+from tests.helpers.executors import executors
+from tests.helpers.tasks import constant, graph, logistic_models, samples
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+X, Y = ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2])
+NODE = helper.make_node
+
+
+def made(nodes, inputs=(X,), outputs=(Y,), **extra):
+    return NumpyExecutor(Graph("score", graph(nodes, inputs, outputs, **extra).SerializeToString()))
+
+
+def theta(seed=0):
+    return np.random.default_rng(seed).standard_normal(15).astype(np.float32)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_a_task_gives_what_onnx_runtime_gives(place, n):
+    feed = dict(zip("xy", samples(n, seed=n), strict=True)) | {"theta": theta(n)}
+    if place == 2:
+        del feed["y"]
+    ort, ours = executors(logistic_models()[place].SerializeToString())
+    assert (ours.inputs, ours.outputs) == (ort.inputs, ort.outputs)
+    for expected, found in zip(ort.run(feed), ours.run(feed), strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_inputs_give_the_same_bits():
+    feed = dict(zip("xy", samples(50), strict=True)) | {"theta": theta()}
+    model = logistic_models()[1].SerializeToString()
+    first, second = NumpyExecutor(Graph("grad", model)), NumpyExecutor(Graph("grad", model))
+    expected = [value.tobytes() for value in first.run(feed)]
+    for executor in (first, second):
+        assert [value.tobytes() for value in executor.run(feed)] == expected
+
+
+def test_a_caller_may_overwrite_every_output():
+    """An output that is an input, a constant or another output as well is copied."""
+    outputs = [(name, FLOAT, None) for name in ("same", "flat", "again", "fixed", "wide")]
+    nodes = [
+        NODE("Identity", ["x"], ["same"]),
+        NODE("Identity", ["x"], ["again"]),
+        NODE("Transpose", ["x"], ["flat"]),
+        NODE("Identity", ["c"], ["fixed"]),
+        NODE("Expand", ["c", "s"], ["wide"]),
+    ]
+    held = [constant("c", np.ones(2, np.float32)), constant("s", np.array([3, 2]))]
+    executor = made(nodes, outputs=outputs, initializer=held)
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    found = executor.run({"x": x})
+    for value in found:
+        value += 100
+    assert x.tolist() == [[0, 1], [2, 3]]
+    assert [v.ravel()[0] for v in found] == [100, 100, 100, 101, 101]
+    assert executor.run({"x": x})[3].tolist() == [1, 1]
+
+
+def test_a_value_is_freed_after_its_last_use(monkeypatch):
+    """Between two operators, no more than the values still needed are alive."""
+    alive, most = weakref.WeakSet(), []
+
+    class Watched(np.ndarray):
+        """An array that can be referred to weakly."""
+
+    def exp(x):
+        result = np.exp(np.asarray(x)).view(Watched)
+        alive.add(WeakKey(result))
+        most.append(len(alive))
+        return result
+
+    class WeakKey:
+        """Lives as long as its array: stored in it."""
+
+        def __init__(self, array):
+            array.key = self
+
+    operator = numpy_graph.find("Exp")
+    monkeypatch.setattr(numpy_graph, "find", lambda _name: type(operator)(exp, "T", operator.dtypes))
+    names = ["x", *(f"v{i}" for i in range(6)), "y"]
+    executor = made([NODE("Exp", [a], [b]) for a, b in pairwise(names)])
+    executor.run({"x": np.zeros((1, 2), np.float32)})
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([NODE("Relu", ["y"], ["y"])], "uses 'y', which no earlier node makes"),
+        ([NODE("Relu", ["b"], ["a"]), NODE("Relu", ["a"], ["b"])], "uses 'b', which no earlier node makes"),
+        ([NODE("Relu", ["x"], ["x"])], "makes a value that exists already"),
+        ([NODE("Relu", ["x"], ["c"])], "makes a value that exists already"),
+        ([NODE("Split", ["x"], ["y", "y"], num_outputs=2)], "makes a value that exists already"),
+        ([NODE("Relu", ["x"], ["z"])], "no node makes the output 'y'"),
+        ([NODE("Conv", ["x", "c"], ["y"])], "does not have the operator 'Conv'"),
+        ([NODE("Relu", ["x", "c"], ["y"])], "Relu does not take 2 inputs"),
+    ],
+)
+def test_a_graph_that_is_not_valid_is_refused_when_it_is_loaded(nodes, message):
+    with pytest.raises(TaskError, match=rf"^score\.onnx can't be computed with numpy: .*{message}"):
+        made(nodes, initializer=[constant("c", np.ones(2, np.float32))])
+
+
+def test_a_node_with_another_number_of_outputs_is_refused():
+    executor = made([NODE("Relu", ["x"], ["y", "z"])])
+    with pytest.raises(TaskError, match="Relu has 1 results, not 2"):
+        executor.run({"x": np.ones((1, 2), np.float32)})
+
+
+def test_an_output_without_a_name_is_dropped_and_an_input_without_one_is_absent():
+    executor = made([NODE("Split", ["x"], ["", "y"], num_outputs=2)])
+    assert executor.run({"x": np.array([[1, 2], [3, 4]], np.float32)})[0].tolist() == [[3, 4]]
+    executor = made(
+        [NODE("Slice", ["x", "one", "two", "", "one"], ["y"])],
+        initializer=[constant("one", np.array([1])), constant("two", np.array([2]))],
+    )
+    assert executor.run({"x": np.array([[1, 2], [3, 4]], np.float32)})[0].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        {},
+        {"x": np.zeros((1, 2), np.float64)},
+        {"x": np.zeros((1, 3), np.float32)},
+        {"x": np.zeros(2, np.float32)},
+        {"x": np.zeros((1, 2), np.float32), "z": np.zeros(1, np.float32)},
+    ],
+)
+def test_other_inputs_than_the_graphs_are_refused(feed):
+    with pytest.raises(TaskError, match=r"score\.onnx can't be computed with numpy: (the inputs are x|input 'x' is )"):
+        made([NODE("Relu", ["x"], ["y"])]).run(feed)
+
+
+def test_all_values_together_have_a_limit(monkeypatch):
+    monkeypatch.setattr(numpy_graph, "MAX_LIVE_BYTES", 100)
+    nodes = [NODE("Relu", ["x"], [f"v{i}"]) for i in range(5)]
+    executor = made([*nodes, NODE("Max", [f"v{i}" for i in range(5)], ["y"])])
+    executor.run({"x": np.zeros((2, 2), np.float32)})  # 16 bytes each, six of them
+    with pytest.raises(TaskError, match="the graph's values take more than 100 bytes"):
+        executor.run({"x": np.zeros((3, 2), np.float32)})
+
+
+def test_memory_that_runs_out_is_a_task_error(monkeypatch):
+    def full(_x):
+        raise MemoryError
+
+    operator = numpy_graph.find("Relu")
+    monkeypatch.setattr(numpy_graph, "find", lambda _name: type(operator)(full, "T", operator.dtypes))
+    with pytest.raises(TaskError, match="Relu needs more memory than there is"):
+        made([NODE("Relu", ["x"], ["y"])]).run({"x": np.zeros((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_damaged_graphs_give_a_result_or_a_task_error(place, monkeypatch):
+    """Single bytes changed: no other exception leaves the executor, and no warning."""
+    monkeypatch.setattr(bounds, "MAX_ELEMENTS", 1 << 16)
+    feed = dict(zip("xy", samples(3), strict=True)) | {"theta": theta()}
+    if place == 2:
+        del feed["y"]
+    model = logistic_models()[place].SerializeToString()
+    rng, results = np.random.default_rng(place), 0
+    for _ in range(400):
+        damaged = bytearray(model)
+        damaged[rng.integers(len(model))] ^= 1 << rng.integers(8)
+        with suppress(TaskError):
+            NumpyExecutor(Graph("score", bytes(damaged))).run(feed)
+            results += 1
+    assert 0 < results < 400
+
+
+def test_the_operators_are_numpys_own_functions_of_arrays():
+    """No scalar leaves an operator: one of float64 would turn float32 arrays into float64 ones."""
+    scalar = np.asarray(np.float32(2))
+    for operator in (arithmetic.relu, arithmetic.sigmoid, arithmetic.reduce_sum, arithmetic.reduce_mean):
+        assert isinstance(operator(scalar), np.ndarray)
+        assert operator(scalar).dtype == np.float32
