@@ -120,7 +120,7 @@ def test_live_without_a_run_under_way_says_so(call, finished):
 
 @pytest.fixture
 def named(call, fleet):
-    """A finished model that answers `fox`, of a task with names whose features are standardised; return the device's store."""
+    """A finished model that answers fox, of a task with names whose features are standardised; return the device's store."""
     data = DataDeclaration(
         features=("a", "b", "c", "d"), label="animal", labels=("cat", "dog", "fox"), standardise="local", missing="mean"
     )
