@@ -591,8 +591,6 @@ def personalise(
         model, choice = choose_again(
             directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
         )
-            directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
-        )
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)
