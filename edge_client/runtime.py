@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
+from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend, OrtModel
 from edge_client.learning.training import Cancelled
 from edge_client.protocol import inbound
@@ -130,7 +131,12 @@ class DeviceRuntime:
         up = self._topics.up(membership.name)
         self._notes = ControlMessages(membership, transport, up)
         self._uplink = Uplink(
-            files=self._files.pending, transport=transport, notes=self._notes, topic=up, sealed=pending.sealed
+            files=self._files.pending,
+            transport=transport,
+            notes=self._notes,
+            topic=up,
+            sealed=pending.sealed,
+            residual=pending.residual,
         )
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
@@ -230,7 +236,7 @@ class DeviceRuntime:
             models = self._jobs.keep_private(announcement, result, models)
             self._results.note(announcement, assignment, result, models, self._now_s)
             transfer, sealed = result.parcel.transfer_id, result.parcel.payload
-            self._uplink.keep(self.session.round.mark, transfer, sealed)
+            self._uplink.keep(self.session.round.mark, transfer, sealed, result.residual)
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
             if self._models is not None:
@@ -597,7 +603,9 @@ class DeviceRuntime:
         assert models is not None
         try:
             thetas = models.thetas(announcement, assignment)
-            job = self._jobs.job(announcement, assignment, thetas, models)
+            run_id, wasted = announcement.run_id, self.session.round.wasted
+            residual = residual_for(self._uplink.residual, run_id, announcement.round, wasted)
+            job = self._jobs.job(announcement, assignment, thetas, models, residual)
         except (IntegrityError, UntrustedError) as error:
             self._skip(announcement, error)
             return

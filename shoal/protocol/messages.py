@@ -172,7 +172,7 @@ class Announcement:
 @message(39)
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Header of a device's masked update, (length,) float32 little-endian, which is empty if length is 0.
+    """Header of a device's masked update of ``length`` coordinates in the plan's precision, which is empty if length is 0.
 
     Attributes:
         nonce: the announcement's, so that an upload is valid for one round only.
@@ -190,6 +190,7 @@ class Upload:
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
             was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
             cosine with the update; at a tie the smallest id. 0 unless assigned.
+        precision: encoding of the update, the plan's ``precision_up``.
     """
 
     fleet: str
@@ -215,6 +216,7 @@ class Upload:
     key_version: U32 = 0
     statement: bytes = b""
     nearest: U16 = 0
+    precision: str = limits.DEFAULT_PRECISION
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")

@@ -107,9 +107,10 @@ def show(directory: Directory, json: AsJson = False) -> None:
         what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
         cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
         rule = f", robust {r['robust']}"
-        say(
-            f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{rule}{blur}"
-        )
+        ways = {r["precision_up"], r["precision_down"]}
+        thin = "" if ways == {"float32"} else f", {r['precision_up']} up, {r['precision_down']} down"
+        weights = f"{r['weighting']}{cap if r['weighting'] == 'samples' else ''}"
+        say(f"run {r['run']}: {what}, weighting {weights}{rule}{blur}{thin}")
 
 
 @app.command("add-device")
@@ -280,6 +281,15 @@ def run(
             help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
         ),
     ] = defaults.DEFAULT_ROBUST,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}."
+        ),
+    ] = defaults.DEFAULT_PRECISION,
+    precision_down: Annotated[
+        str, typer.Option(help="Encoding of the means that devices receive, of the same list.")
+    ] = defaults.DEFAULT_PRECISION,
     min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
         defaults.DEFAULT_MIN_CONTRIBUTORS
     ),
@@ -326,6 +336,9 @@ def run(
         )
     if robust not in limits.ROBUST_RULES:
         raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
+    for option, chosen in (("--precision", precision), ("--precision-down", precision_down)):
+        if chosen not in limits.PRECISIONS:
+            raise UsageError(f"{option} {chosen} is no precision", hint=f"there are {', '.join(limits.PRECISIONS)}")
     if epoch_rounds is not None:
         raise ConfigError(
             "there is no --epoch-rounds any more: each round has a mask of its own",
@@ -361,6 +374,8 @@ def run(
         robust=robust,
         evaluate_every=evaluate_every,
         seed=seed,
+        precision_up=precision,
+        precision_down=precision_down,
     )
     draft = draft_plan(fleet, bundle, options)
     if bundle.private:

@@ -41,4 +41,6 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
         "robust": plan.robust,
+        "precision_up": plan.precision_up,
+        "precision_down": plan.precision_down,
     }

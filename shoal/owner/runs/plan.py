@@ -55,6 +55,7 @@ class RunOptions:
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
         robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
+        precision_up, precision_down: encodings of updates and of means, of `limits.PRECISIONS`.
     """
 
     algorithm: str
@@ -75,6 +76,8 @@ class RunOptions:
     max_samples: int = defaults.DEFAULT_MAX_SAMPLES
     weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
     robust: str = defaults.DEFAULT_ROBUST
+    precision_up: str = defaults.DEFAULT_PRECISION
+    precision_down: str = defaults.DEFAULT_PRECISION
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -150,6 +153,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         robust=options.robust,
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
+        precision_up=options.precision_up,
+        precision_down=options.precision_down,
     )
 
 

@@ -1,4 +1,4 @@
-"""`int8`: a float32 scale for each block of 256 coordinates, then each coordinate as a multiple of it from -127 to 127.
+"""``int8``: a float32 scale for each block of 256 coordinates, then each coordinate as a multiple of it from -127 to 127.
 
 The largest coordinate of a block is 127 times its scale. Others are rounded at random to one of the two nearest multiples,
 so that the expectation is the coordinate itself. The draws follow from the seed.

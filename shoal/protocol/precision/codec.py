@@ -37,6 +37,8 @@ def encode(vector: Float32Vector, precision: str, seed: bytes) -> bytes:
             hint="local training diverged: lower the step size",
         )
     vector = np.ascontiguousarray(vector)
+    if not vector.size:
+        return b""
     match precision:
         case "float32":
             return vector.astype("<f4", copy=False).tobytes()
@@ -63,6 +65,8 @@ def decode(data: bytes | memoryview, length: int, precision: str, seed: bytes) -
     expected = encoded_bytes(length, precision)
     if view.nbytes != expected:
         raise WireError(f"{view.nbytes} bytes where {length} coordinates in {precision} take {expected}")
+    if not length:
+        return np.empty(0, np.float32)
     match precision:
         case "float32":
             return _finite(np.frombuffer(view, "<f4").astype(np.float32))

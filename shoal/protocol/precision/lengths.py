@@ -10,7 +10,7 @@ from shoal import limits
 from shoal.errors import WireError
 
 BLOCK: Final = 256
-"""Coordinates of `int8` that share a scale."""
+"""Coordinates of ``int8`` that share a scale."""
 SCALE_BYTES: Final = 4
 FEEDBACK: Final = ("int8", "eden4", "eden2")
 """Precisions whose rounding error a device adds to its next update; that of float16 is below the noise of training."""
@@ -30,7 +30,7 @@ _ROOM: Final[Mapping[str, float]] = MappingProxyType(
 
 
 def encoded_bytes(length: int, precision: str) -> int:
-    """Return the bytes of a vector of ``length`` coordinates.
+    """Return the bytes of a vector of ``length`` coordinates: none for no coordinates.
 
     Raises:
         WireError: no such precision, or a length that is negative or above `limits.MAX_COORDINATES`.
@@ -38,13 +38,13 @@ def encoded_bytes(length: int, precision: str) -> int:
     require(precision)
     if not 0 <= length <= limits.MAX_COORDINATES:
         raise WireError(f"a vector of {length} coordinates")
-    return _BYTES[precision](length)
+    return _BYTES[precision](length) if length else 0
 
 
 def norm_room(precision: str) -> float:
     """Return how many times longer a decoded vector may be than the vector that was encoded.
 
-    Rounding in blocks adds up to sqrt(256) / 127 of the norm; the unbiased scale of `eden` adds 1 / cosine, on average
+    Rounding in blocks adds up to sqrt(256) / 127 of the norm; the unbiased scale of ``eden`` adds 1 / cosine, on average
     .5 % at four bits and 6 % at two.
 
     Raises:

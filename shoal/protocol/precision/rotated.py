@@ -1,4 +1,4 @@
-"""`eden4` and `eden2`: a public random rotation, then the best quantiser of a normal distribution with 16 or 4 levels.
+"""``eden4`` and ``eden2``: a public random rotation, then the best quantiser of a normal distribution with 16 or 4 levels.
 
 After random signs and Hadamard blocks the coordinates of any vector are nearly normal, so one set of levels fits all. The
 scale |x|^2 / <x, q> makes the expectation over the rotations the vector itself: Vargaftik et al., "EDEN:
@@ -38,7 +38,7 @@ def levels(bits: int) -> Float32Vector:
 
 
 def encode(vector: Float32Vector, bits: int, seed: bytes) -> bytes:
-    """Return a finite vector (d,) float32 as a scale and one level a coordinate.
+    """Return a finite vector (d,) float32, d at least 1, as a scale and one level a coordinate.
 
     Raises:
         IntegrityError: the vector is too long for a scale.
@@ -46,10 +46,9 @@ def encode(vector: Float32Vector, bits: int, seed: bytes) -> bytes:
     flushed(np.abs(vector))  # the transform of larger coordinates could overflow
     rotated = vector.copy()
     flip_signs(rotated, seed)
-    if rotated.size:
-        transform(rotated)
+    transform(rotated)
     squared = sum(_dot(rotated[span], rotated[span]) for span in windows(rotated.size))
-    spread = np.sqrt(squared / max(1, rotated.size))
+    spread = np.sqrt(squared / rotated.size)
     centres = levels(bits)
     bounds = ((centres[1:] + centres[:-1]) / 2 * spread).astype(np.float32)
     index = np.empty(rotated.size, np.uint8)
@@ -70,8 +69,7 @@ def decode(data: memoryview, length: int, bits: int, seed: bytes) -> Float32Vect
     (scale,) = checked(np.frombuffer(data[:SCALE_BYTES], "<f4"))
     index = _unpacked(np.frombuffer(data[SCALE_BYTES:], np.uint8), length, bits)
     out: Float32Vector = (levels(bits) * scale)[index]
-    if length:
-        untransform(out)
+    untransform(out)
     flip_signs(out, seed)
     return out
 

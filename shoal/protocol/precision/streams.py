@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shoal.types import Float32Vector
 
 WINDOW: Final = 1 << 16
-"""Coordinates that are worked on at a time; a multiple of the block of `int8`. The work memory does not grow with d."""
+"""Coordinates that are worked on at a time; a multiple of the block of ``int8``. The work memory does not grow with d."""
 _LABEL: Final = b"shoal/v1/precision/stream\0"
 
 
