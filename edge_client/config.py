@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+from edge_client.metered import parse_hours
 from shoal.errors import ConfigError
 from shoal.limits import MOST_DITTO_WEIGHT
+
+LEAST_KBPS: Final = 8.0
+"""1,000 bytes a second: below it a reminder would take longer than the pause before the next."""
+MOST_KBPS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,9 @@ class EdgeConfig:
         personal: ``on`` for the personal finish after each run, ``off``, or the weight of Ditto's proximal term, with which
             Ditto's personal model is one more candidate.
         log: debug, info, warning or error.
+        max_kbps: most kilobits a second that are sent to the broker; 0 is no limit.
+        metered: hours of the day, such as ``08:00-20:00``, in which the device declines all rounds but the final one; empty for
+            none.
     """
 
     dir: Path
@@ -36,11 +45,19 @@ class EdgeConfig:
     once: bool = False
     log: str = "info"
     personal: str = "on"
+    max_kbps: float = 0.0
+    metered: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
         ditto_weight(self.personal)
+        if self.max_kbps and not LEAST_KBPS <= self.max_kbps <= MOST_KBPS:
+            raise ConfigError(
+                f"max_kbps is 0, for no limit, or from {LEAST_KBPS:g} to {MOST_KBPS:g}, not {self.max_kbps:g}",
+                hint="kilobits a second: 64 is a slow mobile link",
+            )
+        parse_hours(self.metered)
 
     @property
     def finishes(self) -> bool:

@@ -13,6 +13,7 @@ from edge_client.config import EdgeConfig, ditto_weight
 from edge_client.learning.data import files_of, load
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
+from edge_client.metered import parse_hours
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
@@ -22,6 +23,7 @@ from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.transport.jitter import uniform
 from shoal.transport.mqtt import MqttTransport
+from shoal.transport.pacing import Pace
 from shoal.util.files import write_atomic
 from shoal.util.locks import serving
 from shoal.util.process import settle
@@ -94,6 +96,7 @@ def _serve(config: EdgeConfig) -> None:
         inbox.put,
         will=presence(membership, birth, online=False),
         manual_ack=True,
+        pace=Pace.of_kbps(config.max_kbps),
     )
     runtime = DeviceRuntime(
         membership,
@@ -107,6 +110,7 @@ def _serve(config: EdgeConfig) -> None:
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
         personal=ditto_weight(config.personal),
         broker=str(address),
+        metered=parse_hours(config.metered),
     )
     runtime.start()
     transport.start(require=True)

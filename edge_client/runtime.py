@@ -36,6 +36,7 @@ from shoal.errors import (
     ConfigError,
     ForkedHistoryError,
     IntegrityError,
+    MeteredError,
     NotEnrolledError,
     ShoalError,
     StorageError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from edge_client.learning.update import Finished
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
+    from edge_client.metered import Hours
     from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
@@ -98,6 +100,7 @@ class DeviceRuntime:
         finish_worker: Worker[Chosen] | None = None,
         personal: float = 0.0,
         broker: str = "",
+        metered: Hours | None = None,
     ) -> None:
         """Load the device's state.
 
@@ -115,8 +118,10 @@ class DeviceRuntime:
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
             personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
             broker: address of the broker, without user and password, for the status file.
+            metered: hours in which the device declines all rounds but the final one; None if there are none.
         """
         self._broker = broker
+        self._metered, self._clock_s = metered, clock_s
         self._membership = membership
         self._transport = transport
         self._worker = worker
@@ -585,12 +590,23 @@ class DeviceRuntime:
         if taken:
             self._tell(rounds.ModelArrived(model.label, model.transfer))
 
+    def _check_metered(self, announcement: Announcement) -> None:
+        """Check that the device may use its link for a round.
+
+        Raises:
+            MeteredError: it may not.
+        """
+        hours = self._metered
+        if hours is not None and not announcement.finished and hours.now(self._clock_s()):
+            raise MeteredError(f"the link is metered, {hours}", hint="the device takes part again after these hours")
+
     def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
         try:
+            self._check_metered(announcement)
             transfers = self._models.locate(announcement, assignment)
             arrived = self._models.arrived()
-        except (IntegrityError, NotEnrolledError, UntrustedError) as error:
+        except (IntegrityError, MeteredError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
             if isinstance(error, ForkedHistoryError):
                 self._publish_presence(online=True)  # the owner reads it
@@ -625,7 +641,9 @@ class DeviceRuntime:
 
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}
-        LOG.error("round skipped", extra={"kv": facts})
+        LOG.log(
+            logging.INFO if isinstance(error, MeteredError) else logging.ERROR, "round skipped", extra={"kv": facts}
+        )
         self._results.skip(announcement, error)
         skipped = io.RoundSkipped(announcement, decline_reason(error))
         self._go_on(self.session.job_finished(skipped, self._facts()))

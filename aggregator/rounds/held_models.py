@@ -476,7 +476,7 @@ def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPl
     body = encode_vector(mean, precision, seed)
     vector = decode_vector(body, len(mean), precision, seed)
     digest = hashlib.sha256(body).digest()
-    return KeptMean(model, step.contributors, key_id, vector, digest, np.frombuffer(body, np.uint8))
+    return KeptMean(model, step.contributors, key_id, vector, digest, body=np.frombuffer(body, np.uint8))
 
 
 def _digest(vector: Float32Vector) -> bytes:

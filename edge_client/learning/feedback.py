@@ -1,4 +1,4 @@
-"""Error feedback: what rounding takes from one update of a device is added to its next one.
+"""Error feedback: the rounding error of one update of a device is added to its next one.
 
 Rules:
 

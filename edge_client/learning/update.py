@@ -80,7 +80,7 @@ class Finished:
             validation share, by run id.
         private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
             no update is uploaded.
-        residual: what rounding took from the uploaded update; None without error feedback.
+        residual: the rounding error of the uploaded update; None without error feedback.
     """
 
     parcel: SealedMessage

@@ -246,7 +246,9 @@ def step(state: RoundState, event: Event) -> Transition:
             return _work_done(state, event)
         case WorkFailed(nonce):
             if state.stage in (Stage.FETCHING, Stage.WORKING) and nonce == state.mark.nonce:
-                return dataclasses.replace(state, stage=Stage.IDLE, done=True), ()
+                # Unsubscribe: the means of a round that the device skips would arrive for nothing.
+                unused = (Follow(()),) if state.stage is Stage.FETCHING else ()
+                return dataclasses.replace(state, stage=Stage.IDLE, done=True), unused
             return state, ()
         case Answered(control):
             return _answered(state, control)

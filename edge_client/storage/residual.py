@@ -1,4 +1,4 @@
-"""The stored residual of an upload: the part of a clear update that rounding took from it.
+"""The stored residual of an upload: the rounding error of a clear update.
 
 It is stored as ``int8`` itself, in a quarter of the memory and of the flash that float32 takes: the device adds what it has
 stored, so that rounding once more costs 1 % of an error of a few percent.
@@ -59,7 +59,7 @@ class Residual:
         from shoal.protocol.precision.codec import encode as encode_vector
 
         data = encode_vector(vector, STORED, _seed(run_id, round_))
-        return cls(run_id, round_, model, transfer, len(vector), data)
+        return cls(run_id, round_, model, transfer, length=len(vector), data=data)
 
     def vector(self) -> Float32Vector:
         """Return the vector as stored, (d,) float32."""
@@ -93,7 +93,7 @@ def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None
     body, digest = bytes(rest[:size]), bytes(rest[size : size + DIGEST_BYTES])
     if head.transfer != transfer or hashlib.sha256(encode(head) + body).digest() != digest:
         return None
-    return Residual(head.run_id, head.round, head.model, head.transfer, head.length, body)
+    return Residual(head.run_id, head.round, head.model, head.transfer, length=head.length, data=body)
 
 
 def _seed(run_id: bytes, round_: int) -> bytes:

@@ -1,7 +1,7 @@
 """Runs of one task in each precision: bytes, accuracy over rounds, and the groups that are found.
 
-A run is simulated with a fleet's defaults, and with a fleet's code for every vector: it is masked, encoded, decoded, and what
-rounding takes is fed back. Bytes are those of whole messages, sealed and cut into chunks; announcements are left out, since
+A run is simulated with a fleet's defaults, and with a fleet's code for every vector: it is masked, encoded, decoded, and the
+rounding error is fed back. Bytes are those of whole messages, sealed and cut into chunks; announcements are left out, since
 they are alike in every precision.
 
 Example: ``shoal bench links --task digits --precision float32 --precision int8`` compares two precisions on the demo's task.
@@ -244,7 +244,7 @@ def heads() -> tuple[int, int]:
         correct=0,
         tested=0,
         length=0,
-        statement=sign_statement(device, Statement(fleet, run_id, 9, device.name, held, bytes(32))),
+        statement=sign_statement(device, Statement(fleet, run_id, 9, device.name, held, transcript=bytes(32))),
     )
     up = channels.UPLOAD.head(fleet, device.name, server.name)
     mean = MeanHeader(fleet=fleet, run_id=run_id, round=9, key_id=bytes(16), model=0, length=0, segment="")

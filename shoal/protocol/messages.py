@@ -66,7 +66,8 @@ class DeclineReason(IntEnum):
     device refused the announcement, its assignment or a model. OTHER: anything else. UPLOAD: the aggregator refused the
     device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
     program ends. STATE: the device lacks the state of a model, and waits for a checkpoint. KEYS: the round is under keys that
-    the owner has replaced, and the device waits for one under the newer keys.
+    the owner has replaced, and the device waits for one under the newer keys. METERED: the device's link costs money at this
+    time of day.
     """
 
     DATA = 1
@@ -77,6 +78,7 @@ class DeclineReason(IntEnum):
     DISK = 6
     STATE = 7
     KEYS = 8
+    METERED = 10
 
 
 @message(11)

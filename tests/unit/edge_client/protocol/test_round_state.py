@@ -410,7 +410,7 @@ def test_a_round_whose_states_are_out_of_reach_is_skipped():
     state, _ = after()
     state, _ = step(state, Announced(ROUNDS[0]))
     state, actions = step(state, WorkFailed(state.mark.nonce))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
 
 
 def test_the_diagram_shows_every_change_of_stage():
