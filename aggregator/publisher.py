@@ -32,6 +32,7 @@ from shoal.protocol.messages import (
     Assignment,
     Control,
 )
+from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.states import RoundModels
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport
@@ -144,7 +145,7 @@ class Publisher:
             finished=plan.final,
             assignments=tuple(assignments),
             assignment_of=assignment_of,
-            remind_after_s=first_reminder_s(len(plan.assignments), 4 * run.length),
+            remind_after_s=first_reminder_s(len(plan.assignments), encoded_bytes(run.length, run.precision_up)),
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
             held=held,
         )

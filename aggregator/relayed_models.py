@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from aggregator.rounds.held_models import transcript_of
 from shoal.protocol import channels
 from shoal.protocol.codec import encode
@@ -83,7 +81,6 @@ class RelayedModels:
         key = (_MEAN, run.run_id, mean.model, round_)
         current.add(key)
         if key not in self._sent:
-            values = np.ascontiguousarray(mean.vector, "<f4")
             segment = "shared" if mean.model == SHARED_MODEL else "cluster"
             header = MeanHeader(
                 fleet=run.fleet,
@@ -91,10 +88,10 @@ class RelayedModels:
                 round=round_,
                 key_id=mean.key_id,
                 model=mean.model,
-                length=len(values),
-                segment="" if len(values) == run.length else segment,
+                length=len(mean.vector),
+                segment="" if len(mean.vector) == run.length else segment,
             )
-            self._sent[key] = self._publish(channels.MEAN, encode(header) + values.tobytes(), round_, label)
+            self._sent[key] = self._publish(channels.MEAN, encode(header) + mean.wire, round_, label)
         return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
 
     def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:

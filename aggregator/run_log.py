@@ -56,6 +56,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.DISK: "disk is full or fails",
     DeclineReason.STATE: "waits for a checkpoint",
     DeclineReason.KEYS: "waits for a round under the newer keys",
+    DeclineReason.METERED: "its link is metered at this time of day",
 }
 
 

@@ -156,6 +156,17 @@ def run(
             show_default="auto",
         ),
     ] = None,
+    max_kbps: Annotated[
+        float | None, typer.Option(help="Most kilobits a second to send; 0: no limit.", min=0, show_default="0")
+    ] = None,
+    metered: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HH:MM-HH:MM",
+            help="Hours of the day, by this machine's clock, in which to decline all rounds but the final one.",
+            show_default="none",
+        ),
+    ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
 ) -> None:
@@ -178,6 +189,8 @@ def run(
         "separator": separator,
         "watch": watch,
         "executor": executor,
+        "max_kbps": max_kbps,
+        "metered": metered,
     }
     from edge_client.reexec import become
 

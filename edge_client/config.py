@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from edge_client.learning.executor.choice import AUTO, check_setting
 from edge_client.learning.reading import Reading
+from edge_client.metered import parse_hours
 from shoal.errors import ConfigError
 from shoal.limits import MOST_DITTO_WEIGHT
+
+LEAST_KBPS: Final = 8.0
+"""1,000 bytes a second: below it a reminder would take longer than the pause before the next."""
+MOST_KBPS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,9 @@ class EdgeConfig:
             Ditto's personal model is one more candidate.
         executor: ``onnxruntime`` or ``numpy``, which computes the task; ``auto`` for ONNX Runtime if it is installed, else numpy.
         log: debug, info, warning or error.
+        max_kbps: most kilobits a second that are sent to the broker; 0 is no limit.
+        metered: hours of the day, such as ``08:00-20:00``, in which the device declines all rounds but the final one; empty for
+            none.
     """
 
     dir: Path
@@ -46,6 +55,8 @@ class EdgeConfig:
     separator: str = ""
     watch: bool = False
     executor: str = AUTO
+    max_kbps: float = 0.0
+    metered: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -53,6 +64,12 @@ class EdgeConfig:
         ditto_weight(self.personal)
         Reading(self.label, self.separator)
         check_setting(self.executor)
+        if self.max_kbps and not LEAST_KBPS <= self.max_kbps <= MOST_KBPS:
+            raise ConfigError(
+                f"max_kbps is 0, for no limit, or from {LEAST_KBPS:g} to {MOST_KBPS:g}, not {self.max_kbps:g}",
+                hint="kilobits a second: 64 is a slow mobile link",
+            )
+        parse_hours(self.metered)
 
     @property
     def reading(self) -> Reading:

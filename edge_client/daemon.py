@@ -16,6 +16,7 @@ from edge_client.learning.model import make_model
 from edge_client.learning.watching import watch_of
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
+from edge_client.metered import parse_hours
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
@@ -25,6 +26,7 @@ from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.transport.jitter import uniform
 from shoal.transport.mqtt import MqttTransport
+from shoal.transport.pacing import Pace
 from shoal.util.files import write_atomic
 from shoal.util.locks import serving
 from shoal.util.process import settle
@@ -97,6 +99,7 @@ def _serve(config: EdgeConfig) -> None:
         inbox.put,
         will=presence(membership, birth, online=False),
         manual_ack=True,
+        pace=Pace.of_kbps(config.max_kbps),
     )
     runtime = DeviceRuntime(
         membership,
@@ -113,6 +116,7 @@ def _serve(config: EdgeConfig) -> None:
         broker=str(address),
         watch=watch_of(config.data) if config.watch else None,
         executor=executor,
+        metered=parse_hours(config.metered),
     )
     runtime.start()
     transport.start(require=True)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
+from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend, device_model
 from edge_client.learning.training import Cancelled
 from edge_client.protocol import inbound
@@ -35,6 +36,7 @@ from shoal.errors import (
     ConfigError,
     ForkedHistoryError,
     IntegrityError,
+    MeteredError,
     NotEnrolledError,
     ShoalError,
     StorageError,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from edge_client.learning.watching import Watch
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
+    from edge_client.metered import Hours
     from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
@@ -100,6 +103,7 @@ class DeviceRuntime:
         broker: str = "",
         watch: Watch | None = None,
         executor: str = "",
+        metered: Hours | None = None,
     ) -> None:
         """Load the device's state.
 
@@ -119,8 +123,10 @@ class DeviceRuntime:
             broker: address of the broker, without user and password, for the status file.
             watch: returns the data files as they are, so that the samples of files that grow are read again.
             executor: the executor's name for the status file.
+            metered: hours in which the device declines all rounds but the final one; None if there are none.
         """
         self._broker = broker
+        self._metered, self._clock_s = metered, clock_s
         self._membership = membership
         self._transport = transport
         self._worker = worker
@@ -135,7 +141,12 @@ class DeviceRuntime:
         up = self._topics.up(membership.name)
         self._notes = ControlMessages(membership, transport, up)
         self._uplink = Uplink(
-            files=self._files.pending, transport=transport, notes=self._notes, topic=up, sealed=pending.sealed
+            files=self._files.pending,
+            transport=transport,
+            notes=self._notes,
+            topic=up,
+            sealed=pending.sealed,
+            residual=pending.residual,
         )
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
@@ -235,7 +246,7 @@ class DeviceRuntime:
             models = self._jobs.keep_private(announcement, result, models)
             self._results.note(announcement, assignment, result, models, self._now_s)
             transfer, sealed = result.parcel.transfer_id, result.parcel.payload
-            self._uplink.keep(self.session.round.mark, transfer, sealed)
+            self._uplink.keep(self.session.round.mark, transfer, sealed, result.residual)
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
             if self._models is not None:
@@ -585,12 +596,23 @@ class DeviceRuntime:
         if taken:
             self._tell(rounds.ModelArrived(model.label, model.transfer))
 
+    def _check_metered(self, announcement: Announcement) -> None:
+        """Check that the device may use its link for a round.
+
+        Raises:
+            MeteredError: it may not.
+        """
+        hours = self._metered
+        if hours is not None and not announcement.finished and hours.now(self._clock_s()):
+            raise MeteredError(f"the link is metered, {hours}", hint="the device takes part again after these hours")
+
     def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
         try:
+            self._check_metered(announcement)
             transfers = self._models.locate(announcement, assignment)
             arrived = self._models.arrived()
-        except (IntegrityError, NotEnrolledError, UntrustedError) as error:
+        except (IntegrityError, MeteredError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
             if isinstance(error, ForkedHistoryError):
                 self._publish_presence(online=True)  # the owner reads it
@@ -603,7 +625,9 @@ class DeviceRuntime:
         assert models is not None
         try:
             thetas = models.thetas(announcement, assignment)
-            job = self._jobs.job(announcement, assignment, thetas, models)
+            run_id, wasted = announcement.run_id, self.session.round.wasted
+            residual = residual_for(self._uplink.residual, run_id, announcement.round, wasted)
+            job = self._jobs.job(announcement, assignment, thetas, models, residual)
         except (IntegrityError, UntrustedError) as error:
             self._skip(announcement, error)
             return
@@ -623,7 +647,9 @@ class DeviceRuntime:
 
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}
-        LOG.error("round skipped", extra={"kv": facts})
+        LOG.log(
+            logging.INFO if isinstance(error, MeteredError) else logging.ERROR, "round skipped", extra={"kv": facts}
+        )
         self._results.skip(announcement, error)
         skipped = io.RoundSkipped(announcement, decline_reason(error))
         self._go_on(self.session.job_finished(skipped, self._facts()))

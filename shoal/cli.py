@@ -453,6 +453,46 @@ def bench_poison(
     _deliver(found, json, show, save)
 
 
+@bench_app.command("links")
+def bench_links(
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="digits (the demo's task) or a scenario of `shoal simulate wild --list`; may be given again. By default digits "
+            "and three scenarios."
+        ),
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="Precision of both ways; may be given again. All by default.")
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="Algorithm.")] = "cfl",
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 60,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Compare precisions of updates and means: bytes, accuracy over rounds, groups found."""
+    from shoal.bench import links
+    from shoal.util.console import note
+
+    options = links.Options(
+        tasks=tuple(task or links.DEFAULT_TASKS),
+        precisions=tuple(precision or ()),
+        algorithm=algorithm,
+        rounds=rounds,
+        seeds=tuple(seed or (0,)),
+        data_dir=data_dir,
+    )
+    found = links.data(links.measure(options, note), options)
+
+    def show() -> None:
+        for line in links.lines(found["rows"]):
+            say(line)
+
+    _deliver(found, json, show, save)
+
+
 def _stop_cleanly() -> None:
     """Handle SIGTERM like Ctrl-C, so that every process that was started is ended."""
 

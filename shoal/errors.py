@@ -78,6 +78,10 @@ class MissingStateError(IntegrityError):
     """A device lacks the state of a model that a round needs; it waits for a checkpoint."""
 
 
+class MeteredError(ShoalError):
+    """The round falls into the hours in which the device's link is metered."""
+
+
 class ReplacedKeysError(UntrustedError):
     """A round was announced under keys that the owner has replaced; the device waits for one under the newer keys."""
 

@@ -124,6 +124,12 @@ ROBUST_RULES: Final = ("off", "filter", "multi-krum", "rfa", "centred-clipping",
 DEFAULT_ROBUST: Final = "filter"
 """The rule, unless the owner's plan says otherwise."""
 
+PRECISIONS: Final = ("float32", "float16", "int8", "eden4", "eden2")
+"""Encodings of vectors on the wire, from the most bytes to the fewest; see `shoal.protocol.precision`."""
+
+DEFAULT_PRECISION: Final = "float32"
+"""The encoding of both ways, unless the owner's plan says otherwise."""
+
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""
 

@@ -31,6 +31,9 @@ from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, Assignment, DeclineReason
+from shoal.protocol.precision.codec import decode as decode_vector
+from shoal.protocol.precision.codec import encode as encode_vector
+from shoal.protocol.precision.seeds import mean_seed
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
     MAX_RETAINED_RECIPES,
@@ -69,8 +72,10 @@ class KeptMean:
         model: the recipe of this model adds it.
         contributors: number of devices whose updates are averaged.
         key_id: names the mask.
-        vector: (d,) or the length of the model's segment, float32, masked.
-        digest: SHA-256 of the vector's bytes, little-endian.
+        vector: (d,) or the length of the model's segment, float32, masked, as devices decode it.
+        digest: SHA-256 of `wire`.
+        body: the vector as encoded, uint8; None in float32. It is stored, not made again: another processor may round another
+            scale, and devices compare the digest.
     """
 
     model: int
@@ -78,6 +83,12 @@ class KeptMean:
     key_id: bytes
     vector: Float32Vector = field(repr=False)
     digest: bytes = bytes(32)
+    body: Bytes | None = field(default=None, repr=False)
+
+    @property
+    def wire(self) -> bytes:
+        """The vector's bytes in the plan's precision."""
+        return np.ascontiguousarray(self.vector, "<f4").tobytes() if self.body is None else self.body.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +397,7 @@ def after_round(
     spare = _spare(moved, offers, run.min_contributors) if used else frozenset[StateId]()
     # Inter-group aggregation adds other groups' means, so a mean may be longer than every update.
     limit = run.norm_limit if run.capabilities.scale else min(limit, run.norm_limit)
-    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit)
+    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit, run)
     moved = dataclasses.replace(moved, states=states, steps=_retained(held.steps, step))
     return _tidied(_without_checkpoints_of_the_past(moved, models))
 
@@ -429,6 +440,7 @@ def _kept_step(
     open_: tuple[StateId, ...],
     accepted: tuple[ClientUpdate, ...],
     limit: float,
+    run: RunPlan,
 ) -> KeptStep:
     """Return the step of a round for devices, with its means."""
     key_id = next((c.key_id for c in accepted if c.vector is not None), bytes(16))
@@ -442,7 +454,7 @@ def _kept_step(
         for step in sorted(relayed, key=lambda step: step.state)
     )
     means = tuple(
-        KeptMean(step.state.model, step.contributors, key_id, step.mean, _digest(step.mean))
+        _kept_mean(step, step.mean, key_id, run)
         for step in sorted(relayed, key=lambda step: step.state)
         if step.mean is not None
     )
@@ -464,8 +476,20 @@ def with_sums(
         run: the owner's plan.
     """
     spare = held.steps[-1].step.open if held.steps else ()
-    new = _kept_step(run.rounds, relayed, open_states(states, used, run, spare), (), 0.0)
+    new = _kept_step(run.rounds, relayed, open_states(states, used, run, spare), (), 0.0, run)
     return dataclasses.replace(held, states=states, steps=_retained(held.steps, new))
+
+
+def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPlan) -> KeptMean:
+    """Return a mean in the plan's precision, encoded once."""
+    model, precision = step.state.model, run.precision_down
+    if precision == "float32":
+        return KeptMean(model, step.contributors, key_id, mean, _digest(mean))
+    seed = mean_seed(run.run_id, step.state.round, model)
+    body = encode_vector(mean, precision, seed)
+    vector = decode_vector(body, len(mean), precision, seed)
+    digest = hashlib.sha256(body).digest()
+    return KeptMean(model, step.contributors, key_id, vector, digest, body=np.frombuffer(body, np.uint8))
 
 
 def _digest(vector: Float32Vector) -> bytes:

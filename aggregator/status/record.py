@@ -67,6 +67,7 @@ DECLINE_HINTS: Final = {
     DeclineReason.DISK: "free some space on the device, and start it again: `shoal-edge status` there shows the error",
     DeclineReason.STATE: "wait: it takes a checkpoint by itself in one of the next rounds",
     DeclineReason.KEYS: "wait: it takes part again in the first round under the newer keys",
+    DeclineReason.METERED: "wait: it takes part again after the hours that `--metered` names on the device",
 }
 _BY_NAME: Final = {reason.name.lower(): reason for reason in DeclineReason}
 

@@ -11,6 +11,7 @@ from aggregator.uploads.states import ANSWERED, UploadEvent, UploadRef, UploadSt
 from shoal import limits
 from shoal.protocol.chunking import chunk_count
 from shoal.protocol.messages import Action
+from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.reassembly import MAX_MISSING_LISTED
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Retransmission:
     def tick(self, state: EngineState, now_s: float) -> None:
         """Request the missing chunks of stalled uploads; the larger the round, the later an upload counts as stalled."""
         uploads = 0 if state.plan is None else len(state.plan.assignments)
-        patience_s = first_reminder_s(uploads, 4 * self._run.length)
+        patience_s = first_reminder_s(uploads, encoded_bytes(self._run.length, self._run.precision_up))
         for stalled in self._chunks.stalled(now_s, max(limits.REASSEMBLY_QUIET_S, patience_s)):
             device, transfer = stalled.source, stalled.transfer_id
             if self._table.state(UploadRef(device, transfer)) is UploadState.RECEIVING:

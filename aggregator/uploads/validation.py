@@ -24,6 +24,9 @@ from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Decline, Reminder, Upload
+from shoal.protocol.precision.codec import decode as decode_vector
+from shoal.protocol.precision.lengths import encoded_bytes, norm_room
+from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.reassembly import Transfer
 
 N = TypeVar("N", Decline, Reminder)
@@ -35,7 +38,7 @@ class VerifiedUpload:
 
     Attributes:
         header: its header.
-        body: the vector's bytes, and any attached bytes after them.
+        body: the vector as float32 little-endian, whatever its precision on the wire, and any attached bytes after it.
         norm: the vector's l2 norm.
         ref: its identity.
         digest: the hash that its device signed; two uploads with one digest are the same.
@@ -81,8 +84,8 @@ class UploadVerifier:
             roster: the newest roster.
 
         Raises:
-            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit, or without a valid
-                statement about the device's states.
+            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit, of another length or
+                precision than the plan's, or without a valid statement about the device's states.
             ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
         message, body = self._open(device, transfer, roster, channels.UPLOAD)
@@ -90,6 +93,7 @@ class UploadVerifier:
         self._check_header(header, body, device)
         self._check_samples(header)
         self._check_statement(header, roster)
+        body = self._decoded(header, body)
         norm = self._checked_norm(header, body)
         return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
 
@@ -138,7 +142,9 @@ class UploadVerifier:
             raise UntrustedError(f"an upload for run {header.run}, which is not served")
         if header.recipient != self._identity.member.seal_key:
             raise UntrustedError("an upload for another aggregator")
-        if len(body) != 4 * header.length + header.attached:
+        if header.precision != self._run.precision_up:
+            raise RefusedUploadError(f"a vector in {header.precision[:16]!r}, not {self._run.precision_up}", header)
+        if len(body) != encoded_bytes(header.length, header.precision) + header.attached:
             raise WireError(f"{len(body)} bytes where {header.length} coordinates and {header.attached} were announced")
 
     def _check_samples(self, header: Upload) -> None:
@@ -155,9 +161,24 @@ class UploadVerifier:
         if about != (header.fleet, header.run_id, header.round, header.device):
             raise RefusedUploadError("a statement of another device, round or run", header)
 
+    def _decoded(self, header: Upload, body: memoryview) -> memoryview:
+        """Return the body with its vector in float32, in which everything after this works."""
+        run = self._run
+        if run.precision_up == "float32" or not header.length:
+            return body
+        if header.length != run.length:  # before a vector of that length is made from fewer bytes
+            raise RefusedUploadError(f"a vector of length {header.length}", header)
+        cut = encoded_bytes(run.length, run.precision_up)
+        seed = upload_seed(header.run_id, header.round, header.phase, header.device)
+        try:
+            vector = decode_vector(body[:cut], run.length, run.precision_up, seed)
+        except WireError as error:
+            raise RefusedUploadError(f"the update: {error}", header) from error
+        return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])
+
     def _checked_norm(self, header: Upload, body: memoryview) -> float:
         norm = norm_of(np.frombuffer(body, "<f4", header.length)) if header.length else 0.0
-        error = norm_error(norm, self._run.norm_limit)
+        error = norm_error(norm, self._run.norm_limit * norm_room(self._run.precision_up))
         if error:
             raise RefusedUploadError(error, header)
         return norm

@@ -12,24 +12,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.derivation import MaskKey
-from crypto.mask.masking import mask
 from crypto.seal.envelope import SealedMessage, seal_message_to_member
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
+from edge_client.learning.feedback import Encoded, encode_update, with_residual
 from edge_client.learning.model import Backend
 from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
+from edge_client.storage.residual import Residual
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
+from shoal.protocol.precision.seeds import upload_seed
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
@@ -49,6 +50,7 @@ class TrainingContext:
         run: the run.
         round: the keys and statements of the assignment's round.
         private: the device's private coordinates as the round begins, (p,) float32; p is 0 for most tasks.
+        residual: that of the device's last upload, if it may be added to this one.
     """
 
     run: Run
@@ -58,6 +60,7 @@ class TrainingContext:
     shares: DataSplits
     round: RoundContext
     private: Float32Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    residual: Residual | None = None
 
     @property
     def plan(self) -> RunPlan:
@@ -78,6 +81,7 @@ class Finished:
         private: the private coordinates that were trained beside the uploaded update, (p,) float32, which stay here; None if
             no update is uploaded.
         doubts: about the finished model, in a final round; one sentence each.
+        residual: the rounding error of the uploaded update; None without error feedback.
     """
 
     parcel: SealedMessage
@@ -89,6 +93,7 @@ class Finished:
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
     private: Float32Vector | None = field(default=None, repr=False)
     doubts: tuple[str, ...] = ()
+    residual: Residual | None = None
 
 
 def carry_out(
@@ -131,6 +136,7 @@ def carry_out(
         correct, tested = score.correct, score.count
     body, norm, model_norm, nearest = b"", 0.0, 0.0, 0
     private: Float32Vector | None = None
+    left: Float32Vector | None = None
     if assignment.trains:
         result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
@@ -154,7 +160,9 @@ def carry_out(
             find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
             nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
-            body, norm = masked_bytes(delta, shop.round.derive_mask()), float(np.linalg.norm(delta))
+            sent = with_residual(delta, shop.residual, chosen, assignment.phase)
+            encoded = _encoded(shop, sent, announcement.round, assignment.phase)
+            body, left, norm = encoded.body, encoded.residual, float(np.linalg.norm(sent))
     parcel = sealed_upload(
         shop,
         announcement,
@@ -168,7 +176,8 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private)
+    residual = None if left is None else _residual(left, announcement, chosen, parcel)
+    return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
 def report_statistics(
@@ -177,7 +186,7 @@ def report_statistics(
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
     if shop.plan.norm_noise:
         vector = vector * np.float32(noise_factor(shop.plan.norm_noise))
-    body = masked_bytes(vector, shop.round.derive_mask())
+    body = _encoded(shop, vector, announcement.round, assignment.phase).body
     model = assignment.candidates[0]
     return Finished(sealed_upload(shop, announcement, assignment, model, body), model, 0.0, 0, 0)
 
@@ -191,9 +200,15 @@ def _train(
     return training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled)
 
 
-def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
-    """Return a vector (d,), float32, masked and encoded for the wire as little-endian float32."""
-    return mask(vector, key).values.astype("<f4", copy=False).tobytes()
+def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
+    seed = upload_seed(shop.plan.run_id, round_, phase, shop.identity.name)
+    return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed)
+
+
+def _residual(left: Float32Vector, announcement: Announcement, model: int, parcel: SealedMessage) -> Residual:
+    return Residual.of(
+        left, run_id=announcement.run_id, round_=announcement.round, model=model, transfer=parcel.transfer_id
+    )
 
 
 def sealed_upload(
@@ -217,7 +232,7 @@ def sealed_upload(
         announcement: the round.
         assignment: this device's part in it.
         model: the chosen candidate.
-        body: the masked update, float32 little-endian.
+        body: the masked update, in the plan's precision.
         loss: see Upload.
         margins: see Upload.
         correct: see Upload.
@@ -245,12 +260,13 @@ def sealed_upload(
         margins=margins,
         correct=hits,
         tested=tries,
-        length=len(body) // 4,
+        length=shop.plan.length if body else 0,
         model_norm=model_norm,
         attached=len(attached),
         key_version=shop.round.keys.key_version,
         statement=shop.round.statement,
         nearest=nearest,
+        precision=shop.plan.precision_up,
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
     content = body + attached if attached else body

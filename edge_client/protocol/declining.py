@@ -13,6 +13,7 @@ from edge_client.protocol.session_io import SendDecline
 from shoal.errors import (
     DataError,
     IntegrityError,
+    MeteredError,
     MissingStateError,
     ReplacedKeysError,
     ShoalError,
@@ -38,6 +39,8 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.STATE
         case ReplacedKeysError():
             return DeclineReason.KEYS
+        case MeteredError():
+            return DeclineReason.METERED
         case UntrustedError() | IntegrityError():
             return DeclineReason.REFUSED
         case _:

@@ -44,6 +44,7 @@ class RoundState:
         answered: the upload was a final round's and was answered, so that no reminder follows, even after a restart.
         done: the upload of the announced round was answered; refused: it was refused, and a reminder is sent if the same
             round is announced again, since an aggregator that has resumed the run may want the upload.
+        wasted: transfer id of the last upload that was refused and not acknowledged later.
     """
 
     index: int
@@ -60,6 +61,7 @@ class RoundState:
     attempt: int = 0
     done: bool = False
     refused: bool = False
+    wasted: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,9 @@ def step(state: RoundState, event: Event) -> Transition:
             return _work_done(state, event)
         case WorkFailed(nonce):
             if state.stage in (Stage.FETCHING, Stage.WORKING) and nonce == state.mark.nonce:
-                return dataclasses.replace(state, stage=Stage.IDLE, done=True), ()
+                # Unsubscribe: the means of a round that the device skips would arrive for nothing.
+                unused = (Follow(()),) if state.stage is Stage.FETCHING else ()
+                return dataclasses.replace(state, stage=Stage.IDLE, done=True), unused
             return state, ()
         case Answered(control):
             return _answered(state, control)
@@ -346,7 +350,8 @@ def _answered(state: RoundState, control: Control) -> Transition:
     if control.action == Action.NACK:
         state = dataclasses.replace(state, attempt=0)
         return state, (Send(state.transfer, control.missing), _timer(state))
-    state = dataclasses.replace(state, stage=Stage.IDLE, done=True)
+    wasted = state.transfer if control.action == Action.REFUSED else b""
+    state = dataclasses.replace(state, stage=Stage.IDLE, done=True, wasted=wasted)
     if state.announcement is None or not state.announcement.finished or state.plan is None:
         return dataclasses.replace(state, refused=control.action == Action.REFUSED), (ClearTimer(),)
     return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))

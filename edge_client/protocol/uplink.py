@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_client.protocol.notes import UploadRef
 from shoal import limits
@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from shoal.transport.base import Qos, Transport
 
 
-class UploadFile(Protocol):
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+"""A residual; here it is only handed on."""
+
+
+class UploadFile(Protocol[R_contra]):
     """Stores the upload of the current round; `edge_client.storage.pending_upload.PendingUploadFiles` is one."""
 
-    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Store an upload durably; once it was answered, ``sealed`` is empty."""
+    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: R_contra | None = None) -> None:
+        """Store an upload durably, with its residual; once it was answered, ``sealed`` is empty."""
 
 
-class Uplink:
+class Uplink(Generic[R]):
     """One device's upload: sent to ``topic`` once, then only those chunks that the aggregator asks for.
 
     The broker's acknowledgement of a chunk does not show that the aggregator has it, and costs both of them as much as a
@@ -36,10 +41,21 @@ class Uplink:
         notes: sends reminders.
         topic: topic of the device's uploads.
         sealed: the upload stored before a restart; empty if there is none.
+        residual: what the stored upload left, for the next one; None if there is nothing.
+
+    Attributes:
+        residual: of the newest upload.
     """
 
     def __init__(
-        self, *, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes
+        self,
+        *,
+        files: UploadFile[R],
+        transport: Transport,
+        notes: ControlMessages,
+        topic: str,
+        sealed: bytes,
+        residual: R | None = None,
     ) -> None:
         self._files = files
         self._transport = transport
@@ -47,11 +63,12 @@ class Uplink:
         self._topic = topic
         self._sealed = sealed
         self._digest = b""
+        self.residual = residual
 
-    def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Store an upload, durably."""
-        self._files.save(mark, transfer, sealed)
-        self._sealed, self._digest = sealed, b""
+    def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: R | None = None) -> None:
+        """Store an upload and its residual, durably."""
+        self._files.save(mark, transfer, sealed, residual)
+        self._sealed, self._digest, self.residual = sealed, b"", residual
 
     def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:
         """Drop the bytes of an upload that was answered; its transfer id stays stored."""

@@ -30,10 +30,13 @@ from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import Transcript
 from edge_client.run.policy import check_mean, mean_limit
-from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError
+from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError, WireError
 from shoal.membership.statements import Claim, check_claims, open_statement, read_claims, sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
+from shoal.protocol.precision.codec import decode as decode_vector
+from shoal.protocol.precision.lengths import encoded_bytes
+from shoal.protocol.precision.seeds import mean_seed
 from shoal.protocol.states import (
     RETAINED_STEPS,
     CheckpointRef,
@@ -300,7 +303,7 @@ class HeldModels:
         header, body = decode_prefix(plain, MeanHeader)
         if (header.round, header.model) != (round_, model) or hashlib.sha256(body).digest() != digest:
             raise UntrustedError(f"the mean of model {header.model} in round {header.round} is not the announced one")
-        masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
+        masked = self._decoded(round_, model, body)
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
@@ -311,6 +314,21 @@ class HeldModels:
         check_mean(header, plan, segment_of(self._held, model), len(body), norm, limit)
         keys = self._keys_named(round_, header.key_id)
         return unmask(MaskedVector(masked, header.key_id), self._mask(keys)[header.segment])
+
+    def _decoded(self, round_: int, model: int, body: memoryview) -> Float32Vector:
+        """Return a mean as all devices decode it; an empty vector if it has another number of bytes, which is refused later.
+
+        Raises:
+            UntrustedError: a coordinate or a scale is out of range.
+        """
+        plan, span = self._run.plan, self._span_of(model)
+        length, precision = span.stop - span.start, plan.precision_down
+        if len(body) != encoded_bytes(length, precision):
+            return np.empty(0, np.float32)
+        try:
+            return decode_vector(body, length, precision, mean_seed(plan.run_id, round_, model))
+        except WireError as error:
+            raise UntrustedError(f"the mean of model {model} in round {round_}: {error}") from error
 
     def _keys_named(self, round_: int, name: bytes) -> RoundKeys:
         """Return the keys of a round whose mask has the id ``name``, as far as this device can tell.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from edge_client.run.held_models import HeldModels
+    from edge_client.storage.residual import Residual
     from shoal.protocol.messages import Announcement, Assignment
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
@@ -223,8 +224,12 @@ class JobFactory:
         assignment: Assignment,
         thetas: Mapping[int, Float32Vector],
         models: HeldModels,
+        residual: Residual | None = None,
     ) -> Job:
-        """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``."""
+        """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``.
+
+        ``residual`` is that of the device's last upload, if it may be added.
+        """
         assert self._workshop is not None
         assert self._private is not None
         self._adopt()
@@ -238,7 +243,7 @@ class JobFactory:
             return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run))
         if self._lacks_scale(run):
             self._standardise(run, models.statistics(announcement))
-        shop = self._workshop(round=models.context(announcement, assignment), private=private)
+        shop = self._workshop(round=models.context(announcement, assignment), private=private, residual=residual)
         carry = self._finish if announcement.finished else carry_out
         seen = self._changed()
         if seen is None:

@@ -10,6 +10,7 @@ from typing import Final
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment, Phase
+from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN, Phase.STATISTICS)
@@ -116,7 +117,7 @@ def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int,
         header: as received.
         plan: the run's plan.
         segment: the segment that the model's states have; empty for whole vectors.
-        body_bytes: length of the vector that follows, in bytes.
+        body_bytes: length of the vector that follows, in bytes, as encoded.
         norm: its l2 norm.
         limit: see `mean_limit`.
 
@@ -126,9 +127,13 @@ def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int,
     if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
         raise UntrustedError("a mean of another run")
     span = plan.span(segment)
-    if header.segment != segment or header.length != span.stop - span.start or body_bytes != 4 * header.length:
+    if (
+        header.segment != segment
+        or header.length != span.stop - span.start
+        or body_bytes != encoded_bytes(header.length, plan.precision_down)
+    ):
         raise UntrustedError(f"a mean of {header.length} coordinates in {body_bytes} bytes, segment {header.segment!r}")
-    if not norm <= limit:  # also true for NaN
+    if not norm <= limit * norm_room(plan.precision_down):  # also true for NaN
         raise UntrustedError(f"a mean update of norm {norm:.3g}, where at most {limit:.3g} is allowed for one step")
 
 

@@ -1,7 +1,8 @@
 """A device's stored upload: the sealed bytes that it sends in a round, with the replay watermark of that round.
 
 ``pending.0.bin`` and ``pending.1.bin`` are written in turn. A slot is durable before the first byte of its upload is sent, so
-that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored.
+that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored. The residual
+that an upload leaves (`edge_client.learning.feedback`) follows it in its slot: both are stored by one write, or neither.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 from crypto.seal.replay import ReplayWatermark
+from edge_client.storage.residual import Residual, parse_residual
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
@@ -42,11 +45,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
-    """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round."""
+    """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round.
+
+    ``residual`` is the upload's; None if it left none, or a power cut tore it.
+    """
 
     mark: ReplayWatermark
     transfer: bytes
     sealed: bytes
+    residual: Residual | None = None
 
     @property
     def answered(self) -> bool:
@@ -62,8 +69,8 @@ class PendingUploadFiles:
         self._slots = tuple(str(directory / name) for name in PENDING_FILES)
         self._next_slot = 0
 
-    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Store the watermark and the upload of its round, durably.
+    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: Residual | None = None) -> None:
+        """Store the watermark, the upload of its round and the residual that it leaves, durably.
 
         The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
         flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
@@ -81,7 +88,7 @@ class PendingUploadFiles:
         )
         path = self._slots[self._next_slot]
         try:
-            new = self._write_slot(path, head, sealed)
+            new = self._write_slot(path, head, sealed, b"" if residual is None else residual.to_bytes())
         except OSError as error:
             raise write_failed(Path(path), error) from error
         if new:
@@ -89,14 +96,16 @@ class PendingUploadFiles:
         self._next_slot = 1 - self._next_slot
 
     @staticmethod
-    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
+    def _write_slot(path: str, head: bytes, sealed: bytes, residual: bytes) -> bool:
         """Overwrite a slot, durably; return whether its file is new."""
         handle = open_own(path)
         try:
             new = os.fstat(handle).st_size == 0
-            at = 0
-            for piece in (head, hashlib.sha256(head).digest(), sealed):
-                view = memoryview(piece)
+            pieces = (head, hashlib.sha256(head).digest(), sealed, residual)
+            ends = tuple(accumulate(map(len, pieces)))
+            # The head last: a process that is killed before leaves a slot that is not valid.
+            for piece, end in reversed(tuple(zip(pieces, ends, strict=True))):
+                view, at = memoryview(piece), end - len(piece)
                 while view:  # pwrite may write less than it was given
                     written = os.pwrite(handle, view, at)
                     view, at = view[written:], at + written
@@ -138,11 +147,12 @@ class PendingUploadFiles:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
             return None
         digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
+        residual = parse_residual(rest[DIGEST_BYTES + mark.length :], mark.transfer) if mark.length else None
         # The digest covers the head alone; the transfer id is a digest of the upload.
         torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
         if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return PendingUpload(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(sealed)
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(sealed), residual
         )

@@ -6,6 +6,7 @@
 - `topics` is the only place that builds or parses MQTT topics.
 - `chunking` cuts a payload into packets, `reassembly` joins them within a memory budget for each sender, and `sizes`
   gives the largest size of each message of a run.
+- `precision` encodes vectors in fewer bytes than float32, as the run plan says.
 
 Example: the topic on which a device uploads, and its meaning.
 

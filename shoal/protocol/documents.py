@@ -14,6 +14,7 @@ from typing import Final
 from shoal import limits
 from shoal.errors import ConfigError, WireError
 from shoal.protocol.codec import U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, message
+from shoal.protocol.precision.lengths import require
 from shoal.types import Segment, check_name
 
 
@@ -328,6 +329,7 @@ class RunPlan:
         robust: the rule that weighs the updates of one cluster's mean, one of `limits.ROBUST_RULES`.
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
+        precision_up: encoding of updates, one of `limits.PRECISIONS`; precision_down: of means. See `shoal.protocol.precision`.
     """
 
     fleet: str
@@ -358,6 +360,8 @@ class RunPlan:
     robust: str = limits.DEFAULT_ROBUST
     capabilities: Capabilities = Capabilities()
     key_version: U32 = 0
+    precision_up: str = limits.DEFAULT_PRECISION
+    precision_down: str = limits.DEFAULT_PRECISION
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -386,6 +390,8 @@ class RunPlan:
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
         if self.robust not in limits.ROBUST_RULES:
             raise WireError(f"robust is one of {', '.join(limits.ROBUST_RULES)}, not {self.robust!r}")
+        require(self.precision_up)
+        require(self.precision_down)
 
     @property
     def statistics(self) -> bool:

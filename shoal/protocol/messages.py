@@ -71,7 +71,8 @@ class DeclineReason(IntEnum):
     device refused the announcement, its assignment or a model. OTHER: anything else. UPLOAD: the aggregator refused the
     device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
     program ends. STATE: the device lacks the state of a model, and waits for a checkpoint. KEYS: the round is under keys that
-    the owner has replaced, and the device waits for one under the newer keys.
+    the owner has replaced, and the device waits for one under the newer keys. METERED: the device's link costs money at this
+    time of day.
     """
 
     DATA = 1
@@ -82,6 +83,7 @@ class DeclineReason(IntEnum):
     DISK = 6
     STATE = 7
     KEYS = 8
+    METERED = 10
 
 
 @message(11)
@@ -177,7 +179,7 @@ class Announcement:
 @message(39)
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Header of a device's masked update, (length,) float32 little-endian, which is empty if length is 0.
+    """Header of a device's masked update of ``length`` coordinates in the plan's precision, which is empty if length is 0.
 
     Attributes:
         nonce: the announcement's, so that an upload is valid for one round only.
@@ -195,6 +197,7 @@ class Upload:
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
             was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
             cosine with the update; at a tie the smallest id. 0 unless assigned.
+        precision: encoding of the update, the plan's ``precision_up``.
     """
 
     fleet: str
@@ -220,6 +223,7 @@ class Upload:
     key_version: U32 = 0
     statement: bytes = b""
     nearest: U16 = 0
+    precision: str = limits.DEFAULT_PRECISION
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")

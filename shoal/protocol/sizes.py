@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shoal import limits
+from shoal.protocol.precision.lengths import encoded_bytes
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
 
 COORDINATE_BYTES: Final = 4
+"""Of a state or an origin, and of updates and means in float32."""
 MARGIN_BYTES: Final = 8
 NAME_BYTES: Final = 2 + limits.MAX_NAME_CHARS
 """An encoded name of the largest length; names are ASCII."""
@@ -41,12 +43,13 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     """
     count = max(plan.max_models, models)
     signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1)
-    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + MARGIN_BYTES * count + signed + attached
+    vector = encoded_bytes(plan.length, plan.precision_up)
+    return limits.SEALED_HEAD_BYTES + vector + MARGIN_BYTES * count + signed + attached
 
 
 def mean_bytes(plan: RunPlan) -> int:
     """Return the largest sealed mean of a run: that of a whole model."""
-    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length
+    return limits.SEALED_HEAD_BYTES + encoded_bytes(plan.length, plan.precision_down)
 
 
 def checkpoint_bytes(plan: RunPlan, task_bytes: int) -> int:

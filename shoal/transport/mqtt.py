@@ -28,7 +28,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, UsageError, WireError
-from shoal.protocol.chunking import chunk_bytes_within
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, chunk_bytes_within
 from shoal.protocol.topics import matches
 from shoal.transport.base import (
     Connected,
@@ -43,6 +43,7 @@ from shoal.transport.base import (
 )
 from shoal.transport.jitter import uniform
 from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
+from shoal.transport.pacing import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class MqttTransport:
             while `limits.MAX_UNHANDLED_BYTES` of messages are unacknowledged. `inbox.Inbox` makes these calls.
         reconnect_min_s: bound of the random wait before the first reconnection; doubles with each attempt.
         reconnect_max_s: largest bound.
+        pace: limits the rate of publishes; also while closing.
     """
 
     def __init__(
@@ -127,7 +129,9 @@ class MqttTransport:
         manual_ack: bool = False,
         reconnect_min_s: float = limits.RECONNECT_MIN_S,
         reconnect_max_s: float = limits.RECONNECT_MAX_S,
+        pace: Pace | None = None,
     ) -> None:
+        self._pace = pace or Pace()
         if will is not None:
             check_publish(*will)
         self.address = url if isinstance(url, BrokerAddress) else BrokerAddress.parse(url)
@@ -214,8 +218,9 @@ class MqttTransport:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk within the broker's packet limit, which it announces in CONNACK (MQTT 5 only)."""
-        return chunk_bytes_within(self._link.max_packet_bytes)
+        """Payload bytes of a chunk within the pace and the broker's packet limit, which it announces in CONNACK (MQTT 5 only)."""
+        most = chunk_bytes_within(self._link.max_packet_bytes)
+        return max(MIN_CHUNK_BYTES, min(most, self._pace.most_chunk_bytes))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message for the broker, also while offline; never blocks.
@@ -415,6 +420,8 @@ class MqttTransport:
                 # While closing, only the broker's acknowledgements matter, and they must be read.
                 read = self._closing or not link.online or self._unhandled_bytes < limits.MAX_UNHANDLED_BYTES
                 wait_s = max(0.0, min(left_s, _CLOSING_TICK_S if self._closing else _TICK_S))
+                if self._queue:
+                    wait_s = min(wait_s, self._pace.wait_s(time.monotonic()) or wait_s)
                 link.step(self._wake_fd, wait_s, read=read)
             if not link.online and time.monotonic() >= answer_by_s:
                 link.abort("the broker did not answer the greeting")
@@ -436,7 +443,7 @@ class MqttTransport:
                 link.unsubscribe(topic_filter)
         while link.has_room:
             with self._lock:
-                if not self._queue:
+                if not self._queue or self._pace.wait_s(time.monotonic()):
                     return
                 message = self._queue.popleft()
                 size = len(message.payload)
@@ -445,6 +452,7 @@ class MqttTransport:
                         self._queue.appendleft(message)
                         return
                     self._bytes_sent += size
+                    self._pace.sent(size, time.monotonic())
                 else:
                     self._waiting_bytes -= size
                     _log.error("dropped %d bytes for %s: queued before the broker told its limit", size, message.topic)

@@ -20,7 +20,7 @@ from crypto.seal.identity import Identity
 from edge_client import membership as edge_membership
 from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
-from edge_client.storage import pending_upload, personal_choice, scales, state
+from edge_client.storage import pending_upload, personal_choice, residual, scales, state
 from shoal import limits
 from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
@@ -82,6 +82,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         personal_choice,
         scales,
         private_values,
+        residual,
         store,
         tokens,
         vault,

@@ -195,6 +195,13 @@ def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
     assert "hint: 0 turns it off" in told.err
 
 
+@pytest.mark.parametrize("option", ["--precision", "--precision-down"])
+def test_an_unknown_precision_is_a_mistake_of_usage(call, fleet, task, option):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, "int4", status=2)
+    assert f"{option} int4 is no precision" in told.err
+    assert "eden4" in told.err
+
+
 def test_an_unknown_robust_rule_is_a_mistake_of_usage(call, fleet, task):
     told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--robust", "krum", status=2)
     assert "--robust krum is no rule" in told.err

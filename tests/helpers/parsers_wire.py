@@ -23,6 +23,7 @@ from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, re
 from crypto.seal.identity import Identity
 from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head, open_checkpoint, seal_checkpoint
 from edge_client.protocol import round_state as agent
+from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
@@ -40,6 +41,8 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import Announcement, Control, Presence, Sealed
+from shoal.protocol.precision.codec import decode as decode_vector
+from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import read_certificate, read_step
@@ -156,12 +159,19 @@ def _states():
     return [
         Parser("checkpoint of a state", (bytes(honest),), checkpoint),
         Parser("certificate of a state", (encode(signed),), certified),
+        *map(_vector_in, limits.PRECISIONS),
         Parser(
             "step of a round",
             (encode(made.step(7, made.recipe(1, 7, (0, 6), mean=1.0), also_open=[(0, 6)])),),
             read_step,
         ),
     ]
+
+
+def _vector_in(precision):
+    """Return the parser of a vector in a precision; the length is the plan's."""
+    seed = encode_vector(np.linspace(-1, 1, 300, dtype=np.float32), precision, b"seed")
+    return Parser(f"vector in {precision}", (seed,), lambda d: decode_vector(d, 300, precision, b"seed"))
 
 
 def _taken_apart(payload):

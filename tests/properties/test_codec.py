@@ -196,6 +196,8 @@ def plans(draw):
         "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
         "max_samples": draw(st.integers(1, 2**32 - 1)),
         "robust": draw(st.sampled_from(limits.ROBUST_RULES)),
+        "precision_up": draw(st.sampled_from(limits.PRECISIONS)),
+        "precision_down": draw(st.sampled_from(limits.PRECISIONS)),
         "weight_cap": draw(st.one_of(st.just(0.0), st.floats(1, 1e9))),
     }
     return RunPlan(**fields)

@@ -141,7 +141,8 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy
-    from edge_client.learning.update import masked_bytes
+    from edge_client.learning.feedback import encode_update
+    from shoal.protocol.precision.seeds import upload_seed
 
     plan = fleet.plan
     store = Store(fleet.run_dir, plan)
@@ -165,10 +166,13 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             if assignment is None:
                 continue
             update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
-            body = masked_bytes(update, key) if assignment.train else b""
-            upload = _upload(fleet, opened, assignment, place, key.key_id, len(body) // 4)
+            phase, precision = assignment.phase, plan.precision_up
+            public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
+            encoded = encode_update(update, key, precision, public) if assignment.train else None
+            body = b"" if encoded is None else encoded.body
+            upload = _upload(fleet, opened, assignment, place, key.key_id, plan.length if encoded else 0)
             items.append(_sealed(fleet, place, upload, body))
-            vector = np.frombuffer(body, "<f4") if body else None
+            vector = None if encoded is None else encoded.masked
             stored.append(Stored(contribution_of(upload, vector), items[-1].transfer))
         yield opened.plan.round, items
         for event in stored:
@@ -203,6 +207,7 @@ def _upload(
         correct=1 if assignment.evaluate else 0,
         tested=2 if assignment.evaluate else 0,
         length=length,
+        precision=plan.precision_up,
         model_norm=1.0 if assignment.norm else 0.0,
         key_version=models.key_version,
         statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states),

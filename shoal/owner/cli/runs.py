@@ -134,6 +134,15 @@ def start(
             help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
         ),
     ] = defaults.DEFAULT_ROBUST,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}."
+        ),
+    ] = defaults.DEFAULT_PRECISION,
+    precision_down: Annotated[
+        str, typer.Option(help="Encoding of the means that devices receive, of the same list.")
+    ] = defaults.DEFAULT_PRECISION,
     min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
         defaults.DEFAULT_MIN_CONTRIBUTORS
     ),
@@ -189,6 +198,9 @@ def start(
         )
     if robust not in limits.ROBUST_RULES:
         raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
+    for option, chosen in (("--precision", precision), ("--precision-down", precision_down)):
+        if chosen not in limits.PRECISIONS:
+            raise UsageError(f"{option} {chosen} is no precision", hint=f"there are {', '.join(limits.PRECISIONS)}")
     if epoch_rounds is not None:
         raise ConfigError(
             "there is no --epoch-rounds any more: each round has a mask of its own",
@@ -234,6 +246,8 @@ def start(
         max_samples=max_samples,
         weight_cap=weight_cap,
         robust=robust,
+        precision_up=precision,
+        precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,
     )

@@ -42,6 +42,8 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
         "robust": plan.robust,
+        "precision_up": plan.precision_up,
+        "precision_down": plan.precision_down,
     }
 
 
@@ -51,4 +53,7 @@ def summary_line(r: Mapping[str, Any]) -> str:
     what = f"{r['algorithm']}, mask {mask_words(r['mode'])}, {counted(r['rounds'], 'round')}"
     cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
     rule = f", robust {r['robust']}"
-    return f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{rule}{blur}"
+    ways = {r["precision_up"], r["precision_down"]}
+    thin = "" if ways == {"float32"} else f", {r['precision_up']} up, {r['precision_down']} down"
+    weights = f"{r['weighting']}{cap if r['weighting'] == 'samples' else ''}"
+    return f"run {r['run']}: {what}, weighting {weights}{rule}{blur}{thin}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.limits import DEFAULT_MAX_SAMPLES, DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
+from shoal.limits import DEFAULT_MAX_SAMPLES, DEFAULT_PRECISION, DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_NORM_LIMIT",
     "DEFAULT_NORM_NOISE",
     "DEFAULT_PARTICIPATION",
+    "DEFAULT_PRECISION",
     "DEFAULT_QUORUM",
     "DEFAULT_ROBUST",
     "DEFAULT_ROUNDS",

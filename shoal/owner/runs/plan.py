@@ -56,6 +56,7 @@ class RunOptions:
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
         robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
+        precision_up, precision_down: encodings of updates and of means, of `limits.PRECISIONS`.
     """
 
     algorithm: str
@@ -76,6 +77,8 @@ class RunOptions:
     max_samples: int = defaults.DEFAULT_MAX_SAMPLES
     weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
     robust: str = defaults.DEFAULT_ROBUST
+    precision_up: str = defaults.DEFAULT_PRECISION
+    precision_down: str = defaults.DEFAULT_PRECISION
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -115,6 +118,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
     except WireError as error:
         raise ConfigError(str(error), hint=RANGES_HINT) from error
     _check_hidden(plan)
+    _check_statistics(plan)
     make_strategy(plan)
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
@@ -152,7 +156,24 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         robust=options.robust,
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
+        precision_up=options.precision_up,
+        precision_down=options.precision_down,
     )
+
+
+def _check_statistics(plan: RunPlan) -> None:
+    """Refuse to round statistics: the squares of small features would drown in the rounding errors of large ones.
+
+    Raises:
+        ConfigError: the task standardises with the fleet's figures, and vectors are not sent in float32.
+    """
+    if STATISTICS_SETTING in {s.name for s in plan.settings} and {plan.precision_up, plan.precision_down} != {
+        "float32"
+    }:
+        raise ConfigError(
+            "a task that standardises with the fleet's figures needs float32 both ways",
+            hint="leave --precision and --precision-down away, or compile the task with --standardise local",
+        )
 
 
 def _check_hidden(plan: RunPlan) -> None:

@@ -21,8 +21,8 @@ from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
 from shoal.errors import UsageError
-from shoal.limits import MOST_DITTO_WEIGHT, ROBUST_RULES
-from shoal.owner.runs.defaults import DEFAULT_ROBUST
+from shoal.limits import MOST_DITTO_WEIGHT, PRECISIONS, ROBUST_RULES
+from shoal.owner.runs.defaults import DEFAULT_PRECISION, DEFAULT_ROBUST
 from shoal.owner.runs.training import local_training
 from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
@@ -64,6 +64,8 @@ def simulate(
     personal: float = 0.0,
     private: Sequence[str] = (),
     standardise: str = "off",
+    precision: str = DEFAULT_PRECISION,
+    precision_down: str = DEFAULT_PRECISION,
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -92,6 +94,8 @@ def simulate(
         standardise: ``off``; ``local``, each device's features by its own training share; or ``federated``, by the fleet's
             statistics, as `--standardise` of ``shoal-fleet task compile``. The models then take standardised samples: see
             `Result.standardised`.
+        precision: encoding of updates: ``float32``, ``float16``, ``int8``, ``eden4`` or ``eden2``; rounding errors are fed back.
+        precision_down: encoding of means, of the same list.
 
     Raises:
         UsageError: an argument makes no sense.
@@ -103,7 +107,11 @@ def simulate(
     if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
         raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
-    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust)
+    for chosen_precision in (precision, precision_down):
+        if chosen_precision not in PRECISIONS:
+            raise UsageError(f"no precision {chosen_precision!r}", hint=f"there are {', '.join(PRECISIONS)}")
+    ways = {"precision_up": precision, "precision_down": precision_down}
+    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust, **ways)
     source = source_of(model, task, seed)
     if isinstance(private, str):
         raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")

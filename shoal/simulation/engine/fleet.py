@@ -31,7 +31,8 @@ def fleet_options(
     """Return the options of a run that has a fleet's weights, limits and smallest mean, and counts every round.
 
     Args:
-        fleet: from `fleet_run`, of which weighting, weight_cap, robust, norm_limit, min_contributors and mode are taken.
+        fleet: from `fleet_run`, of which weighting, weight_cap, robust, norm_limit, min_contributors, mode
+            and precisions are taken.
         rounds: number of rounds.
         local: recipe of local training.
         seed: as in `SimOptions`.
@@ -45,6 +46,8 @@ def fleet_options(
         "robust": fleet.robust,
         "norm_limit": fleet.norm_limit,
         "min_contributors": fleet.min_contributors,
+        "precision_up": fleet.precision_up,
+        "precision_down": fleet.precision_down,
         "count": "all",
     }
     return SimOptions(rounds=rounds, local=local, seed=seed, participation=participation, **{**chosen, **others})

@@ -20,6 +20,7 @@ from edge_client.models.recipes import weighted_sum
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import StateId
+from shoal.simulation.engine.links import Links
 from shoal.simulation.engine.masks import RoundMasks
 from shoal.types import KEY_ID_BYTES, Float32Vector, MaskedVector
 
@@ -45,11 +46,13 @@ class Models:
 
     Attributes:
         mask: the mask of the vectors that the strategy receives in this round; None if they are clear.
+        links: encodes the vectors between devices and aggregator.
     """
 
     def __init__(self, run: RunPlan, origins: NDArray[np.float32]) -> None:
         """Hold the origins (run.origins, d), float32."""
         self._run = run
+        self.links = Links(run)
         self.mask: MaskKey | None = None
         self._states = States.of_origins(run.origins)
         self._vectors: dict[StateId, Float32Vector] = {StateId(i, 0): row for i, row in enumerate(origins)}
@@ -115,7 +118,8 @@ class Models:
     def _evaluate(self, step: RelayedStep, segment: str, mask: MaskKey | None) -> Float32Vector:
         parts = [(weight, self._state(ref, segment)) for weight, ref in step.terms]
         if step.mean is not None:
-            parts.append((1.0, step.mean if mask is None else unmask(MaskedVector(step.mean, mask.key_id), mask)))
+            mean = self.links.mean(step.mean, model=step.state.model, round_=step.state.round)
+            parts.append((1.0, mean if mask is None else unmask(MaskedVector(mean, mask.key_id), mask)))
         return weighted_sum(parts)
 
     @property

@@ -30,6 +30,7 @@ class SimOptions:
         weight_cap, robust: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
             have none of these.
         norm_limit: largest l2 norm of an update; longer ones are left out.
+        precision_up, precision_down: as in `RunPlan`; each update is stored unless the first is float32.
         min_contributors: fewest devices in a mean.
         evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
         count: "train" counts rounds in which a device trains in phase TRAIN, "all" counts every round.
@@ -52,6 +53,8 @@ class SimOptions:
     robust: str = defaults.DEFAULT_ROBUST
     norm_screen: bool = True
     norm_limit: float = defaults.DEFAULT_NORM_LIMIT
+    precision_up: str = defaults.DEFAULT_PRECISION
+    precision_down: str = defaults.DEFAULT_PRECISION
     min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"

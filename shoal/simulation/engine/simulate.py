@@ -24,6 +24,7 @@ from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from shoal.protocol.precision.lengths import norm_room
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
@@ -156,6 +157,8 @@ def sim_plan(
         weight_cap=options.weight_cap,
         robust=options.robust,
         capabilities=parsed.capabilities,
+        precision_up=options.precision_up,
+        precision_down=options.precision_down,
     )
     if strategy is not None:
         return plan
@@ -199,6 +202,11 @@ def simulate(
             ROUNDS_SPARE), or private coordinates meet probes or a checkpoint.
         TaskError: training diverged.
     """
+    rounded = options.precision_up != "float32"
+    if rounded and options.checkpoint is not None:
+        raise ConfigError(
+            f"a run with {options.precision_up} updates can't be stored in a checkpoint: the residuals of devices are not in it"
+        )
     if private is not None and (population.probes or options.checkpoint is not None):
         raise ConfigError("private values belong to devices: they are not tested on probes, nor stored in a checkpoint")
     run = sim_plan(algorithm, settings, network, options, strategy, private)
@@ -208,11 +216,11 @@ def simulate(
             f"{present} devices take part in a round, and a mean takes {run.min_contributors}: no model would ever change",
             hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
         )
-    single = run.robust != "off" or tamper is not None or private is not None
+    single = run.robust != "off" or tamper is not None or private is not None or rounded
     if single and options.deferred:
         raise ConfigError(
-            "deferred sums hold no single updates, which a robust mean, an attack and private coordinates need",
-            hint="choose robust off, or leave deferred at None",
+            "deferred sums hold no single updates, which a robust mean, an attack, private coordinates and short precisions need",
+            hint="choose robust off and float32, or leave deferred at None",
         )
     if start is None:
         start = origins(network, run.origins, options.seed)
@@ -263,6 +271,7 @@ class _Simulation:
         self.name = name
         self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
         self.average, self.tamper = average, tamper
+        self.longest = workforce.run.norm_limit * norm_room(workforce.run.precision_up)
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
         unknown = sorted(options.arrivals.keys() - set(self.names))
@@ -302,9 +311,9 @@ class _Simulation:
             given = self.workforce.carry_out(plan)
             if self.tamper is not None:
                 given = self.tamper(given, self.workforce)
-            short = tuple(c for c in given if c.norm <= run.norm_limit)
+            short = tuple(c for c in given if c.norm <= self.longest)
             screened = screen(short, self.levels) if options.norm_screen else Screened(short)
-            refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > run.norm_limit}}
+            refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > self.longest}}
             self.levels = screened.levels
             for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)

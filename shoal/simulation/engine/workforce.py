@@ -169,6 +169,7 @@ class Workforce:
     def carry_out(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Carry out every order of ``plan``; return the devices' uploads, in order of their names."""
         self.models.open_round(plan.round)
+        self.models.links.open_round(plan)
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
         models = torch.from_numpy(thetas).to(self.device)
@@ -211,6 +212,18 @@ class Workforce:
 
     def _masked(self, clear: Float32Vector) -> Float32Vector:
         return clear if self.models.mask is None else mask(clear, self.models.mask).values
+
+    def _sent(self, clear: Float32Vector, assignment: Assignment, place: int, model: int) -> Float32Vector:
+        """Return an update, masked, as the aggregator decodes it."""
+        assert self._round is not None
+        return self.models.links.update(
+            clear,
+            self.models.mask,
+            device=self.population.names[int(place)],
+            model=model,
+            phase=assignment.phase,
+            round_=self._round.plan.round,
+        )
 
     def _defers(self, plan: RoundPlan) -> bool:
         if self.deferred is not None:
@@ -293,7 +306,10 @@ class Workforce:
                 norms = trained.norms() if self.norms else norms
                 self._add(trained, assignment, part, [ids[s] for s in start], start)
             elif assignment.train:
-                rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
+                updates = trained.rows().cpu().numpy()
+                rows = [
+                    self._sent(row, assignment, p, ids[int(s)]) for row, p, s in zip(updates, part, start, strict=True)
+                ]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
             if assignment.phase is Phase.ADAPT:
                 margins = self._adapted_margins(assignment, block, start, trained)

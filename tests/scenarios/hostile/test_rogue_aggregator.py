@@ -278,8 +278,8 @@ BAD_MEANS = {
     "of a segment": ({"segment": "shared"}, SMALL, "segment 'shared'"),
     "too short": ({}, SMALL[1:], "a mean of 27 coordinates in 108 bytes"),
     "shorter than it says": ({"length": D}, SMALL[1:], "a mean of 28 coordinates in 108 bytes"),
-    "NaN": ({}, np.full(D, np.nan), "norm nan"),
-    "infinite": ({}, np.full(D, np.inf), "norm inf"),
+    "NaN": ({}, np.full(D, np.nan), "a coordinate is NaN or infinite"),
+    "infinite": ({}, np.full(D, np.inf), "a coordinate is NaN or infinite"),
     "overflowing": ({}, np.full(D, 3e38), "norm inf"),
     "longer than any update may be": (
         {},

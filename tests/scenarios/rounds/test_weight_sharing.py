@@ -219,7 +219,7 @@ BAD_PARTS = {
     "under another key": (SMALL, {"key_id": b"\1" * 16}, "the vector is under mask 0101"),
     "that says it is a cluster's": (SMALL[:OWN], {"segment": "cluster"}, "segment 'cluster'"),
     "that says it is all of it": (np.full(SHARED + OWN, 0.01), {"segment": ""}, "segment ''"),
-    "with NaN": (np.full(SHARED, np.nan), {}, "norm nan"),
+    "with NaN": (np.full(SHARED, np.nan), {}, "a coordinate is NaN or infinite"),
     "longer than any update may be": (np.full(SHARED, 900.0), {}, "where at most 10 is allowed for one step"),
 }
 

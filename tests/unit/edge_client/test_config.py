@@ -46,3 +46,16 @@ def test_the_personal_finish_is_on_off_or_a_weight(text, weight):
 def test_another_personal_finish_is_refused(text):
     with pytest.raises(ConfigError, match="personal is on, off, or a weight above 0 and up to 1e\\+06"):
         config(personal=text)
+
+
+@pytest.mark.parametrize("rate", [7.9, -1.0, 2e6, float("nan")])
+def test_an_impossible_rate_is_refused(rate):
+    with pytest.raises(ConfigError, match="max_kbps is 0, for no limit, or from 8 to 1e\\+06"):
+        config(max_kbps=rate)
+    assert config(max_kbps=8.0).max_kbps == 8
+
+
+def test_metered_hours_are_checked_at_the_start():
+    assert config(metered="22:00-06:00").metered == "22:00-06:00"
+    with pytest.raises(ConfigError, match="metered is two different times of day"):
+        config(metered="22-06")

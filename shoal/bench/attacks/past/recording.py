@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Final
 from unittest.mock import patch
 
-import numpy as np
-
 from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import MaskKey
 from crypto.seal.envelope import open_from_member, read_head
-from edge_client.learning import update
+from edge_client.learning import feedback, update
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Upload
+from shoal.protocol.precision.codec import decode as decode_vector
+from shoal.protocol.precision.lengths import encoded_bytes
+from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
@@ -74,14 +75,13 @@ def watched_masking() -> Iterator[dict[bytes, Masking]]:
     It is the truth that attacks are scored by; no attacker has it.
     """
     seen: dict[bytes, Masking] = {}
-    real = update.masked_bytes
 
-    def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
-        body = real(vector, key)
-        seen[hashlib.sha256(body).digest()] = Masking(vector.copy(), key)
-        return body
+    def encode_update(clear: Float32Vector, key: MaskKey, precision: str, seed: bytes) -> feedback.Encoded:
+        encoded = feedback.encode_update(clear, key, precision, seed)
+        seen[hashlib.sha256(encoded.body).digest()] = Masking(clear.copy(), key)
+        return encoded
 
-    with patch.object(update, "masked_bytes", masked_bytes):
+    with patch.object(update, "encode_update", encode_update):
         yield seen
 
 
@@ -124,14 +124,15 @@ def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership)
         upload = decode(signed, Upload)
         if not upload.length:
             continue
-        raw = bytes(body[: 4 * upload.length])
+        raw = bytes(body[: encoded_bytes(upload.length, upload.precision)])
         digest = hashlib.sha256(raw).digest()
+        seed = upload_seed(upload.run_id, upload.round, upload.phase, upload.device)
         found[digest] = SeenUpload(
             device=device,
             round=upload.round,
             key_version=upload.key_version,
             key_id=upload.key_id,
-            masked=np.frombuffer(raw, "<f4").astype(np.float32),
+            masked=decode_vector(raw, upload.length, upload.precision, seed),
             digest=digest,
         )
     return list(found.values())

@@ -9,6 +9,7 @@ from shoal.errors import (
     DocumentError,
     IntegrityError,
     KeyMismatchError,
+    MeteredError,
     MissingStateError,
     NotEnrolledError,
     ReplacedKeysError,
@@ -69,6 +70,7 @@ def declining():
         (NotEnrolledError, DeclineReason.OTHER),
         (MissingStateError, DeclineReason.STATE),
         (ReplacedKeysError, DeclineReason.KEYS),
+        (MeteredError, DeclineReason.METERED),
     ],
 )
 def test_each_error_has_its_kind_of_reason(kind, reason):

@@ -179,6 +179,16 @@ def test_an_answer_ends_the_sending(action):
     assert (state.stage, state.done, actions) == (Stage.IDLE, True, (ClearTimer(),))
 
 
+def test_the_residual_of_a_refused_upload_is_wasted_unless_it_is_acknowledged_later():
+    refused, _ = after(*SENDING, control(Action.REFUSED))
+    assert refused.wasted == refused.transfer == ID
+    again, _ = step(refused, Announced(announcement()))
+    taken, _ = step(again, control(Action.ACK))
+    assert taken.wasted == b""
+    later, _ = step(refused, Announced(announcement(2)))
+    assert later.wasted == ID
+
+
 def test_a_refused_upload_is_offered_again_once_the_round_is_announced_again():
     """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
     state, _ = after(*SENDING, control(Action.REFUSED))
@@ -410,7 +420,7 @@ def test_a_round_whose_states_are_out_of_reach_is_skipped():
     state, _ = after()
     state, _ = step(state, Announced(ROUNDS[0]))
     state, actions = step(state, WorkFailed(state.mark.nonce))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
 
 
 def test_the_diagram_shows_every_change_of_stage():

@@ -33,7 +33,7 @@ class Recorder:
 class Files:
     """Upload files that take everything."""
 
-    def save(self, mark, transfer, sealed):
+    def save(self, mark, transfer, sealed, residual=None):
         pass
 
 

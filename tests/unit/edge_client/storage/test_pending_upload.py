@@ -2,14 +2,18 @@
 
 import dataclasses
 import hashlib
+import os
 
+import numpy as np
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles
+from edge_client.storage.residual import Residual
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.chunking import transfer_id
 from shoal.util.files import private_directory, write_private
+from tests.helpers.power_cuts import PowerCut
 
 MARK = ReplayWatermark(3, 1, 7, b"n" * 16)
 EMPTY = PendingUpload(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
@@ -123,3 +127,80 @@ def test_a_slot_that_can_t_be_opened_is_an_error(directory, files):
     with pytest.raises(ConfigError, match="can't write") as caught:
         files.save(MARK, b"t" * 16, b"")
     assert "permissions" in caught.value.hint
+
+
+def of_round(rounds):
+    """Return mark, transfer id, upload and residual of a round."""
+    sealed = bytes(range(100 + rounds)) * 3
+    vector = np.full(300 + rounds, rounds + 1, np.float32)
+    transfer = transfer_id(sealed)
+    return (
+        later(rounds),
+        transfer,
+        sealed,
+        Residual.of(vector, run_id=b"r" * 16, round_=rounds, model=0, transfer=transfer),
+    )
+
+
+def test_an_upload_and_its_residual_are_stored_together(directory, files):
+    files.load()
+    for rounds in (3, 1, 2):
+        files.save(*of_round(rounds))
+        assert files.load() in (PendingUpload(*of_round(3)), PendingUpload(*of_round(rounds)))
+    assert PendingUploadFiles(directory).load() == PendingUpload(*of_round(3))
+
+
+def test_an_upload_without_a_residual_takes_none_from_an_older_one_in_its_slot(files):
+    files.load()
+    files.save(*of_round(0))
+    files.save(*of_round(1))
+    mark, transfer, sealed, _ = of_round(2)
+    files.save(mark, transfer, sealed)
+    assert files.load() == PendingUpload(mark, transfer, sealed, None)
+
+
+def test_a_process_killed_at_any_write_leaves_upload_and_residual_of_one_round(directory, monkeypatch):
+    """Each write is cut off in the middle and before it."""
+    files, real = PendingUploadFiles(directory), os.pwrite
+    files.load()
+    for rounds in (0, 1):
+        files.save(*of_round(rounds))
+    before = {name: (directory / name).read_bytes() for name in PENDING_FILES}
+    seen = set()
+    for killed in range(9):
+        for name, data in before.items():
+            write_private(directory / name, data)
+        again = PendingUploadFiles(directory)
+        again.load()
+        left = [killed]
+
+        def write(handle, data, at, left=left):
+            left[0] -= 1
+            if left[0] == -1:
+                raise PowerCut
+            if left[0] == 0:
+                return real(handle, bytes(data)[: len(data) // 2], at)
+            return real(handle, data, at)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", write)
+            try:
+                again.save(*of_round(2))
+            except PowerCut:
+                pass
+        found = PendingUploadFiles(directory).load()
+        assert found in (PendingUpload(*of_round(1)), PendingUpload(*of_round(2)))
+        seen.add(found.mark.round - MARK.round)
+    assert seen == {1, 2}
+
+
+def test_a_power_cut_that_loses_the_residual_alone_leaves_the_upload(directory, files):
+    """The disk may write in any order: the device sends the upload, and adds nothing to the next one."""
+    files.load()
+    files.save(*of_round(0))
+    path = max((directory / name for name in PENDING_FILES), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    write_private(path, bytes(data))
+    mark, transfer, sealed, _ = of_round(0)
+    assert files.load() == PendingUpload(mark, transfer, sealed, None)

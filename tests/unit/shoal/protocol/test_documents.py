@@ -128,6 +128,8 @@ def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
         {"min_contributors": 0},
         {"weighting": "median"},
         {"norm_noise": -0.001},
+        {"precision_up": "int7"},
+        {"precision_down": ""},
         {"norm_noise": limits.MAX_NORM_NOISE * 1.001},
         {"max_samples": 0},
         {"max_samples": 2**32},
@@ -160,6 +162,7 @@ def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
     [
         {"quorum": 1.0, "participation": 1.0},
         {"norm_noise": limits.MAX_NORM_NOISE},
+        {"precision_up": "eden2", "precision_down": "float16"},
         {"weight_cap": 0.0},
         {"weight_cap": 1.0},
         {"robust": "off"},

@@ -12,6 +12,8 @@ import pytest
 from shoal.errors import BrokerUnreachableError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent
 from shoal.transport.mqtt import SHORT_LIVES, MqttTransport, backoff_s
+from shoal.transport.mqtt_connection import Publish
+from shoal.transport.pacing import Pace
 from tests.helpers.scripted_broker import (
     ACCEPT_V3,
     ACCEPT_V5,
@@ -286,3 +288,62 @@ def test_the_backoff_doubles_to_its_bound_with_full_jitter() -> None:
         60,
         60,
     ]
+
+
+class PacedLink:
+    """A link without a network, which takes everything."""
+
+    has_room = True
+    online = True
+    max_packet_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def takes(self, _message: Publish) -> bool:
+        return True
+
+    def publish(self, message: Publish) -> bool:
+        self.sent.append(message.payload)
+        return True
+
+
+class Turns(Pace):
+    """A pace that lets one message leave at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(5000)
+        self.taken: list[int] = []
+        self.free = True
+
+    def wait_s(self, _now_s: float) -> float:
+        return 0.0 if self.free else 1.0
+
+    def sent(self, size: int, _now_s: float) -> None:
+        self.taken.append(size)
+        self.free = False
+
+
+def test_a_paced_transport_hands_over_one_message_and_waits() -> None:
+    pace, link = Turns(), PacedLink()
+    transport = MqttTransport("mqtt://localhost", "paced", print, pace=pace)
+    for size in (10, 20, 30):
+        transport.publish("t", bytes(size))
+    for free, expected in ((True, 1), (False, 1), (True, 2)):
+        pace.free = free
+        transport._feed(link)  # type: ignore[arg-type]
+        assert len(link.sent) == expected
+    assert pace.taken == [10, 20]
+    assert transport.chunk_bytes == 5000
+
+
+def test_a_paced_transport_still_subscribes() -> None:
+    pace, link = Turns(), PacedLink()
+    pace.free = False
+    asked: list[tuple[str, ...]] = []
+    link.subscribe = asked.append  # type: ignore[attr-defined]
+    transport = MqttTransport("mqtt://localhost", "paced", print, pace=pace)
+    transport.publish("t", b"waits")
+    transport.subscribe("u")
+    transport._feed(link)  # type: ignore[arg-type]
+    assert (asked, link.sent) == ([("u",)], [])

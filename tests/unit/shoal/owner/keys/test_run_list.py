@@ -71,4 +71,6 @@ def test_a_summary_has_the_values_that_protect_devices():
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
         "robust": plan.robust,
+        "precision_up": "float32",
+        "precision_down": "float32",
     }

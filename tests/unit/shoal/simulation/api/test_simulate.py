@@ -113,6 +113,16 @@ def test_the_robust_rule_is_the_callers():
         shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, robust="median")
 
 
+def test_the_precisions_are_the_callers():
+    ways = ({}, {"precision": "int8"}, {"precision_down": "eden2"})
+    exact, up, down = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, **way) for way in ways)
+    assert len({run.loss.tobytes() for run in (exact, up, down)}) == 3
+    assert np.allclose(up.loss, exact.loss, rtol=0.05)
+    for way in ("precision", "precision_down"):
+        with pytest.raises(UsageError, match="no precision 'int4'"):
+            shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
+
+
 def test_equal_seeds_give_equal_results():
     one, same, other = (
         shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, seed=s, participation=0.8) for s in (1, 1, 2)

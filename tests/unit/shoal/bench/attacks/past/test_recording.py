@@ -42,10 +42,10 @@ def test_uploads_and_grants_are_in_the_record_once_and_the_truth_masks_to_them(t
 
 
 def test_masking_is_watched_only_inside_the_block():
-    real, key = update.masked_bytes, key_of("rotation", 4)
+    real, key = update.encode_update, key_of("rotation", 4)
     with watched_masking() as truth:
-        body = update.masked_bytes(np.ones(4, np.float32), key)
-    assert update.masked_bytes is real
+        body = update.encode_update(np.ones(4, np.float32), key, "float32", b"").body
+    assert update.encode_update is real
     assert [m.clear.tolist() for m in truth.values()] == [[1, 1, 1, 1]]
     assert body == mask(np.ones(4, np.float32), key).values.tobytes()
 

@@ -1,0 +1,97 @@
+"""Error feedback: the rounding error of one update of a device is added to its next one.
+
+Rules:
+
+- The error is taken in the clear. An update is masked under its round's key, encoded and decoded again; the decoded vector is
+  unmasked, and the difference from the clear update is the *residual*. The next round has another mask, so a difference of
+  masked vectors would be of no use.
+- A residual is stored with the upload that left it, in one write (`edge_client.storage.pending_upload`), and replaced with
+  it. A job that is repeated after a crash adds the same residual and no other; an upload that is stored is never made again.
+- It is added once, to an update of the same model, at most `RESIDUAL_ROUNDS` rounds later, and not if the aggregator refused
+  its upload. Otherwise it is dropped: a residual is a correction of what others received.
+
+Seide et al., "1-Bit Stochastic Gradient Descent" (2014); it converges since every encoding here leaves an error shorter than the
+vector: Karimireddy et al., "Error Feedback Fixes SignSGD" (2019).
+
+Example: two devices of one mask add residuals of their own; the mean of many rounds loses nothing to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from crypto.mask.masking import mask, unmask
+from edge_client.storage.residual import Residual
+from shoal.protocol.messages import Phase
+from shoal.protocol.precision.codec import decode, encode
+from shoal.protocol.precision.lengths import FEEDBACK
+from shoal.types import MaskedVector
+
+if TYPE_CHECKING:
+    from crypto.mask.derivation import MaskKey
+    from shoal.types import Float32Vector
+
+RESIDUAL_ROUNDS: Final = 10
+"""Rounds after which a residual is stale: the model has moved on while the device was not drawn."""
+PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT)
+"""Phases whose updates train a model; a cold start only compares directions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An update on the wire.
+
+    Attributes:
+        body: the masked update, encoded.
+        masked: (d,) float32, the vector that the receiver decodes.
+        residual: (d,) float32, clear: the update less that vector without its mask; None without error feedback.
+    """
+
+    body: bytes
+    masked: Float32Vector
+    residual: Float32Vector | None
+
+
+def encode_update(clear: Float32Vector, key: MaskKey | None, precision: str, seed: bytes) -> Encoded:
+    """Mask and encode an update.
+
+    Args:
+        clear: (d,) float32, with the residual of the update before.
+        key: the round's mask; None if vectors are clear, in simulations.
+        precision: the plan's ``precision_up``.
+        seed: see `shoal.protocol.precision.seeds.upload_seed`.
+
+    Raises:
+        IntegrityError: a coordinate is not finite, or too large to encode.
+    """
+    masked = clear if key is None else mask(clear, key).values
+    body = encode(masked, precision, seed)
+    if precision == "float32":
+        return Encoded(body, masked, None)
+    decoded = decode(body, len(clear), precision, seed)
+    if precision not in FEEDBACK:
+        return Encoded(body, decoded, None)
+    arrived = decoded if key is None else unmask(MaskedVector(decoded, key.key_id), key)
+    return Encoded(body, decoded, clear - arrived)
+
+
+def residual_for(stored: Residual | None, run_id: bytes, round_: int, wasted: bytes) -> Residual | None:
+    """Return the residual that a job of a round may add; None if there is none, or it is of another run, stale or wasted.
+
+    Args:
+        stored: the residual of the newest upload.
+        run_id: of the job's run.
+        round_: of the job.
+        wasted: transfer id of the newest upload that was refused.
+    """
+    if stored is None or stored.run_id != run_id or stored.transfer == wasted:
+        return None
+    return stored if 0 < round_ - stored.round <= RESIDUAL_ROUNDS else None
+
+
+def with_residual(delta: Float32Vector, stored: Residual | None, model: int, phase: int) -> Float32Vector:
+    """Return an update (d,) float32 of a model with the residual, if that is of the same model."""
+    if stored is None or stored.model != model or phase not in PHASES or stored.length != len(delta):
+        return delta
+    return delta + stored.vector()

@@ -1,0 +1,46 @@
+"""The residual of an upload on disk: private to its upload, and None after any damage."""
+
+import numpy as np
+import pytest
+
+from edge_client.storage.residual import Residual, parse_residual
+
+RUN, TRANSFER = b"r" * 16, b"t" * 16
+VECTOR = np.random.default_rng(0).standard_normal(600).astype(np.float32)
+
+
+def stored(transfer=TRANSFER, **changes):
+    return Residual.of(VECTOR, **({"run_id": RUN, "round_": 4, "model": 2, "transfer": transfer} | changes))
+
+
+def test_a_residual_comes_back_with_one_percent_of_rounding():
+    found = parse_residual(stored().to_bytes() + b"bytes of an older, longer slot", TRANSFER)
+    assert found == stored()
+    assert (found.run_id, found.round, found.model, found.length) == (RUN, 4, 2, 600)
+    assert np.linalg.norm(found.vector() - VECTOR) < 0.02 * np.linalg.norm(VECTOR)
+    assert len(found.to_bytes()) < 600 * 1.2
+
+
+def test_the_same_residual_is_stored_as_the_same_bytes_for_another_transfer():
+    """A job that is repeated seals its upload anew, under another transfer id."""
+    assert (stored(b"x" * 16).vector() == stored().vector()).all()
+
+
+def test_a_residual_of_another_upload_is_not_taken():
+    assert parse_residual(stored().to_bytes(), b"x" * 16) is None
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 30, 60, 300, -1])
+def test_damage_is_found(at):
+    data = bytearray(stored().to_bytes())
+    data[at] ^= 1
+    assert parse_residual(bytes(data), TRANSFER) is None
+
+
+def test_every_cut_is_found():
+    data = stored().to_bytes()
+    assert all(parse_residual(data[:end], TRANSFER) is None for end in range(len(data)))
+
+
+def test_the_vector_is_in_no_repr():
+    assert repr(stored()) == "Residual(round=4, model=2, length=600)"

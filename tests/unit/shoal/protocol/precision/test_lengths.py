@@ -1,0 +1,26 @@
+"""Sizes of the precisions."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes, norm_room
+
+
+def test_sizes_of_a_small_network():
+    sizes = {precision: encoded_bytes(159_010, precision) for precision in limits.PRECISIONS}
+    assert sizes == {"float32": 636_040, "float16": 318_020, "int8": 161_498, "eden4": 79_509, "eden2": 39_757}
+
+
+def test_shorter_precisions_need_more_room():
+    assert [p for p in limits.PRECISIONS if norm_room(p) > 1] == list(limits.PRECISIONS[1:])
+    assert set(FEEDBACK) < set(limits.PRECISIONS)
+
+
+@pytest.mark.parametrize("call", [norm_room, lambda name: encoded_bytes(1, name)])
+def test_an_unknown_precision_has_a_hint(call):
+    with pytest.raises(WireError, match="no precision") as error:
+        call("bfloat16")
+    assert "float16" in error.value.hint
