@@ -236,3 +236,12 @@ def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fle
     assert np.frombuffer(sealed, "<f4").tolist() == [1.0] * plan.length + [0.0] * plan.length
     with pytest.raises(ConfigError, match="has no setting 'statistics'"):
         make_plan(fleet, plain, RunOptions("fedavg", {"statistics": "on"}))
+
+
+@pytest.mark.parametrize("ways", [{"precision_up": "int8"}, {"precision_down": "float16"}])
+def test_federated_figures_are_not_rounded(fleet, ways):
+    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
+    bundle = logistic_bundle(data=data)
+    with pytest.raises(ConfigError, match="needs float32 both ways") as caught:
+        make_plan(fleet, bundle, RunOptions("fedavg", **ways))
+    assert "--standardise local" in caught.value.hint
