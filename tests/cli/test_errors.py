@@ -121,8 +121,8 @@ def test_threads_that_are_none(call, fleet):
         assert f"error: threads must be at least 1, not {count}" in made.err
     told = call("shoal-edge", "run", "--help").out
     for name, default in (("--threads", "1"), ("--once", "forever"), ("--log", "info")):
-        (line,) = [text for text in told.splitlines() if text.lstrip().startswith(name)]
-        assert f"({default})" in line, line
+        told_of = told[told.index(f"  {name} ") :]
+        assert f"({default})" in told_of[: told_of.index("\n  --")], name
 
 
 def test_config_a_secret_that_others_can_read(call, fleet):

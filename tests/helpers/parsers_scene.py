@@ -15,6 +15,7 @@ from edge_client.models.private_values import PrivateFile
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
+from edge_client.storage.residual import ResidualHead
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
 from shoal.membership.roster_delta import roster_change
@@ -200,6 +201,7 @@ class Scene:
             ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
             StoredVersions: [StoredVersions().adding(VersionSecrets(4, bytes(32), bytes(32))).to_bytes()],
             Backup: [encode(Backup(1, "reef", 7, 1000, (BackupFile("runs/run-000001", b"run"),)))],
+            ResidualHead: [encode(ResidualHead(run_id=bytes(16), round=2, model=0, transfer=bytes(16), length=28))],
             LastBackup: [encode(LastBackup(7, 1000))],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
             EarlierVersions: [encode(EarlierVersions((EarlierVersion(7, 3, bytes(32)),)))],

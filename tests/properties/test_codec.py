@@ -21,6 +21,7 @@ from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
 from shoal.protocol.messages import DeclineReason
+from shoal.protocol.requests import LATEST_RECORDS, OwnerRequest, RequestAction
 from shoal.protocol.states import (
     RETAINED_STEPS,
     CheckpointRef,
@@ -120,9 +121,30 @@ def messages(kind):
             lambda found: (*(kept for kept in found[:-1] if kept.step.recipes), *found[-1:])
         )
         fields["checkpoints"] = in_order(messages(CheckpointRef), lambda ref: ref.state)
+    if kind.__name__ == "OwnerRequest":
+        return owner_requests(fields)
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
+
+
+def owner_requests(fields):
+    """Return a strategy of requests: a run, a wish for now and a number of records only where the action takes them."""
+    fields = fields | {
+        "sequence": st.integers(1, 2**64 - 1),
+        "run": st.just(0),
+        "now": st.just(False),
+        "records": st.just(0),
+    }
+    more = {
+        RequestAction.PAUSE: {"run": st.integers(1, 2**32 - 1)},
+        RequestAction.RESUME: {"run": st.integers(1, 2**32 - 1)},
+        RequestAction.STOP: {"run": st.integers(1, 2**32 - 1), "now": st.booleans()},
+        RequestAction.LOGS: {"run": st.integers(1, 2**32 - 1), "records": st.integers(1, LATEST_RECORDS)},
+    }
+    return st.sampled_from(RequestAction).flatmap(
+        lambda action: st.builds(OwnerRequest, **fields | {"action": st.just(action)} | more.get(action, {}))
+    )
 
 
 def in_order(items, key, most=3):

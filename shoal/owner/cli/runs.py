@@ -134,15 +134,16 @@ def start(
             help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
         ),
     ] = defaults.DEFAULT_ROBUST,
-    precision: Annotated[
+    precision_up: Annotated[
         str,
         typer.Option(
-            help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}."
+            "--precision",
+            help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}.",
         ),
-    ] = defaults.DEFAULT_PRECISION,
+    ] = defaults.DEFAULT_PRECISION_UP,
     precision_down: Annotated[
         str, typer.Option(help="Encoding of the means that devices receive, of the same list.")
-    ] = defaults.DEFAULT_PRECISION,
+    ] = defaults.DEFAULT_PRECISION_DOWN,
     min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
         defaults.DEFAULT_MIN_CONTRIBUTORS
     ),
@@ -198,7 +199,7 @@ def start(
         )
     if robust not in limits.ROBUST_RULES:
         raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
-    for option, chosen in (("--precision", precision), ("--precision-down", precision_down)):
+    for option, chosen in (("--precision", precision_up), ("--precision-down", precision_down)):
         if chosen not in limits.PRECISIONS:
             raise UsageError(f"{option} {chosen} is no precision", hint=f"there are {', '.join(limits.PRECISIONS)}")
     if epoch_rounds is not None:
@@ -246,7 +247,7 @@ def start(
         max_samples=max_samples,
         weight_cap=weight_cap,
         robust=robust,
-        precision_up=precision,
+        precision_up=precision_up,
         precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,

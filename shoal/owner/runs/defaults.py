@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.limits import DEFAULT_MAX_SAMPLES, DEFAULT_PRECISION, DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
+from shoal import limits
+from shoal.limits import DEFAULT_MAX_SAMPLES, DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
@@ -19,7 +20,8 @@ __all__ = [
     "DEFAULT_NORM_LIMIT",
     "DEFAULT_NORM_NOISE",
     "DEFAULT_PARTICIPATION",
-    "DEFAULT_PRECISION",
+    "DEFAULT_PRECISION_DOWN",
+    "DEFAULT_PRECISION_UP",
     "DEFAULT_QUORUM",
     "DEFAULT_ROBUST",
     "DEFAULT_ROUNDS",
@@ -47,3 +49,7 @@ DEFAULT_NORM_NOISE: Final = 0.0
 """Relative standard deviation of the random factor on each update; 0 is off."""
 DEFAULT_EVALUATE_EVERY: Final = 0
 """Rounds between accuracy reports; 0 reports at the end only."""
+DEFAULT_PRECISION_UP: Final = limits.DEFAULT_PRECISION
+"""Encoding of devices' updates."""
+DEFAULT_PRECISION_DOWN: Final = limits.DEFAULT_PRECISION
+"""Encoding of the means that devices receive."""

@@ -77,8 +77,8 @@ class RunOptions:
     max_samples: int = defaults.DEFAULT_MAX_SAMPLES
     weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
     robust: str = defaults.DEFAULT_ROBUST
-    precision_up: str = defaults.DEFAULT_PRECISION
-    precision_down: str = defaults.DEFAULT_PRECISION
+    precision_up: str = defaults.DEFAULT_PRECISION_UP
+    precision_down: str = defaults.DEFAULT_PRECISION_DOWN
 
 
 def origins_needed(options: RunOptions) -> int:

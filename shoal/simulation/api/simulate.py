@@ -22,7 +22,7 @@ from crypto.mask.modes.registry import find
 from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT, PRECISIONS, ROBUST_RULES
-from shoal.owner.runs.defaults import DEFAULT_PRECISION, DEFAULT_ROBUST
+from shoal.owner.runs.defaults import DEFAULT_PRECISION_DOWN, DEFAULT_PRECISION_UP, DEFAULT_ROBUST
 from shoal.owner.runs.training import local_training
 from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
@@ -64,8 +64,8 @@ def simulate(
     personal: float = 0.0,
     private: Sequence[str] = (),
     standardise: str = "off",
-    precision: str = DEFAULT_PRECISION,
-    precision_down: str = DEFAULT_PRECISION,
+    precision: str = DEFAULT_PRECISION_UP,
+    precision_down: str = DEFAULT_PRECISION_DOWN,
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 

@@ -53,8 +53,8 @@ class SimOptions:
     robust: str = defaults.DEFAULT_ROBUST
     norm_screen: bool = True
     norm_limit: float = defaults.DEFAULT_NORM_LIMIT
-    precision_up: str = defaults.DEFAULT_PRECISION
-    precision_down: str = defaults.DEFAULT_PRECISION
+    precision_up: str = defaults.DEFAULT_PRECISION_UP
+    precision_down: str = defaults.DEFAULT_PRECISION_DOWN
     min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"

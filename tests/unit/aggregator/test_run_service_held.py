@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.rounds import held_models
+from aggregator.rounds import missing_states
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.states import StateId
 from tests.helpers.round_devices import RoundFleet
@@ -153,7 +153,7 @@ def test_devices_of_two_clusters_hold_the_same_models(tmp_path):
 
 
 def test_a_cluster_whose_devices_missed_its_last_mean_makes_up_for_it_however_late(tmp_path, monkeypatch):
-    monkeypatch.setattr(held_models, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(missing_states, "CHECKPOINT_EVERY", 1)
     settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
     fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
     two_groups(fleet)

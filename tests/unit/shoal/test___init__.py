@@ -86,6 +86,7 @@ def test_defaults_are_the_fleets():
     assert list(given) == [
         *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
         *("robust", "settings", "local", "task", "progress", "personal", "private"),
+        *("standardise", "precision", "precision_down"),
     ]
 
 

@@ -76,6 +76,7 @@ def test_a_cause_that_the_error_has_named_is_not_repeated():
         (errors.DataError, 8),
         (errors.StorageError, 9),
         (errors.NotReadyError, 11),
+        (errors.MeteredError, 1),
     ],
 )
 def test_each_error_has_its_exit_status(kind, code):

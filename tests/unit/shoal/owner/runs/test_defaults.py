@@ -64,4 +64,6 @@ def test_the_function_for_researchers_has_the_share_of_devices_and_no_other_limi
     given = {name: parameter.default for name, parameter in inspect.signature(shoal.simulate).parameters.items()}
     assert given["participation"] == NAMED["participation"]
     assert given["robust"] == NAMED["robust"]
-    assert not given.keys() & (NAMED.keys() - {"participation", "robust", "rounds"})
+    assert given["precision"] == NAMED["precision_up"]
+    assert given["precision_down"] == NAMED["precision_down"]
+    assert not given.keys() & (NAMED.keys() - {"participation", "robust", "rounds", "precision_down"})
