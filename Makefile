@@ -13,8 +13,8 @@ export ORT_DISABLE_TELEMETRY := 1
 demo: $(READY)
 	$(BIN)/shoal demo
 
-# One test process more than cores, four at most: many tests wait for programs. An idle process takes tests from a busy one.
-PROCESSES := -n $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
+# Two test processes more than cores, four at most: many tests wait for programs. An idle process takes tests from a busy one.
+PROCESSES := -n $(shell expr $$(nproc) + 2) --maxprocesses 4 --dist worksteal
 
 test: lint
 	$(BIN)/python -m pytest $(PROCESSES)
