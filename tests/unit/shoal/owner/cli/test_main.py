@@ -253,7 +253,7 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     runs.start(
         SIGN,
         fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
-        norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision="int8", precision_down="eden4",
+        norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision_up="int8", precision_down="eden4",
         min_contributors=1, quorum=0.5, participation=0.75,
         deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5,
     )  # fmt: skip
