@@ -186,7 +186,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device. Times are unix seconds, None where unknown.
+    """One device, of which nothing but the name is known by default. Times are unix seconds, None where unknown.
 
     Attributes:
         online: None while the aggregator can't know.
@@ -199,15 +199,15 @@ class DeviceStatus:
     """
 
     name: str
-    online: bool | None
-    since_s: int | None
-    last_seen_s: int | None
-    last_upload_s: int | None
-    cluster: int | None
-    version: str
-    clock_ahead_s: int | None
-    reason: str
-    advice: str
+    online: bool | None = None
+    since_s: int | None = None
+    last_seen_s: int | None = None
+    last_upload_s: int | None = None
+    cluster: int | None = None
+    version: str = ""
+    clock_ahead_s: int | None = None
+    reason: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

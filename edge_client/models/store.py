@@ -33,7 +33,7 @@ from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
-from shoal.types import DIGEST_BYTES
+from shoal.util.checked_files import verified
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
 
 if TYPE_CHECKING:
@@ -407,9 +407,7 @@ def checked_content(path: Path, data: bytes, kind: Callable[..., T], hint: str) 
     Raises:
         IntegrityError: the file is cut short, torn or altered.
     """
-    content = memoryview(data)[:-DIGEST_BYTES]
-    if hashlib.sha256(content).digest() != data[-DIGEST_BYTES:]:
-        raise IntegrityError(f"{path} is damaged", hint=hint)
+    content = verified(path, data, hint)
     try:
         return decode_prefix(content, kind)  # type: ignore[arg-type]
     except WireError as error:

@@ -28,8 +28,8 @@ from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
-from shoal.types import DIGEST_BYTES
-from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, read_private, sync_directory, write_atomic, write_failed
+from shoal.util.checked_files import make_folder, verified, write_checked
+from shoal.util.files import read_if_there, read_private, sync_directory, write_atomic
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class FinishedModels:
         Raises:
             ConfigError: a file can't be written; the list stays as it was.
         """
-        self._make_folder()
+        make_folder(self._folder)
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
         if start:
@@ -327,7 +327,7 @@ class FinishedModels:
             if m.run_id != own.run_id
         ]
         models = (*earlier, new)[-FINISHED_MODELS_KEPT:]
-        _write_sealed(self._folder / LIST_FILE, encode(FinishedList(LIST_VERSION, models)))
+        write_checked(self._folder / LIST_FILE, encode(FinishedList(LIST_VERSION, models)))
         self._remove_all_but(models)
 
     def start_of(self, model: FinishedModel) -> bytes:
@@ -416,7 +416,7 @@ class FinishedModels:
         for node in (*chosen.above, chosen.own):
             self._read(MODEL_FILES, node.file)
         self._read(TASK_FILES, chosen.task)
-        _write_sealed(self._folder / ROLLBACK_FILE, encode(RollbackChoice(chosen.run_id, models[-1].run_id)))
+        write_checked(self._folder / ROLLBACK_FILE, encode(RollbackChoice(chosen.run_id, models[-1].run_id)))
         # No lock: the serving program may have added a model between the two reads, which voids the choice.
         if self.standing().answers != chosen:
             raise ConfigError("a later run has just finished", hint="look at `shoal-edge models`, and roll back again")
@@ -428,14 +428,6 @@ class FinishedModels:
         except IntegrityError as error:
             LOG.warning("a damaged list of finished models is replaced", extra={"kv": {"reason": error}})
             return ()
-
-    def _make_folder(self) -> None:
-        try:
-            if not self._folder.is_dir():
-                self._folder.mkdir(mode=PRIVATE_DIR_MODE)
-                sync_directory(self._device)
-        except OSError as error:
-            raise write_failed(self._folder, error) from error
 
     def _write_model(self, model: OwnModel) -> FinishedNode:
         head, body = model_bytes(model)
@@ -480,10 +472,6 @@ def _remove(path: Path) -> None:
         LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
 
 
-def _write_sealed(path: Path, head: bytes) -> None:
-    write_atomic(path, head, hashlib.sha256(head).digest())
-
-
 def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
     """Decode a file that ends with the SHA-256 of its message; return None if the file is missing.
 
@@ -506,7 +494,4 @@ def _checked(data: bytes, path: Path) -> bytes:
     Raises:
         IntegrityError: the file is damaged.
     """
-    head = data[:-DIGEST_BYTES]
-    if hashlib.sha256(head).digest() != data[-DIGEST_BYTES:]:
-        raise IntegrityError(f"{path} is damaged", hint="remove it; --live answers with the newest model in any case")
-    return head
+    return bytes(verified(path, data, "remove it; --live answers with the newest model in any case"))

@@ -10,15 +10,14 @@ are neither current nor among the finished models.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import Fixed16, decode_prefix, encode, message
-from shoal.types import DIGEST_BYTES
-from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, sync_directory, write_atomic, write_failed
+from shoal.util.checked_files import make_folder, verified, write_checked
+from shoal.util.files import read_if_there, write_failed
 
 FOLDER: Final = "scales"
 FILES: Final = "scale-*.bin"
@@ -44,7 +43,6 @@ class Scales:
     """The scales in one device's directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._device = directory
         self._folder = directory / FOLDER
 
     def load(self, run_id: bytes) -> Scale | None:
@@ -58,10 +56,7 @@ class Scales:
         if data is None:
             return None
         hint = "remove it; the device makes its scale again in the next run"
-        head = data[:-DIGEST_BYTES]
-        if hashlib.sha256(head).digest() != data[-DIGEST_BYTES:]:
-            raise IntegrityError(f"{path} is damaged", hint=hint)
-        scale, rest = decode_prefix(head, Scale)
+        scale, rest = decode_prefix(verified(path, data, hint), Scale)
         if len(rest) or scale.run_id != run_id or len(scale.means) != len(scale.deviations):
             raise IntegrityError(f"{path} is not the scale of its run", hint=hint)
         if not all(deviation > 0 for deviation in scale.deviations):
@@ -74,14 +69,8 @@ class Scales:
         Raises:
             ConfigError: the file can't be written; StorageError if the disk is full.
         """
-        try:
-            if not self._folder.is_dir():
-                self._folder.mkdir(mode=PRIVATE_DIR_MODE)
-                sync_directory(self._device)
-        except OSError as error:
-            raise write_failed(self._folder, error) from error
-        head = encode(scale)
-        write_atomic(self._path(scale.run_id), head, hashlib.sha256(head).digest())
+        make_folder(self._folder)
+        write_checked(self._path(scale.run_id), encode(scale))
 
     def keep_only(self, run_ids: frozenset[bytes]) -> None:
         """Remove the scales of all other runs.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError
 from shoal.membership.doctor import broker_checks, local_checks, roster_check
-from shoal.owner.enrolment.connection import LOOK_S, OwnerConnection, Tls, owner_address
+from shoal.owner.broker.address import Tls, owner_address
+from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.keys.backup import last_backup
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.unlock import open_fleet
@@ -102,8 +103,7 @@ def _at_broker(fleet: FleetDirectory, tls: Tls) -> list[Check]:
     try:
         with OwnerConnection(fleet, tls, complaints.append, beside=True) as connection:
             registrar = connection.registrar
-            until_s = time.monotonic() + LOOK_S
-            connection.listen(2 * LOOK_S, lambda: registrar.has_seen_roster or time.monotonic() > until_s)
+            connection.look_for_roster()
             return [_published(fleet, registrar), _requests(fleet, registrar, complaints)]
     except ShoalError as error:
         return [Check("published", "failure", str(error), error.hint)]

@@ -223,12 +223,7 @@ def bind_input(model: bytes, name: str, length: int) -> bytes:
     """
     reader = Reader()
     encoded, size = name.encode(), 4 * length
-    head, kept, graph, found = bytearray(), bytearray(), memoryview(b""), False
-    for field in reader.fields(memoryview(model)):
-        if field.number == _MODEL_GRAPH:
-            graph = field.body
-        else:
-            head += field.raw
+    (head, graph), kept, found = _parts(reader, model), bytearray(), False
     for field in reader.fields(graph):
         if field.number == _GRAPH_INPUT and _name_of(reader, field.body) == encoded:
             found = True
@@ -240,7 +235,7 @@ def bind_input(model: bytes, name: str, length: int) -> bytes:
     tensor += encode_varint(_TENSOR_TYPE << 3 | VARINT) + encode_varint(TENSOR_FLOAT)
     tensor += encode_bytes(_TENSOR_NAME, encoded) + encode_length(_TENSOR_RAW, size)
     kept += encode_length(_GRAPH_INITIALIZER, len(tensor) + size) + tensor
-    return bytes(head + encode_length(_MODEL_GRAPH, len(kept) + size) + kept)
+    return head + encode_length(_MODEL_GRAPH, len(kept) + size) + bytes(kept)
 
 
 def standardise_input(
@@ -267,12 +262,7 @@ def standardise_input(
     """
     reader = Reader()
     old, new = name.encode(), f"{name}/standardised".encode()
-    head, body, graph, found = bytearray(), bytearray(), memoryview(b""), False
-    for field in reader.fields(memoryview(model)):
-        if field.number == _MODEL_GRAPH:
-            graph = field.body
-        else:
-            head += field.raw
+    (head, graph), body, found = _parts(reader, model), bytearray(), False
     for field in reader.fields(graph):
         found = found or (field.number == _GRAPH_INPUT and _name_of(reader, field.body) == old)
         body += _reading(reader, field.body, old, new) if field.number == _GRAPH_NODE else field.raw
@@ -299,7 +289,18 @@ def standardise_input(
     ]
     # Nodes have to be in the order of the computation, so these come first.
     whole = b"".join(nodes) + bytes(body) + b"".join(constants)
-    return bytes(head) + encode_bytes(_MODEL_GRAPH, whole)
+    return head + encode_bytes(_MODEL_GRAPH, whole)
+
+
+def _parts(reader: Reader, model: bytes) -> tuple[bytes, memoryview]:
+    """Return all fields of a model but its graph, and the graph."""
+    head, graph = bytearray(), memoryview(b"")
+    for field in reader.fields(memoryview(model)):
+        if field.number == _MODEL_GRAPH:
+            graph = field.body
+        else:
+            head += field.raw
+    return bytes(head), graph
 
 
 def _reading(reader: Reader, node: memoryview, old: bytes, new: bytes) -> bytes:

@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 from shoal.errors import ShoalError
 from shoal.owner.cli.main import app
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
-from shoal.transport.local_broker import start_broker
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.taken_away import stage_of
+from tests.helpers.tasks import logistic_bundle
 
-NAMES = ("dev-0", "dev-1", "dev-2")
 WITHIN_S = 60.0
 OPTIONS = RunOptions(
     "fedavg",
@@ -98,9 +96,5 @@ def until(condition, wanted, within_s=WITHIN_S):
 @contextlib.contextmanager
 def console_of(root):
     """Yield (console, broker) of a fleet of which nothing runs but the broker."""
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(root / f"{name}.npz", x=x, y=y)
-    (root / "broker").mkdir()
-    with start_broker("mosquitto", root / "broker") as broker, Stage(root / "s", broker.url, NAMES) as stage:
+    with stage_of(root) as (stage, broker):
         yield Console(stage), broker

@@ -84,3 +84,21 @@ class Scene:
         self.broker.pump()
         assert asking.granted
         return DeviceMembership(self.root / name)
+
+
+class Connected:
+    """Stands for `OwnerConnection`: a registrar at the scene's broker."""
+
+    def __init__(self, scene, fleet):
+        self.registrar = scene.sit(fleet=fleet)
+        self.registrar.look_for_roster()
+        scene.broker.pump()
+
+    def look_for_roster(self):
+        """Return: all is handled by then."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.registrar._transport.close()

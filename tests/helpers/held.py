@@ -6,12 +6,14 @@ import numpy as np
 
 from aggregator.rounds.held_models import HeldModels, after_round, agree
 from aggregator.rounds.relay import RelayedStep, States
-from aggregator.strategies.base import ClientUpdate
-from shoal.protocol.messages import Phase
+from aggregator.strategies.base import ClientUpdate, ClusterModel, RoundPlan, train_assignment
+from shoal.protocol.messages import DeclineReason, Phase
 from shoal.protocol.states import StateId
 from tests.helpers.plans import ROUND_KEY, run_plan
 from tests.helpers.statements import sealed_checkpoints, signed_statement
 
+ORIGIN = StateId(0, 0)
+TRAIN = train_assignment((0,), evaluate=False)
 NAMES = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
 
 
@@ -80,4 +82,31 @@ def rounds(count, *, devices=NAMES, held=None, seal=None, run=None):
         sealer = seal(round_) if seal else None
         updates = [update(d, round_, {state}, run=run, seals=((0, state),) if d == sealer else ()) for d in devices]
         held = moved(held, round_, updates, run=run)
+    return held
+
+
+def plan_of(held, round_=None, devices=NAMES, **changes):
+    """Return the plan of a round in which the devices train the newest state."""
+    (number,) = [n for n, s in held.states.names.items() if s == max(held.states.names.values())]
+    return RoundPlan(round_ or held.closed + 1, {0: ClusterModel(number)}, dict.fromkeys(devices, TRAIN), **changes)
+
+
+def damaged(count):
+    """Return three devices' models: certified at round 2 in round 3, two hold (0, 3) for ``count`` rounds, one has lost it."""
+    run, trio = held_plan(min_contributors=3), NAMES[:3]
+    held = rounds(3, devices=trio, held=begun(run, trio), run=run, seal=lambda r: "dev-1" if r == 3 else None)
+    for round_ in range(4, 4 + count):
+        states = {StateId(0, 2), StateId(0, 3)} & (held.held_by("dev-2") | {StateId(0, 3)})
+        updates = [update(d, round_, states, run=run) for d in trio[:2]]
+        held = after_round(
+            held,
+            round_,
+            run=run,
+            offers={0: StateId(0, 3)},
+            agreement=agree(held, {0: StateId(0, 3)}, updates),
+            given=updates,
+            declined={"dev-3": DeclineReason.STATE},
+            settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
+            models=(0,),
+        )
     return held

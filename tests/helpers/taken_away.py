@@ -96,11 +96,18 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(root):
-    """Yield a `Place` under the empty directory ``root`` with nothing started but the broker."""
+def stage_of(root):
+    """Yield (stage, broker) of a fleet with its data under the empty directory ``root``; nothing runs but the broker."""
     for seed, name in enumerate(NAMES):
         x, y = samples(60, seed=seed)
         np.savez(root / f"{name}.npz", x=x, y=y)
     (root / "broker").mkdir()
     with start_broker("mosquitto", root / "broker") as broker, Stage(root / "s", broker.url, NAMES) as stage:
+        yield stage, broker
+
+
+@contextlib.contextmanager
+def place(root):
+    """Yield a `Place` under the empty directory ``root`` with nothing started but the broker."""
+    with stage_of(root) as (stage, _):
         yield Place(stage, root)

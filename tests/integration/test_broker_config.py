@@ -20,10 +20,11 @@ from edge_client import membership as enrolment
 from edge_client.enrolment import enrol, prepare
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ConfigError
+from shoal.owner.broker.address import Tls
 from shoal.owner.broker.config import debian_plugin, write_broker_config
 from shoal.owner.broker.dynamic import CONTROL, shut_out
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.enrolment.connection import OwnerConnection, Tls
+from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import Party

@@ -10,7 +10,8 @@ import paho.mqtt.enums
 import pytest
 
 from shoal.errors import UntrustedError
-from shoal.owner.enrolment.connection import OwnerConnection, Tls
+from shoal.owner.broker.address import Tls
+from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.run_places import LONG_RUN

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from shoal.transport.local_broker import find_mosquitto
-from tests.helpers.consoles import NAMES, console_of, until
+from tests.helpers.consoles import console_of, until
+from tests.helpers.taken_away import NAMES
 
 pytestmark = [
     pytest.mark.long,

@@ -25,6 +25,7 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
 from shoal.membership.grants import OWNER_NAME
+from shoal.owner.broker.address import CA_FILE
 from shoal.owner.broker.dynamic import CONTROL, DOCUMENT_FILE, document
 from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
@@ -42,7 +43,6 @@ from shoal.transport.local_broker import (
 )
 from shoal.util.files import private_directory, read_private, write_private
 
-CA_FILE: Final = "broker-ca.crt"
 CA_KEY_FILE: Final = "broker-ca.key"
 CA_HINT: Final = "take both from a backup, or remove both: a new CA is then made, and every client needs its ca.crt"
 CLIENTS: Final = "clients"

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from shoal.errors import BrokerUnreachableError, UntrustedError
+from shoal.owner.broker.address import beside_client_id
 from shoal.transport.base import Message, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 
@@ -73,8 +74,7 @@ class BrokerAdmin:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        client = f"shoal-{fleet}-owner-{secrets.token_hex(4)}"
-        self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
+        self._transport = MqttTransport(address, beside_client_id(fleet), self._on_event, session_expiry_s=0)
         self._transport.subscribe(RESPONSE)
         self._transport.start(require=True)
 

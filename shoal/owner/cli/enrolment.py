@@ -10,6 +10,7 @@ import typer
 
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UsageError
+from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import counted, note, say, say_json
 from shoal.util.times import second
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 MOST_INVITED = 10_000
 """Most lines of one call."""
 
-Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
-Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
-Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0.1, max=3600)]
 
 
@@ -69,7 +65,8 @@ def devices(
     json: AsJson = False,
 ) -> None:
     """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
-    from shoal.owner.enrolment.connection import OwnerConnection, Tls
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.unlock import open_fleet
 
     if watch and json:
@@ -120,7 +117,8 @@ def approve(
     For a device that is already in the roster, grant and roster are published again. Once a run is signed, new devices
     get new secrets, which are published for the other members as well.
     """
-    from shoal.owner.enrolment.connection import OwnerConnection, Tls
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.unlock import open_fleet
 
     wanted = [text.strip().lower() for text in fingerprint or ()]
@@ -218,7 +216,8 @@ def rotate(
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
-    from shoal.owner.enrolment.connection import OwnerConnection, Tls
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -298,7 +297,8 @@ def broker_config(
 
 
 def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    from shoal.owner.enrolment.connection import OwnerConnection, Tls
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.enrolment.connection import OwnerConnection
 
     try:
         with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:

@@ -15,12 +15,10 @@ from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
+from shoal.owner.cli.options import AsJson, Directory
 from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import add_version, note, run_program, say, say_json
-
-MOST_ROUNDS = 2**32 - 2
-"""A plan stores 32 bits, and the final round is one more."""
 
 app = typer.Typer(
     help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
@@ -35,10 +33,8 @@ app.add_typer(task_app, name="task")
 app.add_typer(models_cli.app, name="models")
 app.add_typer(runs_cli.app, name="run")
 
-Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
 Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()

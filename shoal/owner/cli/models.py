@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.util.console import counted, note, say, say_json
 
 if TYPE_CHECKING:
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List and fetch the trained models of a finished run.", no_args_is_help=True)
 
-Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
-Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
-Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the broker's next message.", min=0.1, max=3600)]
 
 
@@ -37,7 +33,7 @@ def list_(
     The broker holds the models of a finished run until the next run begins.
     """
     from shoal.errors import NotReadyError
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.run_list import signed_plans
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
@@ -115,7 +111,7 @@ def get(
 
     Devices have sealed the models in the final round, and at least --min-contributors devices have signed each.
     """
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
     from shoal.owner.models.files import LIST_FILE, check_folder, write_models

@@ -16,8 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal import limits
 from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.runs import defaults
+from shoal.protocol.requests import LATEST_RECORDS
 from shoal.util.console import note, say, say_json
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS: Final = 2**32 - 2
 """A plan stores 32 bits, and the final round is one more."""
-MOST_SHOWN: Final = 1000
-"""Most records that `logs` prints: as many as one answer has."""
 
 
 class RunGroup(TyperGroup):
@@ -45,12 +45,7 @@ app = typer.Typer(
     cls=RunGroup, help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True
 )
 
-Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=MOST_ROUNDS)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
-Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
-Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)]
 WAIT_S: Final = 10.0
 
@@ -314,8 +309,8 @@ def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: 
 
 
 def _asked(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> bytes:
+    from shoal.owner.broker.address import Tls
     from shoal.owner.console.connection import ask
-    from shoal.owner.enrolment.connection import Tls
 
     ca, cert, key, wait = link
     return ask(fleet, Tls(ca, cert, key), wait, note, action, **parts)[0]
@@ -445,7 +440,7 @@ def show(
 def logs(
     directory: Directory,
     run: Number,
-    last: Annotated[int, typer.Option("--last", "-n", help="Rounds to print.", min=1, max=MOST_SHOWN)] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", help="Rounds to print.", min=1, max=LATEST_RECORDS)] = 20,
     wait: Wait = WAIT_S,
     ca: Ca = None,
     cert: Cert = None,

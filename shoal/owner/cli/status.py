@@ -7,17 +7,17 @@ problem says who did not answer and the consequence. No device is blamed.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
+from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.util.console import note, say, say_json
 
 if TYPE_CHECKING:
     from aggregator.status.record import FleetStatus
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
 
 LISTEN_S: Final = 2.0
@@ -29,15 +29,15 @@ BROKER_DOWN: Final = (
 
 
 def status(
-    directory: Annotated[Path, typer.Argument(help="The owner's directory.")],
+    directory: Directory,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)] = 10.0,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
 ) -> None:
     """Print the state of the fleet: aggregator, run, devices, pending approvals, roster and keys, with advice."""
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -98,21 +98,7 @@ def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatu
     problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", trouble.hint)
     if isinstance(trouble, BrokerUnreachableError):
         problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", BROKER_DOWN)
-    devices = tuple(
-        DeviceStatus(
-            name=name,
-            online=None,
-            since_s=None,
-            last_seen_s=None,
-            last_upload_s=None,
-            cluster=None,
-            version="",
-            clock_ahead_s=None,
-            reason="",
-            advice="",
-        )
-        for name in fleet.roster.active()
-    )
+    devices = tuple(DeviceStatus(name=name) for name in fleet.roster.active())
     return FleetStatus(
         fleet=fleet.name,
         running=False,

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.errors import ConfigError
+from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.util.console import note, say, say_json
 
 if TYPE_CHECKING:
     from crypto.seal.passphrase import Lock
 
 SUBJECT = "the backup"
-Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
-Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
-Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
 
 
 def backup(
@@ -89,7 +85,7 @@ def restore(
     New secrets are drawn and run numbers continue after a gap, so that no mask is repeated. It refuses to go back behind the
     fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
     """
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.recovery import Recovery
     from shoal.owner.enrolment.recovery import restore as restored
     from shoal.owner.keys.backup import MAX_FILE_BYTES, unpack
@@ -123,8 +119,8 @@ def restore(
 
 def doctor(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
     """Check keys, disk, clock, roster, devices, runs, backup, broker and TLS; exit status 10 on a failure."""
+    from shoal.owner.broker.address import Tls
     from shoal.owner.doctor import diagnose
-    from shoal.owner.enrolment.connection import Tls
     from shoal.util.checks import report
 
     report(diagnose(directory, Tls(ca, cert, key)), as_json=json)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import queue
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, NotReadyError
-from shoal.membership.grants import OWNER_NAME
-from shoal.owner.broker.config import CA_FILE
+from shoal.owner.broker.address import beside_client_id, owner_address
 from shoal.owner.console.asking import Question
 from shoal.transport.base import Disconnected
 from shoal.transport.mqtt import MqttTransport
@@ -18,7 +15,7 @@ from shoal.transport.mqtt import MqttTransport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.requests import RequestAction
     from shoal.transport.base import TransportEvent
@@ -70,7 +67,7 @@ def _exchange(fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[st
         BrokerUnreachableError, NotReadyError: as `ask`.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    transport = _transport(fleet, tls, inbox)
+    transport = MqttTransport(owner_address(fleet, tls), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
     try:
         transport.start(require=True)
         question.send(transport)
@@ -87,16 +84,6 @@ def _exchange(fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[st
             _take(inbox, question)
     finally:
         transport.close()
-
-
-def _transport(fleet: FleetDirectory, tls: Tls, inbox: queue.SimpleQueue[TransportEvent]) -> MqttTransport:
-    url = fleet.broker_for(OWNER_NAME)
-    own_ca = fleet.path / CA_FILE
-    ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-    address = BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
-    # A client id of its own, so that it takes over the connection of no other `shoal-fleet`.
-    client = f"shoal-{fleet.name}-owner-{secrets.token_hex(4)}"
-    return MqttTransport(address, client, inbox.put, session_expiry_s=0)
 
 
 def _take(inbox: queue.SimpleQueue[TransportEvent], question: Question) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
-from shoal.membership.grants import OWNER_NAME
-from shoal.owner.broker.config import CA_FILE
+from shoal.owner.broker.address import Tls, beside_client_id, owner_address
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
@@ -36,23 +31,6 @@ FLUSH_S: Final = 20.0
 
 class TakenOverError(UntrustedError):
     """Another `shoal-fleet` connected with our client id, and the broker dropped this connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files for mqtts; the default CA is the one that `shoal-fleet broker-config` made, if there is one."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-
-def owner_address(fleet: FleetDirectory, tls: Tls) -> BrokerAddress:
-    """Return the broker's address as the owner connects to it."""
-    url = fleet.broker_for(OWNER_NAME)
-    own_ca = fleet.path / CA_FILE
-    ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-    return BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
 
 
 def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
@@ -90,7 +68,7 @@ class OwnerConnection:
         self._complain = complain
         self._fleet, self._tls = fleet, tls
         self._taken_over = threading.Event()
-        client = f"shoal-{fleet.name}-owner" + (f"-{secrets.token_hex(4)}" if beside else "")
+        client = beside_client_id(fleet.name) if beside else f"shoal-{fleet.name}-owner"
         self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
         self.registrar = Registrar(fleet, self._transport, complain, self._drain)
         self.registrar.start(int(time.time()))
@@ -121,6 +99,15 @@ class OwnerConnection:
             except ShoalError as error:
                 self._complain(f"ignored a message: {error}")
 
+    def look_for_roster(self, most_s: float = 2 * LOOK_S) -> None:
+        """Handle what the broker retains, for at most ``most_s``; without a roster LOOK_S are enough.
+
+        Raises:
+            TakenOverError, BrokerUnreachableError: as `listen`.
+        """
+        looked_s = time.monotonic() + LOOK_S
+        self.listen(most_s, lambda: self.registrar.has_seen_roster or time.monotonic() > looked_s)
+
     def approve(self, fingerprints: Iterable[str]) -> list[Member]:
         """Enrol the pending devices with these fingerprints, and return once the broker has grants, roster and keys.
 
@@ -143,8 +130,7 @@ class OwnerConnection:
         """
         # The broker's roster may be newer than ours: see `Registrar.publish_roster`. The devices' receiving keys come before
         # it; in a large fleet they take longer than LOOK_S.
-        looked_s = time.monotonic() + LOOK_S
-        self.listen(FLUSH_S, lambda: self.registrar.has_seen_roster or time.monotonic() > looked_s)
+        self.look_for_roster(FLUSH_S)
         # Locked until the broker has it, or an older roster could replace a newer one there.
         with self._connected(), self._fleet.changing():
             self.registrar.publish_roster()

@@ -19,7 +19,6 @@ restored fleet signs roster 10, in which dev-3 is revoked. With ``older`` it sig
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import BrokerUnreachableError, ConfigError, UntrustedError
-from shoal.owner.enrolment.connection import LOOK_S, OwnerConnection, Tls
+from shoal.owner.broker.address import Tls
+from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.keys.backup import Backup, write_files
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.owner.keys.vault import is_under_passphrase
@@ -118,8 +118,7 @@ def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callab
     try:
         with OwnerConnection(fleet, options.tls, lambda _: None, beside=True) as connection:
             registrar = connection.registrar
-            until_s = time.monotonic() + LOOK_S
-            connection.listen(2 * LOOK_S, lambda: registrar.has_seen_roster or time.monotonic() > until_s)
+            connection.look_for_roster()
             registrar.take_receiving()
             seen = registrar.newest_roster
     except BrokerUnreachableError as error:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import queue
-import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from shoal.address import BrokerAddress
-from shoal.membership.grants import OWNER_NAME
-from shoal.owner.broker.config import CA_FILE
+from shoal.owner.broker.address import beside_client_id, owner_address
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.reader import ModelReader
 from shoal.transport.mqtt import MqttTransport
@@ -17,7 +14,7 @@ from shoal.transport.mqtt import MqttTransport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.owner.enrolment.connection import Tls
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.transport.base import TransportEvent
 
@@ -43,13 +40,8 @@ def read_models(
     Raises:
         BrokerUnreachableError: no broker answers, or it refuses the owner's user.
     """
-    url = fleet.broker_for(OWNER_NAME)
-    own_ca = fleet.path / CA_FILE
-    ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-    address = BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    client = f"shoal-{fleet.name}-owner-{secrets.token_hex(4)}"
-    transport = MqttTransport(address, client, inbox.put, session_expiry_s=0)
+    transport = MqttTransport(owner_address(fleet, tls), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
     reader = ModelReader(fleet, signed_plans(fleet, tell), transport, run)
     reader.start()
     try:

@@ -24,18 +24,7 @@ STATUS = FleetStatus(
 
 
 def device(name, reason="", online=True, version=VERSION):
-    return DeviceStatus(
-        name=name,
-        online=online,
-        since_s=None,
-        last_seen_s=None,
-        last_upload_s=None,
-        cluster=None,
-        version=version,
-        clock_ahead_s=None,
-        reason=reason,
-        advice="",
-    )
+    return DeviceStatus(name=name, online=online, version=version, reason=reason)
 
 
 @pytest.fixture

@@ -12,21 +12,13 @@ from aggregator.rounds.held_models import (
     agree,
     offers_of,
 )
-from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from aggregator.strategies.base import ClusterModel, RoundPlan
 from shoal.errors import IntegrityError
-from shoal.protocol.messages import SHARED_MODEL, DeclineReason
+from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import StateId, mean_number
-from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 from tests.helpers.plans import ROUND_KEY
 from tests.helpers.statements import digest
-
-ORIGIN = StateId(0, 0)
-TRAIN = train_assignment((0,), evaluate=False)
-
-
-def plan_of(held, round_=None, devices=NAMES, **changes):
-    (number,) = [n for n, s in held.states.names.items() if s == max(held.states.names.values())]
-    return RoundPlan(round_ or held.closed + 1, {0: ClusterModel(number)}, dict.fromkeys(devices, TRAIN), **changes)
 
 
 def test_offers_are_the_states_of_the_planned_models():
@@ -247,27 +239,6 @@ def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script
     for model in range(4):
         last = max((round_ for round_, models in enumerate(script, start=1) if model in models), default=0)
         assert any(r.state == StateId(model, last) for r in recipes) or not last or StateId(model, last) in reached
-
-
-def damaged(count):
-    """Return three devices' models: certified at round 2 in round 3, two hold (0, 3) for ``count`` rounds, one has lost it."""
-    run, trio = held_plan(min_contributors=3), NAMES[:3]
-    held = rounds(3, devices=trio, held=begun(run, trio), run=run, seal=lambda r: "dev-1" if r == 3 else None)
-    for round_ in range(4, 4 + count):
-        states = {StateId(0, 2), StateId(0, 3)} & (held.held_by("dev-2") | {StateId(0, 3)})
-        updates = [update(d, round_, states, run=run) for d in trio[:2]]
-        held = after_round(
-            held,
-            round_,
-            run=run,
-            offers={0: StateId(0, 3)},
-            agreement=agree(held, {0: StateId(0, 3)}, updates),
-            given=updates,
-            declined={"dev-3": DeclineReason.STATE},
-            settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
-            models=(0,),
-        )
-    return held
 
 
 def test_devices_of_a_small_cluster_keep_its_last_certified_state():

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from aggregator.rounds.held_models import Evidence, Named, after_round, agree, offers_of
+from aggregator.rounds.held_models import Evidence, Named, offers_of
 from aggregator.rounds.missing_states import (
     CHECKPOINT_EVERY,
     lost,
@@ -10,39 +10,10 @@ from aggregator.rounds.missing_states import (
     unable,
     uncertifiable,
 )
-from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from aggregator.strategies.base import RoundPlan, train_assignment
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.states import StateId
-from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
-
-ORIGIN = StateId(0, 0)
-TRAIN = train_assignment((0,), evaluate=False)
-
-
-def plan_of(held, round_=None, devices=NAMES, **changes):
-    (number,) = [n for n, s in held.states.names.items() if s == max(held.states.names.values())]
-    return RoundPlan(round_ or held.closed + 1, {0: ClusterModel(number)}, dict.fromkeys(devices, TRAIN), **changes)
-
-
-def damaged(count):
-    """Return three devices' models: certified at round 2 in round 3, two hold (0, 3) for ``count`` rounds, one has lost it."""
-    run, trio = held_plan(min_contributors=3), NAMES[:3]
-    held = rounds(3, devices=trio, held=begun(run, trio), run=run, seal=lambda r: "dev-1" if r == 3 else None)
-    for round_ in range(4, 4 + count):
-        states = {StateId(0, 2), StateId(0, 3)} & (held.held_by("dev-2") | {StateId(0, 3)})
-        updates = [update(d, round_, states, run=run) for d in trio[:2]]
-        held = after_round(
-            held,
-            round_,
-            run=run,
-            offers={0: StateId(0, 3)},
-            agreement=agree(held, {0: StateId(0, 3)}, updates),
-            given=updates,
-            declined={"dev-3": DeclineReason.STATE},
-            settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
-            models=(0,),
-        )
-    return held
+from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 
 
 def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer_too():

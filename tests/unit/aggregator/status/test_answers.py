@@ -11,21 +11,7 @@ from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
 from shoal.errors import WireError
 
 RUN = RunEntry(run=2, run_id=b"r" * 16, algorithm="cfl", phase="round", round=4, rounds=9)
-DEVICES = tuple(
-    DeviceStatus(
-        name=f"dev-{n}",
-        online=True,
-        since_s=None,
-        last_seen_s=None,
-        last_upload_s=None,
-        cluster=None,
-        version="",
-        clock_ahead_s=None,
-        reason="",
-        advice="",
-    )
-    for n in range(9)
-)
+DEVICES = tuple(DeviceStatus(name=f"dev-{n}", online=True) for n in range(9))
 STATUS = FleetStatus(
     fleet="reef",
     running=True,

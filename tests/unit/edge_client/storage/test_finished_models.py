@@ -11,13 +11,13 @@ from edge_client.storage.finished_models import (
     FinishedList,
     FinishedModels,
     Validation,
-    _write_sealed,
     best_of,
     measured,
 )
 from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.protocol.codec import encode
+from shoal.util.checked_files import write_checked
 from shoal.util.files import private_directory, write_private
 from shoal.util.times import second
 from tests.helpers.power_cuts import CutAt, cut_at
@@ -248,7 +248,7 @@ def test_a_damaged_list_or_choice_is_refused_and_no_file_is_removed(store, name,
 
 def test_a_list_of_another_version_is_refused(store):
     add(store, 1)
-    _write_sealed(store._folder / "list.bin", encode(FinishedList(2, ())))
+    write_checked(store._folder / "list.bin", encode(FinishedList(2, ())))
     with pytest.raises(IntegrityError, match="has version 2, not 1") as caught:
         store.models()
     assert "remove" in caught.value.hint

@@ -7,13 +7,12 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError
 from shoal.owner import doctor
+from shoal.owner.broker.address import Tls
 from shoal.owner.doctor import diagnose
-from shoal.owner.enrolment.connection import Tls
 from shoal.owner.keys import backup as backups
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.util.checks import ok
-from tests.helpers.enrolments import TOPICS, Scene
-from tests.unit.shoal.owner.enrolment.test_recovery import Connected
+from tests.helpers.enrolments import TOPICS, Connected, Scene
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
+from shoal.owner.broker.address import Tls
 from shoal.owner.console import connection
 from shoal.owner.console.connection import ask
-from shoal.owner.enrolment.connection import Tls
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
 from shoal.transport.base import Disconnected
@@ -51,13 +51,13 @@ def wires(monkeypatch):
         questions.append(real(*args, **parts))
         return questions[-1]
 
-    def transport(_fleet, _tls, inbox):
+    def transport(_address, _client, sink, **_options):
         script = scripts[len(made)]
-        made.append(Wire(inbox.put, lambda wire: script(wire, questions[-1])))
+        made.append(Wire(sink, lambda wire: script(wire, questions[-1])))
         return made[-1]
 
     monkeypatch.setattr(connection, "Question", question)
-    monkeypatch.setattr(connection, "_transport", transport)
+    monkeypatch.setattr(connection, "MqttTransport", transport)
     return made, scripts
 
 

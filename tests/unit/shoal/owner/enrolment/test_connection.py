@@ -17,8 +17,9 @@ from shoal import limits
 from shoal.errors import BrokerUnreachableError
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli import enrolment as admission_cli
-from shoal.owner.enrolment.connection import OwnerConnection, TakenOverError, Tls
+from shoal.owner.enrolment.connection import OwnerConnection, TakenOverError
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split

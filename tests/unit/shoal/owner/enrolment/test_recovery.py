@@ -13,27 +13,9 @@ from shoal.owner.enrolment import recovery
 from shoal.owner.enrolment.recovery import Recovery, restore
 from shoal.owner.keys.backup import BackupFile, pack
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
-from tests.helpers.enrolments import TOPICS, Scene
+from tests.helpers.enrolments import TOPICS, Connected, Scene
 
 LOCK = Lock(b"correct horse battery")
-
-
-class Connected:
-    """Stands for `OwnerConnection`: a registrar at the scene's broker."""
-
-    def __init__(self, scene, fleet):
-        self.registrar = scene.sit(fleet=fleet)
-        self.registrar.look_for_roster()
-        scene.broker.pump()
-
-    def listen(self, _seconds, _enough):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.registrar._transport.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, NotReadyError
-from shoal.owner.enrolment.connection import Tls
+from shoal.owner.broker.address import Tls
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.connection import read_models
 from shoal.transport.local_broker import find_mosquitto, start_broker
