@@ -33,7 +33,7 @@ from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
-from shoal.simulation.engine.personal import drawn_start, finish
+from shoal.simulation.engine.personal import Alone, drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.trainers.dense import is_dense
@@ -290,19 +290,18 @@ def _personal(
         min_contributors=1,
         evaluate_every=0,
     )
+    origin = drawn_start(workforce.network, start[0], workforce.run.seed, private)
+
+    def trained(population: Population) -> NDArray[np.float32]:
+        return _taken(engine.simulate(Local.name, {}, population, workforce.network, alone_options, start=origin))
+
+    def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        return trained(workforce.population.of(places).with_validation())
+
     threads = torch.get_num_threads()
     try:
-        alone = engine.simulate(
-            Local.name,
-            {},
-            workforce.population,
-            workforce.network,
-            alone_options,
-            start=drawn_start(workforce.network, start[0], workforce.run.seed, private),
-        )
-        found = finish(
-            workforce, _taken(result), result.all_rounds + 1, _taken(alone), above=_above(result), weight=weight
-        )
+        alone = Alone(trained(workforce.population), again)
+        found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
     finally:
         torch.set_num_threads(threads)
     accuracy = np.full(len(found.tested), np.nan)
