@@ -13,6 +13,7 @@ from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.experiments import cli as simulate_cli
 from shoal.experiments.data import cli as data_cli
+from shoal.owner.runs.defaults import DEFAULT_MODE
 from shoal.util.console import (
     add_version,
     counted,
@@ -164,6 +165,9 @@ def _show_page(page: bytes, path: Path | None, *, browse: bool) -> None:
 def bench_round(
     devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
     rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
+    mode: Annotated[
+        str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
+    ] = DEFAULT_MODE,
     broker: BrokerName = "auto",
     save: SaveFile = None,
     json: AsJson = False,
@@ -173,7 +177,7 @@ def bench_round(
 
     forbid_inspection()
     _stop_cleanly()
-    data = measure(devices, _broker(broker), rounds).data()
+    data = measure(devices, _broker(broker), rounds, mode).data()
     _deliver(data, json, lambda: _show_round(data), save)
 
 

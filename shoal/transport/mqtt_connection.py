@@ -48,9 +48,6 @@ READ_AHEAD_BYTES: Final = 4096
 """Bytes read at once where paho asks for fewer. It reads a packet's header byte by byte, in four system calls, at each of which
 the thread may have to wait for the interpreter's lock."""
 
-PACKETS_AT_ONCE: Final = 4
-"""Most packets read in one step if their beginnings have been read ahead."""
-
 _BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
 """Exceptions of paho for bytes that are not MQTT."""
 
@@ -242,19 +239,12 @@ class Link:
                 # An error or a hang-up, which poll reports unasked, is read as well: paho then ends the connection.
                 readable = readable or bool(conditions & ~select.POLLOUT)
             if readable:
-                self._read()
+                self._client.loop_read()
             self._client.loop_misc()
             self._write()
         except _BROKEN_STREAM:
             _log.exception("broken MQTT stream: the connection is dropped")
             self.abort("the broker sent what is no MQTT")
-
-    def _read(self) -> None:
-        """Read a packet, or as much of it as has arrived, and those behind it of which a part has been read ahead."""
-        for _ in range(PACKETS_AT_ONCE):
-            self._client.loop_read()
-            if not self._client.ahead or not self.alive:
-                return
 
     def _write(self) -> None:
         """Write paho's queued packets, acknowledgements and publishes together, in as few TCP segments as possible."""

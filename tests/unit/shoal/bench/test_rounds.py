@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from shoal.bench import rounds
 from shoal.bench.rounds import LOCAL, SAMPLES, TRAININGS, RoundFigures
+from shoal.errors import ConfigError
 from tests.helpers.tasks import logistic_bundle
 
 pytestmark = pytest.mark.torch
@@ -33,6 +34,11 @@ def test_the_round_benchmark_says_its_mode():
     assert figures.data()["seconds_per_round_median"] == 0.2
     assert figures.data()["seconds_bound_by_training"] == pytest.approx(0.05)
     assert figures.data()["bound_ratio"] == pytest.approx(4.0)
+
+
+def test_an_unknown_mode_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="mask mode 'rot13' is not known"):
+        rounds.measure(2, "no such broker", mode="rot13")
 
 
 def test_more_cores_than_devices_do_not_shorten_a_training() -> None:
