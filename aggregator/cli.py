@@ -16,6 +16,7 @@ from shoal.errors import IntegrityError, ShoalError
 from shoal.util.config import load, shown
 from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
 from shoal.util.files import named
+from shoal.util.process import trace_crashes
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
@@ -105,6 +106,7 @@ def serve(
     }
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     setup_logging(values.log)
+    trace_crashes()
     serve_fleet(values)
 
 

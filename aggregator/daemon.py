@@ -25,6 +25,7 @@ from aggregator.page.service import FleetPage
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
+from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.fsync_worker import ThreadSyncer
@@ -42,6 +43,7 @@ from shoal.util.locks import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.open_files import raise_open_files_limit
 from shoal.util.process import keep_heap, settle
+from shoal.util.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from aggregator.status.facts import RunFacts
@@ -127,6 +129,7 @@ class Daemon:
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
         self._ended: set[bytes] = set()
         self._page = FleetPage(config, self._membership, self._transport)
+        self._manager = ServiceManager.from_environment()
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -144,6 +147,7 @@ class Daemon:
             self._live.end(error)
             raise
         finally:
+            self._manager.stopping()
             self._page.close()
         self._live.end(None)
 
@@ -162,6 +166,7 @@ class Daemon:
             "serving",
             extra={"kv": {"fleet": self._membership.fleet, "devices": len(self._membership.roster.active())}},
         )
+        self._manager.ready(f"connected to {self._watch.connection.facts.broker}")
         told_idle = False
         try:
             while True:
@@ -356,8 +361,12 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Write the facts for `shoal-aggregator status`, and hand them to the fleet page, if that is due."""
+        """Hand the facts to `shoal-aggregator status`, the fleet page and the service manager, where that is due."""
         self._live.keep_up(self._run_facts, time.monotonic())
+        now_s = time.monotonic()
+        self._manager.alive(now_s)
+        if self._manager.wants_status(now_s):
+            self._manager.status(service_line(self._live.facts(self._run_facts())), now_s)
         self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
 
     def _run_facts(self) -> RunFacts | None:

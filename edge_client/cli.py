@@ -102,9 +102,14 @@ def enrol(
 
     from crypto.seal.identity import fingerprint
     from edge_client import enrolment as joining
+    from edge_client.learning.executor import trial
+    from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 
     token = joining.read_line(line)
     joining.require_fresh(directory, token, int(time()))
+    if choose(AUTO) == ONNX_RUNTIME and (fault := trial.failure()):
+        note(f"warning: {fault}")
+        note(f"hint: {trial.HINT}")
     identity = joining.prepare(directory, name or directory.absolute().name)
     mine = fingerprint(identity.member)
     note(f"fingerprint {mine}")

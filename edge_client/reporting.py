@@ -218,6 +218,17 @@ class Results:
         since = second(int(self._clock_s()))
         self._connection = {"connected": False, "broker": broker, "since": since, "reason": reason}
 
+    def state_line(self, session: DeviceSession) -> str:
+        """Return what the device does now, as one line for people."""
+        if not self._connection.get("connected"):
+            return f"not connected to {self._connection['broker']}" if self._connection else "connecting"
+        if session.plan is None:
+            return f"fleet {self._membership.fleet}: waiting for a run"
+        run = f"fleet {self._membership.fleet}, run {session.plan.run}"
+        if session.stopped:
+            return f"{run}: stopping"
+        return f"{run}, round {session.round.mark.round}: {session.round.stage.value}"
+
     def keep_status(self, session: DeviceSession, now_s: float) -> None:
         """Write the status file if session or connection has changed: a device that is stuck shows what it waits for."""
         if not self._is_due(now_s):

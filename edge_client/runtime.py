@@ -187,6 +187,11 @@ class DeviceRuntime:
         return None if self._run is None else self._run.plan.run
 
     @property
+    def state_line(self) -> str:
+        """What the device does now, as one line for people."""
+        return self._results.state_line(self.session)
+
+    @property
     def finishing(self) -> bool:
         """Whether the personal finish of a run that has ended is under way, or about to begin."""
         return self._finisher.is_pending(idle=self.session.idle)

@@ -7,7 +7,7 @@ from typing import Final
 
 from edge_client.reexec import inherited_config
 from shoal.util.console import run_program, setup_logging
-from shoal.util.process import leave_out, put_off
+from shoal.util.process import leave_out, put_off, trace_crashes
 
 UNUSED: Final = "urllib.request"
 """Imported by paho for web socket proxies. With http and email it would take 3 MB of the 80 MB that a device may use."""
@@ -21,6 +21,7 @@ def main() -> None:
     def program(**_: object) -> None:
         config = inherited_config(sys.argv)
         setup_logging(config.log)
+        trace_crashes()
         leave_out(PROXIES)
         put_off(UNUSED)  # before the import below, which loads paho
         from edge_client.daemon import serve

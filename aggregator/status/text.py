@@ -11,6 +11,7 @@ from aggregator.status.record import REVOKED
 from shoal.util.times import second
 
 if TYPE_CHECKING:
+    from aggregator.status.facts import LiveFacts
     from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
 
 
@@ -46,6 +47,19 @@ def _since(device: DeviceStatus) -> str:
     since = f" since {second(device.since_s)}" if device.online is False and device.since_s is not None else ""
     upload = f", last upload {second(device.last_upload_s)}" if device.last_upload_s is not None else ""
     return f"{since}{upload}"
+
+
+def service_line(facts: LiveFacts) -> str:
+    """Return what the running daemon does now, as one line for `systemctl status`."""
+    connection, run = facts.connection, facts.run
+    if not connection.connected:
+        return f"not connected to {connection.broker}"
+    if run is None or run.phase == RunPhase.FINISHED.value:
+        return "idle: waiting for a run"
+    order = f", {run.order}" if run.order else ""
+    if run.phase == RunPhase.GATHERING.value:
+        return f"run {run.run}: {run.received} devices online, {run.needed} needed{order}"
+    return f"run {run.run}, round {run.round}: {run.received} uploads, {run.needed} needed{order}"
 
 
 def round_line(run: RunStatus) -> str:

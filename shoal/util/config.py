@@ -1,4 +1,8 @@
-"""Layered configuration: flag, then SHOAL_* environment, then TOML file, then default; unknown keys are refused."""
+"""Layered configuration: flag, then SHOAL_* environment, then systemd's credential, then TOML file, then default.
+
+Unknown keys are refused. A credential (``LoadCredential=NAME:FILE``) has the name of the key: its text is the value of a secret
+text such as ``broker``, and its file the value of a path.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.util.service_manager import credential, read_credential
 from shoal.util.wanted import wanted
 
 C = TypeVar("C")
@@ -104,11 +109,23 @@ def gather(
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
             values[name], origins[name] = _parse(environment[variable], hints[name], variable), variable
+        elif (secret := _credential(name, field, hints[name], environment)) is not None:
+            values[name], origins[name] = secret, f"credential {name}"
         elif name in table:
             values[name], origins[name] = _parse(table[name], hints[name], f"{file}: {name}"), str(file)
         elif field.default is not dataclasses.MISSING:
             values[name], origins[name] = field.default, "default"
     return values, origins
+
+
+def _credential(name: str, field: Any, hint: Any, environment: Mapping[str, str]) -> str | Path | None:
+    """Return a field's value from the service manager: for secret texts, which ``repr`` does not show, and for paths."""
+    path = credential(name, environment)
+    if path is None:
+        return None
+    if hint is Path or Path in typing.get_args(hint):
+        return path
+    return None if field.repr else read_credential(path)
 
 
 def _variable(section: str, name: str) -> str:

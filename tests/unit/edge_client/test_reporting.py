@@ -148,6 +148,17 @@ def test_the_status_is_written_when_the_connection_has_changed(place):
     assert (found["connected"], found["reason"]) == (False, "Connection refused")
 
 
+def test_the_line_for_the_service_manager(place):
+    line = place.results.state_line
+    assert line(at(Stage.IDLE)) == "connecting"
+    place.results.connected("mqtt://reef:1883")
+    assert line(at(Stage.IDLE)) == "fleet reef: waiting for a run"
+    following = new_session(round=RoundState(0, stage=Stage.WORKING, plan=run_plan(run=4)))
+    assert line(following) == "fleet reef, run 4, round 0: working"
+    place.results.disconnected("mqtt://reef:1883", "Connection refused")
+    assert line(following) == "not connected to mqtt://reef:1883"
+
+
 def test_an_unchanged_status_shows_once_a_minute_that_the_device_is_alive(place):
     place.begin()
     place.results.keep_status(at(Stage.FETCHING), 10.0)

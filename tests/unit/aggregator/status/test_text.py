@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.status import text
+from aggregator.status.facts import ConnectionFacts, LiveFacts, RunFacts
 from aggregator.status.record import DeviceStatus, FleetStatus, MissingDevice, Problem, RunStatus
 
 AT = 1_795_000_000
@@ -31,6 +32,32 @@ RUN = RunStatus(
     received=2,
     missing=(MissingDevice("dev-2", AT, "offline", "start it"),),
 )
+
+
+@pytest.mark.parametrize(
+    ("connected", "run", "line"),
+    [
+        (False, None, "not connected to mqtt://reef:1883"),
+        (True, None, "idle: waiting for a run"),
+        (True, {"phase": "finished"}, "idle: waiting for a run"),
+        (
+            True,
+            {"phase": "gathering", "order": "paused by the owner"},
+            "run 4: 2 devices online, 3 needed, paused by the owner",
+        ),
+        (True, {"phase": "round"}, "run 4, round 7: 2 uploads, 3 needed"),
+    ],
+)
+def test_the_line_for_the_service_manager(connected, run, line):
+    facts = {"run": 4, "round": 7, "since_s": AT, "deadline_at_s": None, "needed": 3, "received": 2, "waiting": ()}
+    found = LiveFacts(
+        version="0.1.0",
+        started_at_s=AT,
+        connection=ConnectionFacts(broker="mqtt://reef:1883", connected=connected, since_s=AT),
+        devices={},
+        run=None if run is None else RunFacts(**facts, **run),
+    )
+    assert text.service_line(found) == line
 
 
 def device(name, online=True, reason="", **changes):
