@@ -13,6 +13,7 @@ from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.experiments import cli as simulate_cli
 from shoal.experiments.data import cli as data_cli
+from shoal.new import cli as new_cli
 from shoal.util.console import (
     add_version,
     counted,
@@ -39,6 +40,7 @@ bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=T
 app.add_typer(bench_app, name="bench")
 app.add_typer(data_cli.app, name="data")
 app.command("simulate")(simulate_cli.simulate)
+app.command("new")(new_cli.new)
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
