@@ -11,6 +11,5 @@ Files
 - A folder with files in it is left alone.
 
 Example:
-
     shoal new strategy geometric-median && pip install -e geometric-median && pytest geometric-median
 """
