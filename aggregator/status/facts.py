@@ -65,7 +65,8 @@ class RunFacts:
         received: durable uploads to the open round; while gathering, devices that are online.
         waiting: devices that the round, or the gathering, still waits for, in name order.
         obstacle: why no device can help the run to go on; empty if one can.
-        shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
+        shortage, advice: why the run can't go on after its deadline, or at once if the fleet is too small, and advice to
+            the operator; empty if it can.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
     """
 

@@ -327,8 +327,9 @@ class _Builder:
             if self.served.obstacle:
                 found.append(Problem(self.served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
             if self.served.shortage:
-                passed = f"run {self.served.run} can't go on: its deadline has passed, {self.served.shortage}"
-                found.append(Problem(passed, self.served.advice))
+                passed = "its deadline has passed, " if self.served.deadline_passed else ""
+                reason = f"run {self.served.run} can't go on: {passed}{self.served.shortage}"
+                found.append(Problem(reason, self.served.advice))
         return found
 
     def device(self, name: str) -> DeviceStatus:

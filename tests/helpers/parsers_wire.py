@@ -143,7 +143,7 @@ def _states():
             keys=keys,
             roster=made.roster(),
             length=2,
-            min_contributors=2,
+            signers=2,
         )
 
     def certified(data):
@@ -153,7 +153,7 @@ def _states():
             fleet=keys.fleet,
             run_id=keys.run_id,
             roster=made.roster(),
-            min_contributors=2,
+            needed=2,
         )
 
     return [
