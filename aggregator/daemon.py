@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
@@ -125,6 +126,7 @@ class Daemon:
         self._orders = OwnerOrders(self._membership.directory)
         self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
+        self._notices = NoticeBoard(self._membership, self._transport, self._orders)
         self._ended: set[bytes] = set()
         self._page = FleetPage(config, self._membership, self._transport)
 
@@ -356,7 +358,9 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Write the facts for `shoal-aggregator status`, and hand them to the fleet page, if that is due."""
+        """Write the facts for `shoal-aggregator status`, and tell page and devices what has changed, if that is due."""
+        service = self._service
+        self._notices.keep_up(None if service is None or service.finished else service.plan)
         self._live.keep_up(self._run_facts, time.monotonic())
         self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
 
@@ -398,6 +402,7 @@ class Daemon:
             self._live.hurry()
             return
         if not isinstance(event, Message):
+            self._notices.on_event(event)
             self._live.hurry()
         if service is not None:
             service.on_event(event, time.monotonic())

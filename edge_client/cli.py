@@ -167,6 +167,14 @@ def run(
             show_default="none",
         ),
     ] = None,
+    vitals: Annotated[
+        bool | None,
+        typer.Option(
+            "--vitals/--no-vitals",
+            help="Report free disk and memory, load, temperature, battery and uptime to the aggregator every ten minutes.",
+            show_default="no-vitals",
+        ),
+    ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
 ) -> None:
@@ -191,6 +199,7 @@ def run(
         "executor": executor,
         "max_kbps": max_kbps,
         "metered": metered,
+        "vitals": vitals,
     }
     from edge_client.reexec import become
 
@@ -367,6 +376,9 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             lines.append(_liveness_line(data))
             continue
         if name in ("connected", "broker", "since"):
+            continue
+        if name == "order":
+            lines.append(str(value))
             continue
         if name == "session" and isinstance(value, dict):
             waits = value.get("waits_for")
@@ -640,7 +652,8 @@ def _model_line(model: dict[str, Any]) -> str:
         f"validation {', '.join([*fit, samples])}",
     ]
     if model["answers"]:
-        parts.append("answers, pinned by rollback" if model["pinned"] else "answers")
+        by = "chosen by the owner" if model["chosen_by_owner"] else "pinned by rollback"
+        parts.append(f"answers, {by}" if model["pinned"] else "answers")
     return "; ".join(parts)
 
 
