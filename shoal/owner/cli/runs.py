@@ -21,6 +21,7 @@ from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS
 from shoal.util.console import note, say, say_json
+from shoal.util.progress import working
 
 if TYPE_CHECKING:
     import numpy as np
@@ -289,11 +290,12 @@ def _origins(
         from shoal.owner.runs.plan import chosen_origins
 
         return chosen_origins(read_models(folder, bundle), count, model)
-    from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
-
     note("drawing the starting models")
-    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
-    return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
+    with working("drawing the starting models with torch"):
+        from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
+
+        # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
+        return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
 
 
 app.command("sign", cls=RunCommand, hidden=True)(start)
