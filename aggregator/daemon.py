@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
@@ -127,6 +128,7 @@ class Daemon:
         self._orders = OwnerOrders(self._membership.directory)
         self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
+        self._notices = NoticeBoard(self._membership, self._transport, self._orders)
         self._ended: set[bytes] = set()
         self._page = FleetPage(config, self._membership, self._transport)
         self._manager = ServiceManager.from_environment()
@@ -361,7 +363,9 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Hand the facts to `shoal-aggregator status`, the fleet page and the service manager, where that is due."""
+        """Hand the facts to `status`, the devices, the fleet page and the service manager, where that is due."""
+        service = self._service
+        self._notices.keep_up(None if service is None or service.finished else service.plan)
         self._live.keep_up(self._run_facts, time.monotonic())
         now_s = time.monotonic()
         self._manager.alive(now_s)
@@ -407,6 +411,7 @@ class Daemon:
             self._live.hurry()
             return
         if not isinstance(event, Message):
+            self._notices.on_event(event)
             self._live.hurry()
         if service is not None:
             service.on_event(event, time.monotonic())

@@ -20,6 +20,7 @@ from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
 from shoal.membership.roster_delta import roster_change
+from shoal.membership.statements import signers_needed
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
@@ -126,7 +127,9 @@ class Publisher:
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish new means and checkpoints, then the announcement, and clear means and checkpoints that it does not name."""
         plan = opened.plan
-        held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states), plan.round)
+        signers = signers_needed(run.min_contributors, roster.active_count)
+        offers = offers_of(plan, opened.held.states)
+        held = self._relayed.announce(run, opened.held, offers, plan.round, signers=signers)
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {

@@ -21,6 +21,7 @@ from edge_client.metered import parse_hours
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
+from edge_client.vitals import measure
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, StorageError, UntrustedError
 from shoal.transport.base import TakenOver
@@ -126,6 +127,7 @@ def _serve(config: EdgeConfig) -> None:
         watch=watch_of(config.data) if config.watch else None,
         executor=executor,
         metered=parse_hours(config.metered),
+        vitals=(lambda: measure(config.dir)) if config.vitals else None,
     )
     runtime.start()
     transport.start(require=True)

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from crypto.seal.signed import open_document
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import RunPackage
+from shoal.protocol.documents import ModelChoice, RunPackage
 from shoal.protocol.messages import Phase
 from shoal.util.times import second
 
@@ -93,6 +95,32 @@ class Results:
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
         self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    @property
+    def answers(self) -> int:
+        """Number of the run whose finished model answers; 0 without one, or if the list of models is damaged."""
+        try:
+            model = self._finished.standing().answers
+        except (ConfigError, IntegrityError):
+            return 0  # `predict` and `shoal-edge models` report the damage
+        return 0 if model is None else model.run
+
+    def choose(self, signed: bytes) -> bool:
+        """Let the model answer that the owner has chosen; return whether that changed anything.
+
+        Raises:
+            UntrustedError, WireError: the owner has not signed the choice, or it is of another fleet.
+            ConfigError: it can't be stored.
+            IntegrityError: the list of models is damaged.
+        """
+        choice = open_document(signed, ModelChoice, self._membership.owner_key)
+        if choice.fleet != self._membership.fleet:
+            raise UntrustedError(f"a choice of models for fleet {choice.fleet!r}")
+        effect = self._finished.choose(choice)
+        if effect is None:
+            return False
+        LOG.info("the owner's choice of models: %s", effect, extra={"kv": {"run": choice.run or "newest"}})
+        return True
 
     def warn(self, doubts: Sequence[str]) -> None:
         """Log doubts about the samples or a finished model, and show them in the status file; each run begins without any."""
@@ -213,6 +241,11 @@ class Results:
         """Note for the status file that the broker at this address, without user and password, accepted the connection."""
         self._connection = {"connected": True, "broker": broker, "since": second(int(self._clock_s()))}
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker has accepted the connection and it has not ended."""
+        return self._connection.get("connected") is True
+
     def disconnected(self, broker: str, reason: str) -> None:
         """Note for the status file that the connection to the broker has ended."""
         since = second(int(self._clock_s()))
@@ -254,6 +287,7 @@ class Results:
                 "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
                 **self._executor,
+                **({"order": session.order} if session.order else {}),
                 **self._figures,
                 "session": self._summary,
                 "connection": self._connection,

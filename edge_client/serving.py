@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from edge_client.reexec import inherited_config
-from shoal.util.console import run_program, setup_logging
+from edge_client.reexec import AS_JSON, inherited_config
+from shoal.util.console import run_program, say_json, setup_logging
 from shoal.util.process import leave_out, put_off, trace_crashes
 
 UNUSED: Final = "urllib.request"
@@ -27,6 +27,11 @@ def main() -> None:
         from edge_client.daemon import serve
 
         serve(config)
+        if AS_JSON in sys.argv:
+            from edge_client.storage.state import DeviceState
+
+            figures = DeviceState(config.dir).load_status() or {}
+            say_json({name: figures.get(name) for name in ("device", "fleet", "ended")})
 
     run_program(program, prog="shoal-edge", secret=True)
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -46,7 +46,14 @@ from aggregator.rounds.held_models import Agreement, HeldModels, after_round, ag
 from aggregator.rounds.opening import prepare
 from aggregator.rounds.orders import Order, newest
 from aggregator.rounds.phases import check_transition
-from aggregator.rounds.quorum_and_deadline import may_close, may_open
+from aggregator.rounds.quorum_and_deadline import (
+    FLEET_TOO_SMALL,
+    certifiers,
+    is_too_small,
+    may_close,
+    may_open,
+    members,
+)
 from aggregator.rounds.relay import numbers_in, settle
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import screen
@@ -319,6 +326,7 @@ class Engine:
             self.run,
             lambda s, there: self._planned(s, round_, there),
             waited=waited,
+            signers=certifiers(state),
         )
         if ready is None or not ready.plan.assignments:
             return state, ()
@@ -371,6 +379,11 @@ class Engine:
             if self.average is not None:
                 apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
                 outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
+        if is_too_small(state):
+            found = {"devices": len(members(state)), "min_contributors": self.run.min_contributors}
+            outcome = dataclasses.replace(
+                outcome, events=(*outcome.events, StrategyEvent(plan.round, FLEET_TOO_SMALL, found))
+            )
         strategy, held = self._settle(state, plan, strategy, agreement, limit)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(
@@ -423,6 +436,7 @@ class Engine:
             settled=settled,
             models=models,
             limit=limit,
+            signers=certifiers(state),
         )
         return strategy, moved
 

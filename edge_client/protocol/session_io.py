@@ -278,6 +278,13 @@ class DropModel:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeChoice:
+    """Check the owner's signed choice of models, and let that run's model answer."""
+
+    signed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PublishStatus:
     """Write the status file, unless that has just happened."""
 
@@ -312,6 +319,6 @@ ForMembership = (
     AdoptRoster | ApplyRosterChange | TakeGrant | ResumeRun | OpenRun | LocateCheckpoint | BeginWithCheckpoint
 )
 """Rosters, keys and runs."""
-ForProgram = TakeModel | DropModel | Log | PublishStatus | Refuse | Stop
+ForProgram = TakeModel | DropModel | TakeChoice | Log | PublishStatus | Refuse | Stop
 """Everything else."""
 Do = ForBroker | ForMembership | ForProgram

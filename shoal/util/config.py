@@ -31,22 +31,34 @@ class Loaded(Generic[C]):
     origins: Mapping[str, str]
 
 
-def shown(loaded: Loaded[C]) -> Iterator[str]:
-    """Yield a line for each value with its origin; an address that may contain a password is shown without it."""
+def shown(loaded: Loaded[C]) -> dict[str, dict[str, Any] | None]:
+    """Return name -> value and source of each field; an address that may contain a password is shown without it."""
     values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
-    return lines(type(loaded.values), values, loaded.origins)
+    return document(type(loaded.values), values, loaded.origins)
 
 
 def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of `shown` for ``kind``; ``values`` and ``origins`` come from `gather` and may lack fields."""
+    for name, found in document(kind, values, origins).items():
+        yield f"{name} = (not set)" if found is None else f"{name} = {found['value']}  # {found['source']}"
+
+
+def document(
+    kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> dict[str, dict[str, Any] | None]:
+    """Return name -> value and source of each field, as for `lines`; None for a field that is not set."""
+    found: dict[str, dict[str, Any] | None] = {}
     for field in dataclasses.fields(kind):
         if field.name not in values:
-            yield f"{field.name} = (not set)"
+            found[field.name] = None
             continue
         value = values[field.name]
         if value and not field.repr:
-            value = BrokerAddress.parse(value)
-        yield f"{field.name} = {value}  # {origins[field.name]}"
+            value = str(BrokerAddress.parse(value))
+        elif isinstance(value, Path):
+            value = str(value)
+        found[field.name] = {"value": value, "source": origins[field.name]}
+    return found
 
 
 def load(

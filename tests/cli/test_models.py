@@ -61,6 +61,7 @@ def test_models_lists_them_newest_first(call, finished):
         "validation_samples": 20,
         "answers": True,
         "pinned": False,
+        "chosen_by_owner": False,
     }
 
 

@@ -263,7 +263,7 @@ class RoundDevice:
                         fleet="reef",
                         run_id=self.fleet.plan.run_id,
                         roster=self.fleet.parties.owner.roster,
-                        min_contributors=self.fleet.plan.min_contributors,
+                        needed=self.fleet.plan.min_contributors,
                     )
                 except ShoalError:
                     continue
@@ -320,7 +320,7 @@ class RoundDevice:
             keys=self.keys_of(ref.round),
             roster=self.fleet.parties.owner.roster,
             length=D if ref.state.round == 0 else len(range(D)[self.fleet.span_of(ref.state.model)]),
-            min_contributors=self.fleet.plan.min_contributors,
+            signers=self.fleet.plan.min_contributors,
         )
         return state
 

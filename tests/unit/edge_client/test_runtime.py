@@ -79,7 +79,7 @@ def reasons(caplog):
 
 
 def test_a_device_listens_to_what_is_for_all_and_to_its_own_topics_alone(place):
-    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND)
+    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE)
     own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
     assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
     assert place.line.sent == [], "nothing is published before the connection"
