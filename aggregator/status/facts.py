@@ -67,6 +67,7 @@ class RunFacts:
         obstacle: why no device can help the run to go on; empty if one can.
         shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
+        computing: whether the open round is being closed: its updates are there, and the computation takes long.
     """
 
     run: int
@@ -82,6 +83,7 @@ class RunFacts:
     shortage: str = ""
     advice: str = ""
     order: str = ""
+    computing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
