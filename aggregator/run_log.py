@@ -122,10 +122,10 @@ class RunLog:
             return self._opened_at
         return self._off_since.setdefault(device, self._opened_at or self._now())
 
-    def _waiting_line(self, state: EngineState) -> tuple[str, dict[str, Any]]:
+    def _waiting_line(self, state: EngineState, *, computing: bool) -> tuple[str, dict[str, Any]]:
         """Return the waiting line, and the same as figures if there is a shortage."""
-        line, short = waiting_for(state), shortage(state)
-        if short is None:
+        line, short = waiting_for(state, computing=computing), shortage(state)
+        if short is None or computing:
             return line, {}
         if not short.late:
             return f"{line}; {short.reason}; {short.hint}", self._figures(short, {})
@@ -152,18 +152,19 @@ class RunLog:
             "hint": short.hint,
         }
 
-    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False) -> None:
+    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False, computing: bool = False) -> None:
         """Log the waiting line, if that is due.
 
         Args:
             state: of the engine.
             now_s: monotonic seconds.
             lost: whether the connection to the broker is lost: then the run waits for the broker, and for no device.
+            computing: whether the round is being closed.
         """
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
-        line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state)
+        line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state, computing=computing)
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
@@ -250,8 +251,10 @@ def awaited_keys(state: EngineState) -> str:
     return "the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
 
 
-def waiting_for(state: EngineState) -> str:
-    """Return the line that says what the run is waiting for."""
+def waiting_for(state: EngineState, *, computing: bool = False) -> str:
+    """Return the line that says what the run is waiting for; ``computing`` while the round is being closed."""
+    if computing:
+        return f"round {state.round}: {len(state.received)} of {len(state.plan.assignments) if state.plan else 0}, computing"
     keys = awaited_keys(state)
     if keys and not is_paused(state):
         return f"round {state.round}: {keys}"

@@ -341,6 +341,12 @@ def _show_load(data: dict[str, Any]) -> None:
         f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round"
     )
     say(
+        f"its main thread: {data['main_thread_cpu_ms_per_upload']:.2f} ms of CPU an upload; broker and devices took "
+        f"{100 * data['others_cpu_share']:.0f} % of all CPU time"
+    )
+    if "uploads_per_s_median" in data:
+        say(f"{data['uploads_per_s_median']:.0f} uploads a second from the first one to the last answer (median)")
+    say(
         f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
     )

@@ -125,6 +125,7 @@ def _run(run: RunStatus) -> Iterator[Metric]:
     yield _gauge("round_uploads_needed", "Uploads that close the round, or devices that open one.", run.quorum)
     yield _gauge("round_devices_missing", "Devices that the round still waits for.", len(run.missing))
     yield _gauge("round_deadline_passed", "Whether the round's deadline has passed.", run.deadline_passed)
+    yield _gauge("round_computing", "Whether the aggregator is closing the round.", run.computing)
     if run.deadline_at_s is not None:
         yield _gauge("round_deadline_timestamp_seconds", "End of the time for the round.", run.deadline_at_s)
 

@@ -75,6 +75,7 @@ class RunFacts:
         shortage, advice: why the run can't go on after its deadline, or at once if the fleet is too small, and advice to
             the operator; empty if it can.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
+        computing: whether the open round is being closed: its updates are there, and the computation takes long.
     """
 
     run: int
@@ -90,6 +91,7 @@ class RunFacts:
     shortage: str = ""
     advice: str = ""
     order: str = ""
+    computing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
 
-def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) -> RunFacts:
+def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, computing: bool = False) -> RunFacts:
     """Return the facts of a run.
 
     Args:
         state: of the engine.
         since_s: unix seconds since when the open round, or the gathering, lasts.
         deadline_at_s: unix seconds at which it is over; None if there is no deadline.
+        computing: whether the round is being closed: then it waits for no device.
     """
-    phase, short = phase_of(state), shortage(state)
+    phase, short = phase_of(state), None if computing else shortage(state)
     waiting: tuple[str, ...] = ()
     needed = received = 0
     too_small = short is not None and not short.late
@@ -33,7 +34,7 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) ->
         waiting = tuple(sorted(members(state) - state.online))
         needed, received = online_needed(state), len(state.online)
     elif phase in (RunPhase.ROUND, RunPhase.FINAL):
-        waiting = tuple(d for d in state.waiting if d in state.devices)
+        waiting = () if computing else tuple(d for d in state.waiting if d in state.devices)
         needed, received = uploads_needed(state), len(state.received)
     return RunFacts(
         run=state.run.run,
@@ -47,6 +48,7 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) ->
         waiting=waiting,
         obstacle="" if is_paused(state) else awaited_keys(state),
         order=WORDS[state.order],
+        computing=computing,
         shortage="" if short is None else short.reason,
         advice="" if short is None else short.hint,
     )

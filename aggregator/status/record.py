@@ -167,6 +167,7 @@ class RunStatus:
         missing: the devices that it waits for; empty while the aggregator can't know.
         clusters: by id.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
+        computing: whether the aggregator is closing the open round: similarities, splits and means of many updates take long.
     """
 
     run: int
@@ -182,6 +183,7 @@ class RunStatus:
     missing: tuple[MissingDevice, ...] = ()
     clusters: tuple[ClusterStatus, ...] = ()
     order: str = ""
+    computing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,6 +441,7 @@ class _Builder:
             missing=tuple(self._missing(served, devices)) if self.watched else (),
             clusters=clusters,
             order=served.order,
+            computing=served.computing,
         )
 
     def _missing(self, served: RunFacts, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:

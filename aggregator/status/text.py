@@ -102,6 +102,8 @@ def round_line(run: RunStatus) -> str:
         return f"run {run.run} now: {run.order} after round {run.round}, since {second(run.since_s)}"
     if run.phase == RunPhase.GATHERING.value:
         place = f"gathering: {run.received} devices online, {run.quorum} needed"
+    elif run.computing:
+        return f"run {run.run} now: round {run.round}: {run.received} uploads, computing; the round began {second(run.since_s)}"
     else:
         place = f"round {run.round}: {run.received} uploads, {run.quorum} needed"
     deadline = ""

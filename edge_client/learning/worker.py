@@ -1,8 +1,8 @@
 """Run jobs in a second thread, so that training does not block the event loop and its connection.
 
-A new job replaces the one before it, and a result is a value. The aggregator's thread for the disk
-(`aggregator.storage.fsync_worker`) finishes every job in order and raises errors on the driver's thread, so the two share no
-code. `ThreadPoolExecutor` fits neither: at exit it waits for the running job, and a training takes minutes.
+A new job replaces the one before it, and a result is a value. The aggregator's threads (`aggregator.workers`) finish every job
+in order and raise errors on the driver's thread, so the two share no code. `ThreadPoolExecutor` fits neither: at exit it waits
+for the running job, and a training takes minutes.
 """
 
 from __future__ import annotations

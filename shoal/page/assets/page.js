@@ -110,6 +110,7 @@
     if (now.phase === "gathering") return `${head}: ${now.received} of ${now.quorum} devices are here that it needs to go on.`;
     if (now.phase === "finished") return `Run ${now.run} is finished.`;
     if (now.phase === "not_served") return `${head}: it waits for its turn.`;
+    if (now.computing) return `${head}: ${now.received} uploads are in, and the new models are being computed.`;
     return `${head} is open: ${now.received} uploads are in, ${now.quorum} close it.`;
   }
   function drawState() {
