@@ -47,7 +47,7 @@ class Manager:
     def __exit__(self, *_):
         self.socket.close()
 
-    def until(self, wanted, within_s=20.0):
+    def until(self, wanted, within_s=60.0):
         """Wait for a message that is as wanted."""
         end_s = time.monotonic() + within_s
         while not any(wanted(text) for text in self.heard):
