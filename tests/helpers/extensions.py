@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 
 def install(folder, monkeypatch, group, entries, code="", package="extra"):
@@ -18,4 +19,5 @@ def install(folder, monkeypatch, group, entries, code="", package="extra"):
     (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
     (folder / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)  # of an earlier test
     importlib.invalidate_caches()
