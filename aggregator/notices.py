@@ -8,6 +8,8 @@ Example: the owner pauses run 2. The notice says PAUSED of run 2, until the owne
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.orders import Order
@@ -42,10 +44,17 @@ class NoticeBoard:
         membership: the aggregator's, with the broadcast key in use.
         transport: client of the broker.
         orders: the owner's orders, on disk.
+        clock: returns unix seconds.
     """
 
-    def __init__(self, membership: AggregatorMembership, transport: Transport, orders: OwnerOrders) -> None:
-        self._membership = membership
+    def __init__(
+        self,
+        membership: AggregatorMembership,
+        transport: Transport,
+        orders: OwnerOrders,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._membership, self._clock = membership, clock
         self._retained = RetainedPublisher(transport)
         self._topic = Topics(membership.fleet).notice
         self._orders = orders
@@ -70,6 +79,7 @@ class NoticeBoard:
         notice = Notice(
             fleet=self._membership.fleet,
             sequence=self._orders.accepted,
+            sent_at_s=int(self._clock()),
             run=0 if plan is None else plan.run,
             run_id=NO_RUN if plan is None else plan.run_id,
             order=ORDERS[order],

@@ -344,6 +344,9 @@ def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[
     found = figures.pop("connection", None)
     connection = found if isinstance(found, dict) else {}
     since = connection.get("since") if running else None if alive_at_s is None else second(alive_at_s)
+    if not running:
+        figures.pop("clock", None)
+        figures.pop("order", None)
     if not running and "stage" in figures:
         figures["last_stage"], figures["stage"] = figures["stage"], "stopped"
     lost = {"disconnected_because": connection["reason"]} if running and connection.get("reason") else {}

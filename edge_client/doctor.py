@@ -56,6 +56,7 @@ def diagnose(
         *local_checks(directory),
         *membership_checks(member, member.name, broker, ca=ca, cert=cert, key=key),
         _service(files),
+        _clock(files),
         checked("state", lambda: _state(files, member)),
         checked("data", lambda: _data(data, files, member, reading)),
         ok("versions", versions()),
@@ -80,6 +81,15 @@ def _service(files: DeviceState) -> Check:
         lost = f"running, not connected to {connection.get('broker')} since {connection.get('since')}"
         return Check("service", "warning", lost, "start the broker, or mend the network between")
     return ok("service", "running")
+
+
+def _clock(files: DeviceState) -> Check:
+    """Return what the running device has found out about its clock."""
+    said = (files.load_status() or {}).get("clock") if in_use(files.directory) else None
+    if not isinstance(said, str):
+        return ok("clock", "not known to be wrong")
+    detail, _, advice = said.partition("; ")
+    return Check("clock", "failure", f"this machine's clock is {detail}", advice)
 
 
 def _state(files: DeviceState, member: DeviceMembership) -> Check:

@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice, RunPackage
 from shoal.protocol.messages import Phase
-from shoal.util.times import second
+from shoal.util.times import second, span
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -38,6 +38,9 @@ SAVE_MODEL_EVERY_S: Final = 30.0
 ALIVE_EVERY_S: Final = 60.0
 """Interval at which the time of the status file is set: seldom, because devices store it on flash memory."""
 RUNS_REMEMBERED: Final = 16
+CLOCK_OFF_S: Final = 300
+"""Difference to the aggregator's clock above which it is reported, as `shoal-aggregator status` does."""
+CLOCK_HINT: Final = "set this machine's clock, or the aggregator's if that is wrong (timedatectl set-ntp true)"
 
 
 def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
@@ -80,6 +83,7 @@ class Results:
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
         self._connection: dict[str, Any] = {}
+        self._clock: dict[str, str] = {}
         self._written_connection: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
@@ -104,6 +108,16 @@ class Results:
         except (ConfigError, IntegrityError):
             return 0  # `predict` and `shoal-edge models` report the damage
         return 0 if model is None else model.run
+
+    def compare_clock(self, sent_at_s: int) -> None:
+        """Note for log and status file if the device's clock is behind a time that is over by the aggregator's clock."""
+        behind_s = sent_at_s - int(self._clock_s())
+        before, self._clock = self._clock, {}
+        if behind_s > CLOCK_OFF_S:
+            said = f"at least {span(behind_s)} behind the aggregator's; {CLOCK_HINT}"
+            self._clock = {"clock": said}
+            if not before:
+                LOG.warning("this machine's clock is %s", said)
 
     def choose(self, signed: bytes) -> bool:
         """Let the model answer that the owner has chosen; return whether that changed anything.
@@ -288,6 +302,7 @@ class Results:
                 "torch_loaded": "torch" in sys.modules,
                 **self._executor,
                 **({"order": session.order} if session.order else {}),
+                **self._clock,
                 **self._figures,
                 "session": self._summary,
                 "connection": self._connection,

@@ -496,8 +496,8 @@ class DeviceRuntime:
                 self._take_model(model)
             case io.DropModel(label):
                 self._drop_model(label)
-            case io.TakeChoice(signed):
-                self._take_choice(signed)
+            case io.TakeNotice(sent_at_s, choice):
+                self._take_notice(sent_at_s, choice)
             case io.Log(level, text, facts):
                 LOG.log(LEVELS[level], text, extra={"kv": dict(facts)})
             case io.PublishStatus():
@@ -519,8 +519,9 @@ class DeviceRuntime:
         if self._models is not None:
             self._models.drop(label)
 
-    def _take_choice(self, signed: bytes) -> None:
-        if self._results.choose(signed):
+    def _take_notice(self, sent_at_s: int, choice: bytes) -> None:
+        self._results.compare_clock(sent_at_s)
+        if choice and self._results.choose(choice):
             self._publish_presence(online=True)
 
     def _filter(self, kind: TopicKind, label: str) -> str:

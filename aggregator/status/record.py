@@ -54,7 +54,10 @@ NOT_SERVED: Final = "not_served"
 
 START_HINT: Final = "start it: shoal-aggregator serve DIR; it continues where it was"
 BROKER_HINT: Final = "start the broker, or mend the network between; aggregator and devices connect again by themselves"
-OFFLINE_HINT: Final = "start it again; if it is gone for good: shoal-fleet revoke FLEET_DIR NAME"
+OFFLINE_HINT: Final = (
+    "start it again; if it runs, `shoal-edge status` on it says why (a wrong clock, for instance); if it is gone for good: "
+    "shoal-fleet revoke FLEET_DIR NAME"
+)
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )

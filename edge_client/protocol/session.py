@@ -421,9 +421,8 @@ class DeviceSession:
         done: list[Do] = []
         if session.order != self.order:
             done.append(io.Log("info", session.order or "no order of the owner any more", {}))
-        if notice.choice and (before is None or notice.choice != before.choice):
-            done.append(io.TakeChoice(notice.choice))
-        return session, (*done, io.PublishStatus())
+        new = before is None or notice.choice != before.choice
+        return session, (*done, io.TakeNotice(notice.sent_at_s, notice.choice if new else b""), io.PublishStatus())
 
     # ---------------------------------------------------------------------------------------------------------- parts
 

@@ -278,10 +278,16 @@ class DropModel:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeChoice:
-    """Check the owner's signed choice of models, and let that run's model answer."""
+class TakeNotice:
+    """Compare clocks with a notice, and let the model answer that the owner has chosen.
 
-    signed: bytes = field(repr=False)
+    Attributes:
+        sent_at_s: unix seconds by the aggregator's clock when it was published, or later.
+        choice: the owner's signed choice of models; empty if there is none that is new.
+    """
+
+    sent_at_s: int
+    choice: bytes = field(repr=False, default=b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +325,6 @@ ForMembership = (
     AdoptRoster | ApplyRosterChange | TakeGrant | ResumeRun | OpenRun | LocateCheckpoint | BeginWithCheckpoint
 )
 """Rosters, keys and runs."""
-ForProgram = TakeModel | DropModel | TakeChoice | Log | PublishStatus | Refuse | Stop
+ForProgram = TakeModel | DropModel | TakeNotice | Log | PublishStatus | Refuse | Stop
 """Everything else."""
 Do = ForBroker | ForMembership | ForProgram

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from edge_client.storage.personal_choice import PersonalChoice, pack, unpack
 from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
-from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.util.checked_files import make_folder, verified, write_checked
@@ -411,7 +411,8 @@ class FinishedModels:
             run: number of its run; None takes the one that finished before the one that answers now.
 
         Raises:
-            ConfigError: there is no such model, or the choice can't be written.
+            UsageError: there is no model of that run.
+            ConfigError: there is no earlier model, or the choice can't be written.
             IntegrityError: its file is damaged.
         """
         standing = self.standing()
@@ -430,7 +431,7 @@ class FinishedModels:
         else:
             found = [m for m in models if m.run == run]
             if not found:
-                raise ConfigError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
+                raise UsageError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
             chosen = found[-1]
         self._pin(chosen, models)
         # No lock: the serving program may have added a model between the two reads, which voids the choice.

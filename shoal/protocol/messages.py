@@ -325,6 +325,8 @@ class Notice:
 
     Attributes:
         sequence: number of the owner's last request that the aggregator has accepted; an older notice has no effect.
+        sent_at_s: unix seconds by the aggregator's clock. The message may be retained for long: a device whose clock is behind
+            it is wrong, or the aggregator is.
         run, run_id: the run that is served; 0 and zeros if none is.
         order: of the owner for that run.
         choice: the owner's newest signed `ModelChoice`; empty without one.
@@ -332,6 +334,7 @@ class Notice:
 
     fleet: str
     sequence: U64
+    sent_at_s: U64
     run: U32
     run_id: Fixed16
     order: RunOrder

@@ -14,7 +14,7 @@ from tests.helpers.tasks import logistic_bundle
 PASSWORD = "hunter2-hunter2"
 NAMES = {
     "shoal-aggregator": "membership directory disk roster broker tls service devices runs versions",
-    "shoal-edge": "membership directory disk roster broker tls service state data versions executor",
+    "shoal-edge": "membership directory disk roster broker tls service clock state data versions executor",
 }
 PLACES = {"shoal-aggregator": "server", "shoal-edge": "dev-1"}
 

@@ -291,7 +291,13 @@ def control(scene, signer, fleet, _):
 def notice(scene, signer, fleet, _):
     """The run is paused, as the aggregator says."""
     now = Notice(
-        fleet=fleet, sequence=1 << 40, run=1, run_id=scene.fleet.plan.run_id, order=RunOrder.PAUSED, choice=b""
+        fleet=fleet,
+        sequence=1 << 40,
+        sent_at_s=0,
+        run=1,
+        run_id=scene.fleet.plan.run_id,
+        order=RunOrder.PAUSED,
+        choice=b"",
     )
     return told(scene, signer, fleet, "notice", encode(now))
 

@@ -311,7 +311,7 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
 
     path = run_file(fleet.path, run)
     if not path.exists():
-        raise ConfigError(f"{path} does not exist", hint="shoal-fleet show DIR lists the runs that are signed")
+        raise UsageError(f"there is no signed run {run}", hint="shoal-fleet show DIR lists the runs that are signed")
     if out is not None or ctx.info_name == "sign":
         if out is not None:
             write_atomic(out, read_private(path))

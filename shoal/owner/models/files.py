@@ -131,20 +131,21 @@ def read_models(folder: Path, bundle: TaskBundle) -> dict[int, Float32Vector]:
             f"the models in {folder} are of another task",
             hint="give the task that their run was signed with; compiled again it is another task",
         )
-    return {model: _read_state(folder / name, sha256, bundle) for model, (name, sha256) in sorted(entries.items())}
+    return {model: _read_state(folder, name, sha256, bundle) for model, (name, sha256) in sorted(entries.items())}
 
 
-def _read_state(path: Path, sha256: str, bundle: TaskBundle) -> Float32Vector:
+def _read_state(folder: Path, name: str, sha256: str, bundle: TaskBundle) -> Float32Vector:
     """Return the federated parameters of a model's archive, (d,) float32."""
-    data = read_private(path)
-    if not _OURS.fullmatch(path.name) or hashlib.sha256(data).hexdigest() != sha256:
+    path = folder / name
+    data = read_private(path) if _OURS.fullmatch(name) else b""
+    if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(f"{path} is not the file that {LIST_FILE} lists", hint="fetch the models again")
     length = bundle.manifest.federated_length
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             parts = [np.asarray(found[p.name], np.float32).reshape(-1) for p in bundle.manifest.parameters]
         theta = np.concatenate(parts)[:length]
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise IntegrityError(f"{path} is damaged", hint="fetch the models again") from error
     if len(theta) != length or not np.isfinite(theta).all():
         raise IntegrityError(f"{path} does not hold the task's parameters", hint="fetch the models again")

@@ -32,7 +32,7 @@ class Board:
         self.member = AggregatorMembership(fleet.stage.aggregator_dir)
         self.orders = OwnerOrders(folder)
         self.line = Line()
-        self.board = NoticeBoard(self.member, self.line, self.orders)
+        self.board = NoticeBoard(self.member, self.line, self.orders, lambda: 5000.7)
 
     def says(self, plan=None):
         """Return the notices published by now, and forget them."""
@@ -57,6 +57,7 @@ def board(fleet, tmp_path):
 def test_without_a_run_or_an_order_it_says_so_once(board):
     (notice,) = board.says()
     assert (notice.run, notice.run_id, notice.order, notice.choice) == (0, bytes(16), RunOrder.NONE, b"")
+    assert notice.sent_at_s == 5000
     assert board.says() == []
 
 

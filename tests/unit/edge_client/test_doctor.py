@@ -67,6 +67,16 @@ def test_the_service_runs_is_connected_or_was_stopped_by_its_disk(directory):
     )
 
 
+def test_a_running_device_has_found_its_clock_wrong(directory):
+    files = DeviceState(directory)
+    files.save_status({"clock": "at least 2 h behind the aggregator's; set it"})
+    assert checks(directory)["clock"].result == "ok", "what a stopped one has found is over"
+    with exclusive(directory, wait_s=0, hint=""):
+        found = checks(directory)["clock"]
+    assert (found.result, found.advice) == ("failure", "set it")
+    assert found.detail == "this machine's clock is at least 2 h behind the aggregator's"
+
+
 @pytest.mark.parametrize("name", [PENDING_FILES[0], RUN_FILE])
 def test_damaged_state_is_a_failure(directory, name):
     (directory / name).write_bytes(b"junk")

@@ -9,7 +9,15 @@ import pytest
 from crypto.seal.replay import ReplayWatermark
 from edge_client.learning.update import Finished
 from edge_client.protocol.round_state import RoundState, Stage
-from edge_client.reporting import ALIVE_EVERY_S, RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
+from edge_client.reporting import (
+    ALIVE_EVERY_S,
+    CLOCK_HINT,
+    CLOCK_OFF_S,
+    RUNS_REMEMBERED,
+    SAVE_MODEL_EVERY_S,
+    STATUS_EVERY_S,
+    Results,
+)
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import MODEL_FILE, STATUS_FILE, DeviceState
 from shoal.protocol.messages import Assignment, Phase, Share
@@ -307,6 +315,19 @@ def test_doubts_are_logged_and_shown_once_until_the_next_run(place, caplog):
     assert caplog.text.count("scale it; now") == 1
     place.begin(run=2)
     assert "warnings" not in place.status()
+
+
+def test_a_clock_that_is_behind_the_aggregators_is_shown_and_logged_once_until_it_is_right(place, caplog):
+    now_s = 1_800_000_000  # the clock of `Place`
+    for sent_at_s in (now_s - 10**6, now_s, now_s + CLOCK_OFF_S):
+        place.results.compare_clock(sent_at_s)
+        assert "clock" not in place.status(), "a message may be old, and a small difference has no effect"
+    for _ in range(2):
+        place.results.compare_clock(now_s + 7200)
+        assert place.status()["clock"] == f"at least 2 h behind the aggregator's; {CLOCK_HINT}"
+    assert caplog.text.count("this machine's clock is at least 2 h behind the aggregator's") == 1
+    place.results.compare_clock(now_s)
+    assert "clock" not in place.status()
 
 
 def test_a_finished_model_that_is_no_better_is_shown(place):

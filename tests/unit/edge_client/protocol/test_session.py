@@ -398,7 +398,7 @@ def test_any_interleaving_keeps_the_rules(names):
 
 
 def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
-    return Notice(fleet=fleet, sequence=sequence, run=1, run_id=b"r" * 16, order=order, choice=choice)
+    return Notice(fleet=fleet, sequence=sequence, sent_at_s=1000, run=1, run_id=b"r" * 16, order=order, choice=choice)
 
 
 def test_an_order_of_the_owner_is_known_until_another_comes():
@@ -421,9 +421,10 @@ def test_a_notice_that_the_broker_repeats_has_no_effect():
 
 def test_a_choice_of_models_is_taken_when_it_changes():
     driver = following()
-    assert io.TakeChoice(b"first") in driver.hear(channels.NOTICE, notice(choice=b"first"))
-    assert driver.hear(channels.NOTICE, notice(choice=b"first")) == (io.PublishStatus(),)
-    assert io.TakeChoice(b"second") in driver.hear(channels.NOTICE, notice(choice=b"second", sequence=6))
+    assert io.TakeNotice(1000, b"first") in driver.hear(channels.NOTICE, notice(choice=b"first"))
+    again = driver.hear(channels.NOTICE, notice(choice=b"first"))
+    assert again == (io.TakeNotice(1000), io.PublishStatus()), "clocks are compared each time"
+    assert io.TakeNotice(1000, b"second") in driver.hear(channels.NOTICE, notice(choice=b"second", sequence=6))
 
 
 def test_a_notice_of_another_fleet_is_refused():

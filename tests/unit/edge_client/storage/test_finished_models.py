@@ -15,7 +15,7 @@ from edge_client.storage.finished_models import (
     measured,
 )
 from edge_client.storage.state import OwnModel
-from shoal.errors import ConfigError, IntegrityError, ShoalError
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UsageError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ModelChoice
 from shoal.util.checked_files import write_checked
@@ -181,7 +181,7 @@ def test_rollback_refuses_a_run_that_is_not_there(store):
     with pytest.raises(ConfigError, match="no finished model yet"):
         store.rollback(None)
     add(store, 7)
-    with pytest.raises(ConfigError, match="no finished model of run 2: it has run 7") as caught:
+    with pytest.raises(UsageError, match="no finished model of run 2: it has run 7") as caught:
         store.rollback(2)
     assert "shoal-edge rollback" in caught.value.hint
 
