@@ -68,6 +68,12 @@ def test_the_values_are_those_of_the_fleet(place):
     assert found["shoal_process_resident_memory_bytes"] > 1e6
 
 
+@pytest.mark.parametrize("computing", [False, True])
+def test_a_round_that_is_being_closed_is_counted_as_one(place, computing):
+    place.publish(computing=computing)
+    assert values(place)["shoal_round_computing", ()] == computing
+
+
 def test_one_phase_is_1_and_the_others_are_0(place):
     place.publish()
     phases = {dict(labels)["phase"]: v for (name, labels), v in values(place).items() if name == "shoal_run_phase"}
