@@ -238,6 +238,8 @@ def test_a_lost_aggregator_is_said_and_figures_stay(browser, tmp_path):
         browser.get(place.url)
         until(lambda: "Live" in text_of(browser, "#feed"))
         assert text_of(browser, "#verdict h3") == "All is well"
+        place.publish(received=3, computing=True)
+        until(lambda: "3 uploads are in, and the new models are being computed" in text_of(browser, "#verdict"))
         place.publish(connected=False)
         until(lambda: text_of(browser, "#verdict h3") == "No connection to the broker")
         assert "To do" not in text_of(browser, "#verdict h3")

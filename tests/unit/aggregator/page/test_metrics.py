@@ -91,6 +91,12 @@ def test_the_worst_condition_of_the_devices_that_report_it(place):
     assert "shoal_devices_memory_free_bytes_min" not in found
 
 
+@pytest.mark.parametrize("computing", [False, True])
+def test_a_round_that_is_being_closed_is_counted_as_one(place, computing):
+    place.publish(computing=computing)
+    assert values(place)["shoal_round_computing", ()] == computing
+
+
 def test_one_phase_is_1_and_the_others_are_0(place):
     place.publish()
     phases = {dict(labels)["phase"]: v for (name, labels), v in values(place).items() if name == "shoal_run_phase"}

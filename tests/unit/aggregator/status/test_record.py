@@ -282,6 +282,13 @@ def test_a_run_that_is_finished_or_comes_next():
     assert status(run=None).run is None
 
 
+def test_a_round_that_is_being_closed_is_said_to_be():
+    assert status().document()["run"]["computing"] is False
+    closing = status(live(run=dataclasses.replace(ROUND, computing=True, waiting=())))
+    assert closing.document()["run"]["computing"] is True
+    assert closing.run.missing == ()
+
+
 def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
     document = status().document()
     assert {"running", "connected", "broker", "since", "run", "devices"} <= set(document)

@@ -122,6 +122,10 @@ def test_of_many_devices_some_are_shown():
             "round 7: 2 uploads, 3 needed, since 2026-11-18T11:06:40Z, deadline passed at 2026-11-18T11:07:40Z",
         ),
         (
+            {"computing": True, "missing": (), "deadline_passed": True},
+            "round 7: 2 uploads, computing; the round began 2026-11-18T11:06:40Z",
+        ),
+        (
             {"phase": "gathering", "missing": (), "deadline_at_s": None},
             "gathering: 2 devices online, 3 needed, since 2026-11-18T11:06:40Z",
         ),
