@@ -150,10 +150,12 @@ def _train(workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSetti
     """Train every device's model (devices, d) by a recipe, in place."""
     shelf, names = workforce.shelf(Share.TRAIN), workforce.population.names
     with torch.no_grad():
-        for part in shelf.parts(np.arange(len(thetas)), *workforce.trainer.limits(1)):
+        ids = np.arange(len(thetas))
+        trainer = workforce.trainers.trainer(ids, recipe)
+        for part in shelf.parts(ids, *trainer.limits(1)):
             orders = [BatchOrder(workforce.run, names[int(place)], round_) for place in part]
             models = thetas[torch.from_numpy(part)]
-            trained = workforce.trainer.train(
+            trained = trainer.train(
                 models, np.arange(len(part)), shelf.block(part), orders, recipe, workforce.run.rounds
             )
             thetas[torch.from_numpy(part)] = models + trained.rows().cpu()

@@ -30,6 +30,7 @@ from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
@@ -232,17 +233,17 @@ def simulate(
         start,
         trainer=options.trainer,
         device=options.device,
-        threads=options.threads,
         deferred=options.deferred,
-        norms=options.norms,
+        norms=options.norms or options.limits_norms,
         # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
         reads="updates" if single or strategy is not None else None,
+        watched=watch is not None or current_watch() is not None,
         private=private,
     )
     average = RobustMean(run, backend, workforce.average)
     made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)
     name = checkpoint.fingerprint(run, start, options.arrivals)
-    return _Simulation(
+    simulation = _Simulation(
         strategy=made,
         workforce=workforce,
         average=average,
@@ -251,7 +252,9 @@ def simulate(
         watch=watch,
         tamper=tamper,
         name=name,
-    ).run()
+    )
+    with limited_threads(options.threads):
+        return simulation.run()
 
 
 class _Simulation:
