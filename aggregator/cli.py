@@ -16,16 +16,17 @@ from shoal.errors import IntegrityError, ShoalError
 from shoal.util.config import load, shown
 from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
 from shoal.util.files import named
+from shoal.util.process import trace_crashes
+from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
-    from aggregator.status.record import StoredRun
+    from aggregator.status.record import FleetStatus, StoredRun
     from shoal.protocol.documents import RunPlan
 
 app = typer.Typer(
     help="Group devices and average their masked updates, without being able to read them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,16 +37,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
-def init(directory: Directory, name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator") -> None:
+def init(
+    directory: Directory,
+    name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator",
+    json: AsJson = False,
+) -> None:
     """Make this aggregator's keys and print the path of the card to carry to the owner."""
     from aggregator import membership
     from crypto.seal.identity import fingerprint
     from shoal.membership.grants import open_card
 
     card = membership.init(directory, name)
-    note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
+    mine = fingerprint(open_card(card.read_bytes()).member)
+    note(f"fingerprint {mine}")
     note("next: shoal-fleet add-aggregator FLEET_DIR CARD on the owner's machine")
-    say(str(card))
+    if json:
+        say_json({"aggregator": name, "fingerprint": mine, "card": str(card)})
+    else:
+        say(str(card))
 
 
 @app.command()
@@ -53,6 +62,7 @@ def join(
     directory: Directory,
     grant: Annotated[Path, typer.Argument(help="The owner's grant for this aggregator.", exists=True, dir_okay=False)],
     owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    json: AsJson = False,
 ) -> None:
     """Accept the owner's grant."""
     from aggregator import membership
@@ -60,7 +70,10 @@ def join(
     data = grant.read_bytes()
     with named(grant, "shoal-fleet add-aggregator prints the path of the grant"):
         member = membership.join(directory, data, owner)
-    say(f"joined fleet {member.fleet}")
+    if json:
+        say_json({"fleet": member.fleet, "aggregator": member.identity.name})
+    else:
+        say(f"joined fleet {member.fleet}")
     note(f"next: shoal-aggregator serve {directory}; the owner then starts runs: shoal-fleet run start")
 
 
@@ -86,6 +99,9 @@ def serve(
         str | None, typer.Option(help="Home Assistant's discovery prefix, to publish the fleet's counts as sensors.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end, as `status --json` does.")
+    ] = False,
 ) -> None:
     """Serve the runs in DIRECTORY/runs, one after another, and log the devices that a round is waiting for."""
     from aggregator.daemon import serve as serve_fleet
@@ -105,28 +121,25 @@ def serve(
     }
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     setup_logging(values.log)
+    trace_crashes()
     serve_fleet(values)
+    if json:
+        say_json(_document(values.dir)[0])
 
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is running and connected, its devices, its runs, and what to do about each problem."""
-    from aggregator.membership import AggregatorMembership
     from aggregator.status import text
-    from aggregator.status.gathering import fleet_status
-    from aggregator.storage.signed_runs import RunFiles
-    from shoal.util.locks import in_use
+    from aggregator.status.record import REVOKED
 
-    member = AggregatorMembership(directory)
-    refused: dict[str, str] = {}
-    serving = in_use(directory)
-    read = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
-    runs = [figures for figures, _ in read]
-    fleet = fleet_status(member, [stored for _, stored in read if stored is not None])
+    document, fleet = _document(directory)
     if json:
-        say_json({**fleet.document(), "serving": fleet.running, "runs": runs, "refused": refused})
+        say_json(document)
         return
-    say(f"fleet {member.fleet}, devices: {len(member.roster.active())}, runs: {len(runs)}, {text.state_words(fleet)}")
+    runs, refused = document["runs"], document["refused"]
+    members = [d for d in fleet.devices if d.reason != REVOKED]
+    say(f"fleet {fleet.fleet}, devices: {len(members)}, runs: {len(runs)}, {text.state_words(fleet)}")
     for line in (*text.problem_lines(fleet), *text.device_lines(fleet)):
         say(line)
     # The record knows more of the open round; the line of the run itself remains for a daemon that wrote no record.
@@ -139,6 +152,22 @@ def status(directory: Directory, json: AsJson = False) -> None:
     for r in runs:
         for line in _run_lines(r, now.get(r["run"], "")):
             say(line)
+
+
+def _document(directory: Path) -> tuple[dict[str, Any], FleetStatus]:
+    """Return the data of ``status --json``, and the record in it."""
+    from aggregator.membership import AggregatorMembership
+    from aggregator.status.gathering import fleet_status
+    from aggregator.storage.signed_runs import RunFiles
+    from shoal.util.locks import in_use
+
+    member = AggregatorMembership(directory)
+    refused: dict[str, str] = {}
+    serving = in_use(directory)
+    read = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
+    runs = [figures for figures, _ in read]
+    fleet = fleet_status(member, [stored for _, stored in read if stored is not None])
+    return {**fleet.document(), "serving": fleet.running, "runs": runs, "refused": refused}, fleet
 
 
 def _run_lines(r: dict[str, Any], now: str) -> list[str]:
@@ -281,7 +310,8 @@ def doctor(
 
     flags: dict[str, Any] = {"dir": directory, "broker": broker, "ca": ca, "cert": cert, "key": key}
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
-    found = diagnose(values.dir, broker=values.broker, ca=values.ca, cert=values.cert, key=values.key)
+    with working("checking files and broker"):
+        found = diagnose(values.dir, broker=values.broker, ca=values.ca, cert=values.cert, key=values.key)
     report(found, as_json=json)
 
 
@@ -289,11 +319,16 @@ def doctor(
 def show_config(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Print every value that serve would use, with its source."""
-    loaded = load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory})
-    for line in shown(loaded):
-        say(line)
+    found = shown(load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory}))
+    if json:
+        say_json(found)
+        return
+    for name, value in found.items():
+        assert value is not None, "`load` refuses a configuration with a value that is not set"
+        say(f"{name} = {value['value']}  # {value['source']}")
 
 
 def main() -> None:

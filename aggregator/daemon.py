@@ -5,7 +5,7 @@
 - A paused run is served, so that its devices are answered, and blocks the later ones until the owner resumes or stops it.
 - After the last run the service of the newest finished run stays open, so that late reminders are still answered.
 
-Apart from their own I/O, the threads of the transport and the fsync worker only put items into the `Inbox`.
+Apart from their own work, the threads of the transport and of the run's workers only put items into the `Inbox`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
@@ -25,23 +26,26 @@ from aggregator.page.service import FleetPage
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
+from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import disk_errors, readable
-from aggregator.storage.fsync_worker import ThreadSyncer
 from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.run_status import forget_waiting, read_key_version, read_last_record
 from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, is_void, log_refused
 from aggregator.storage.store import erase_updates
+from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, reason_of
 from shoal.transport.base import Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
+from shoal.util.cores import usable_cores
 from shoal.util.locks import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.open_files import raise_open_files_limit
 from shoal.util.process import keep_heap, settle
+from shoal.util.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from aggregator.status.facts import RunFacts
@@ -99,7 +103,7 @@ class Daemon:
         self._damage: IntegrityError | None = None
         self._over: RunFile | None = None
         self._service: RunService | None = None
-        self._syncer: ThreadSyncer | None = None
+        self._workers: RunWorkers | None = None
         self._end_s: float | None = None
         self._unreadable = b""
         self._said: set[str] = set()
@@ -125,8 +129,10 @@ class Daemon:
         self._orders = OwnerOrders(self._membership.directory)
         self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
+        self._notices = NoticeBoard(self._membership, self._transport, self._orders)
         self._ended: set[bytes] = set()
         self._page = FleetPage(config, self._membership, self._transport)
+        self._manager = ServiceManager.from_environment()
 
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
@@ -144,6 +150,7 @@ class Daemon:
             self._live.end(error)
             raise
         finally:
+            self._manager.stopping()
             self._page.close()
         self._live.end(None)
 
@@ -162,6 +169,7 @@ class Daemon:
             "serving",
             extra={"kv": {"fleet": self._membership.fleet, "devices": len(self._membership.roster.active())}},
         )
+        self._manager.ready(f"connected to {self._watch.connection.facts.broker}")
         told_idle = False
         try:
             while True:
@@ -275,19 +283,19 @@ class Daemon:
         return time.monotonic() >= self._end_s
 
     def _let_go(self) -> None:
-        """Close the service of the current run and its fsync worker."""
-        if self._syncer is not None:
-            self._syncer.close()
+        """Close the service of the current run and its workers."""
+        if self._workers is not None:
+            self._workers.close()
         if self._service is not None:
             self._service.close()
-        self._service = self._syncer = None
+        self._service = self._workers = None
         self._live.hurry()
 
     def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
         """Close the service of the previous run and start one for ``run``."""
         self._let_go()
         self._end_s = None
-        self._syncer = ThreadSyncer(self._inbox.put)
+        self._workers = RunWorkers.threads(self._inbox.put, usable_cores())
         self._service = RunService(
             self._membership,
             run.plan,
@@ -295,7 +303,7 @@ class Daemon:
             self._transport,
             self._membership.directory,
             backend=backend,
-            syncer=self._syncer,
+            workers=self._workers,
             watch=self._watch,
             order=self._orders.of(run.plan.run_id),
         )
@@ -356,8 +364,14 @@ class Daemon:
         self._keep_status()
 
     def _keep_status(self) -> None:
-        """Write the facts for `shoal-aggregator status`, and hand them to the fleet page, if that is due."""
+        """Hand the facts to `status`, the devices, the fleet page and the service manager, where that is due."""
+        service = self._service
+        self._notices.keep_up(None if service is None or service.finished else service.plan)
         self._live.keep_up(self._run_facts, time.monotonic())
+        now_s = time.monotonic()
+        self._manager.alive(now_s)
+        if self._manager.wants_status(now_s):
+            self._manager.status(service_line(self._live.facts(self._run_facts())), now_s)
         self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
 
     def _run_facts(self) -> RunFacts | None:
@@ -388,7 +402,7 @@ class Daemon:
                 hint="a fleet has one aggregator: stop the other one",
             )
         if callable(event):
-            # A completion from the fsync worker. It runs here because the service is not safe for several threads.
+            # The result of a worker's job. It is taken here because the service is not safe for several threads.
             if service is not None:
                 service.at(time.monotonic())
             event()
@@ -398,6 +412,7 @@ class Daemon:
             self._live.hurry()
             return
         if not isinstance(event, Message):
+            self._notices.on_event(event)
             self._live.hurry()
         if service is not None:
             service.on_event(event, time.monotonic())

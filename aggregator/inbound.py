@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.state import EngineState
-    from shoal.protocol.chunking import ChunkKind
-    from shoal.protocol.reassembly import Transfer
+    from shoal.protocol.chunking import ChunkHeader, ChunkKind
+    from shoal.protocol.reassembly import ReceivedChunks, Transfer
     from shoal.protocol.topics import ParsedTopic
 
 
@@ -65,19 +65,22 @@ class Inbound:
         """
         return self.chunks.add(_state_source(device), chunk, now_s, channels.PRESENCE.limit())
 
-    def message(self, device: str, chunk: bytes, state: EngineState, now_s: float) -> Transfer | None:
-        """Take a chunk of the device's ``up`` topic; return the transfer that it completes.
+    def message(
+        self, device: str, chunk: bytes, state: EngineState, now_s: float, parsed: tuple[ChunkHeader, memoryview]
+    ) -> ReceivedChunks | None:
+        """Take a chunk of the device's ``up`` topic; return the chunks of the transfer that it completes.
 
         Args:
             device: the sender as named by the topic.
             chunk: header and payload.
             state: of the run, which limits the size of an upload.
             now_s: the time.
+            parsed: header and payload of the chunk.
 
         Raises:
             WireError: malformed, too large, of another kind, or there is no room for it.
         """
-        return self.chunks.add(device, chunk, now_s, self._allowed(device, state))
+        return self.chunks.collect(device, chunk, now_s, self._allowed(device, state), parsed=parsed)
 
     def _allowed(self, device: str, state: EngineState) -> Mapping[ChunkKind, int]:
         upload = channels.UPLOAD.limit(self.upload_bytes(device, state))

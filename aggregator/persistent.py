@@ -6,7 +6,10 @@ a collection reads the storage as of its own version, so earlier collections do 
 
 A change of the newest version takes constant time on average. A change of an older version copies it first, because the
 newest one owns the storage: that is correct, but takes time with the collection's size. The engine always changes
-the newest state. These collections are not thread-safe.
+the newest state.
+
+One thread at a time may make changed collections. Others may read any collection meanwhile: a change only adds to the storage,
+and each of its steps leaves every entry readable.
 """
 
 from __future__ import annotations
@@ -100,7 +103,12 @@ class PersistentMap(Mapping[K, V]):
             storage = _Storage(self.items())
         storage.newest += 1
         storage.changes += 1
-        storage.entries.setdefault(key, []).append((storage.newest, value))
+        held = storage.entries.get(key)
+        # Never an empty list, which a reader on another thread could meet.
+        if held is None:
+            storage.entries[key] = [(storage.newest, value)]
+        else:
+            held.append((storage.newest, value))
         changed: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
         changed._storage, changed._version, changed._size = storage, storage.newest, size
         return changed

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from aggregator.relayed_models import RelayedModels
 from aggregator.rounds.events import OpenRound
 from aggregator.rounds.held_models import offers_of
+from aggregator.workers import InlineWorkers, Workers
 from crypto.seal.envelope import GroupKey, seal_message_to_group, seal_message_to_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
 from shoal.membership.roster_delta import roster_change
+from shoal.membership.statements import signers_needed
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
@@ -65,9 +68,18 @@ class Publisher:
         group: the fleet's broadcast key.
         transport: where to publish.
         ledger: the file that lists the retained topics; made when the first round is published.
+        workers: seal the answers to devices; None seals them at once.
     """
 
-    def __init__(self, identity: Identity, group: GroupKey, transport: Transport, ledger: Path) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        group: GroupKey,
+        transport: Transport,
+        ledger: Path,
+        workers: Workers | None = None,
+    ) -> None:
+        self._workers = workers or InlineWorkers()
         self._identity = identity
         self._group = group
         self._plan = b""
@@ -126,7 +138,9 @@ class Publisher:
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish new means and checkpoints, then the announcement, and clear means and checkpoints that it does not name."""
         plan = opened.plan
-        held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states), plan.round)
+        signers = signers_needed(run.min_contributors, roster.active_count)
+        offers = offers_of(plan, opened.held.states)
+        held = self._relayed.announce(run, opened.held, offers, plan.round, signers=signers)
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {
@@ -218,8 +232,12 @@ class Publisher:
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def _control(self, member: Member, control: Control) -> None:
+        """Have a message to one device sealed and published; it is under the key in use now."""
+        self._workers.submit(partial(self._send_control, member, control, self._group), key=member.name)
+
+    def _send_control(self, member: Member, control: Control, group: GroupKey) -> None:
         head = channels.CONTROL.head(control.fleet, self._identity.name, member.name)
-        parcel = seal_message_to_group(self._identity, self._group, head, encode(control))
+        parcel = seal_message_to_group(self._identity, group, head, encode(control))
         for chunk in split(parcel.payload, kind=channels.CONTROL.kind, round=control.round, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 

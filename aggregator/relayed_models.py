@@ -55,11 +55,22 @@ class RelayedModels:
         """Forget what was published: devices with another broadcast key can't open it."""
         self._sent.clear()
 
-    def announce(self, run: RunPlan, held: HeldModels, offers: Mapping[int, StateId], round_: int) -> RoundModels:
-        """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement."""
+    def announce(
+        self,
+        run: RunPlan,
+        held: HeldModels,
+        offers: Mapping[int, StateId],
+        round_: int,
+        *,
+        signers: int | None = None,
+    ) -> RoundModels:
+        """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement.
+
+        ``signers`` is the number of statements that certify a state; None stands for the plan's ``min_contributors``.
+        """
         current: set[_Key] = set()
         steps = tuple(self._step(run, kept, current) for kept in held.steps)
-        found = held.announced(run.min_contributors)
+        found = held.announced(run.min_contributors if signers is None else signers)
         # Two models may be at one state, such as the halves of a split: it is announced once.
         of_state = {c.state: (model, c) for model, c in found.items()}
         refs = tuple(self._checkpoint(run, model, c, current) for _, (model, c) in sorted(of_state.items()))

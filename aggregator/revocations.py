@@ -55,7 +55,8 @@ class Revocations:
             now_s: seconds of a monotonic clock.
         """
         roster = self._membership.roster
-        if device not in roster.revoked:
+        # Each message comes through here: the list of the revoked is searched for the names of no active device.
+        if roster.device(device) is not None or device not in roster.revoked:
             return
         again_s, pause_s = self._again_s.get(device, (-math.inf, FIRST_PAUSE_S))
         member = next((d for d in roster.devices if d.name == device), None)

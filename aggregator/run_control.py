@@ -40,7 +40,7 @@ from crypto.seal.signed import open_document
 from shoal import limits
 from shoal.errors import IntegrityError, ShoalError, UntrustedError
 from shoal.protocol.codec import decode
-from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
 from shoal.util.files import write_atomic
 
@@ -109,6 +109,8 @@ class RunControl:
         action = request.action
         if action in ORDERS:
             return RunList((self._order(request),))
+        if action is RequestAction.CHOOSE:
+            return RunList(self._choose(request, package))
         self._orders.accept(request.sequence)
         match action:
             case RequestAction.START:
@@ -208,6 +210,27 @@ class RunControl:
     def _is_over(self, plan: RunPlan) -> bool:
         return self._files.is_over(plan) or is_void(self._membership, plan, self._orders.of(plan.run_id))
 
+    def _choose(self, request: OwnerRequest, signed: bytes) -> tuple[RunEntry, ...]:
+        """Store the owner's choice of models for the devices; return its run, if it is here."""
+        try:
+            choice = open_choice(self._membership, signed)
+            if signed != self._orders.choice:
+                self._check_newer(choice)
+        except UnfulfilledError:
+            self._orders.accept(request.sequence)
+            raise
+        self._orders.choose(signed)
+        self._orders.accept(request.sequence)
+        known = self._numbered(choice.run)
+        return () if known is None else (self._entry(known),)
+
+    def _check_newer(self, choice: ModelChoice) -> None:
+        before = open_choice(self._membership, self._orders.choice) if self._orders.choice else None
+        if before is not None and choice.sequence <= before.sequence:
+            raise UnfulfilledError(
+                Outcome.REFUSED, f"choice {choice.sequence} of models comes after choice {before.sequence}"
+            )
+
     # -------------------------------------------------------------------------------------------------------- reports
 
     def _status(self) -> StatusPage:
@@ -297,6 +320,21 @@ class RunControl:
     def _service_of(self, plan: RunPlan) -> RunService | None:
         service = self._serving()
         return service if service is not None and service.plan.run_id == plan.run_id else None
+
+
+def open_choice(membership: AggregatorMembership, signed: bytes) -> ModelChoice:
+    """Return the owner's choice of models after checking its signature.
+
+    Raises:
+        UnfulfilledError: the owner has not signed it, or it is of another fleet.
+    """
+    try:
+        choice = open_document(signed, ModelChoice, membership.owner_key)
+    except ShoalError as error:
+        raise UnfulfilledError(Outcome.REFUSED, f"no choice of this fleet's owner: {error}", hint=error.hint) from error
+    if choice.fleet != membership.fleet:
+        raise UnfulfilledError(Outcome.REFUSED, f"a choice for fleet {choice.fleet!r}")
+    return choice
 
 
 def _last_round(records: list[dict[str, Any]]) -> int:

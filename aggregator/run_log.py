@@ -11,15 +11,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aggregator.rounds.events import RoundRecord
-from aggregator.rounds.orders import WORDS, Order
-from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
+from aggregator.rounds.orders import WORDS
+from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, members
 from aggregator.rounds.standing_apart import KIND, ROUNDS_APART
 from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
 from aggregator.rounds.state import EngineState
+from aggregator.shortage import Shortage, is_paused, shortage
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
 from shoal.util.times import second
@@ -58,82 +58,8 @@ DECLINE_REASONS: Final = {
     DeclineReason.KEYS: "waits for a round under the newer keys",
     DeclineReason.METERED: "its link is metered at this time of day",
 }
-
-
-_DISK: Final = DeclineReason.DISK.name.lower()
-"""Name of the reason of a device whose disk is full: its program has ended and must be started again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """Too few devices for a round to go on, after its deadline.
-
-    Attributes:
-        missing: the missing devices, in name order.
-        unable: those of them that are online and have declined, or whose upload was refused.
-        here: number of devices that have uploaded; between rounds, number of devices online.
-        needed: least value of ``here`` with which the run continues.
-        quorum: the run plan's quorum for an open round; 0 between rounds.
-        min_contributors: the run plan's.
-        remaining: number of devices in the fleet less the missing ones.
-    """
-
-    missing: tuple[str, ...]
-    here: int
-    needed: int
-    quorum: float
-    min_contributors: int
-    remaining: int
-    unable: tuple[str, ...] = ()
-
-    @property
-    def reason(self) -> str:
-        """The number of devices that are there, and the number needed, as text."""
-        if self.quorum:
-            return f"{self.here} answered and {self.needed} must (quorum {self.quorum:g})"
-        return f"{self.here} here and {self.needed} must be (min_contributors {self.min_contributors})"
-
-    @property
-    def hint(self) -> str:
-        """Advice to the operator."""
-        absent = [d for d in self.missing if d not in self.unable]
-        ways = []
-        if self.unable:
-            ways.append(f"read the reason in the log of {named(list(self.unable))}, and sign a run that avoids it")
-        if absent:
-            ways.append(f"start {named(absent)} again")
-        them = "it" if len(self.missing) == 1 else "them"
-        advice = f"{'; '.join(ways)}, or take {them} out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
-        if self.remaining < self.min_contributors:
-            fewer = f"{self.remaining} left, and means of fewer than {self.min_contributors} are not made"
-            advice += f" ({fewer}: then sign a run with a smaller --min-contributors)"
-        return advice
-
-
-def shortage(state: EngineState) -> Shortage | None:
-    """Return the shortage that stops a run after its deadline; None without one."""
-    if not state.deadline_passed or state.finished or is_paused(state):
-        return None
-    devices, least = set(state.devices), state.run.min_contributors
-    if state.plan is None:
-        missing = tuple(sorted(devices - state.online))
-        here, needed, quorum = len(devices) - len(missing), devices_needed(state), 0.0
-    else:
-        missing = tuple(d for d in state.waiting if d in devices)
-        quorum = state.run.quorum
-        here, needed = len(state.received), uploads_needed(state)
-    if here >= needed or not missing:
-        return None
-    unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
-    return Shortage(
-        missing=missing,
-        here=here,
-        needed=needed,
-        quorum=quorum,
-        min_contributors=least,
-        remaining=len(devices) - len(missing),
-        unable=unable,
-    )
+WARNED_OF: Final = frozenset({STANDS_STILL, FLEET_TOO_SMALL})
+"""Kinds of events that are logged as warnings."""
 
 
 class RunLog:
@@ -196,44 +122,53 @@ class RunLog:
             return self._opened_at
         return self._off_since.setdefault(device, self._opened_at or self._now())
 
-    def _waiting_line(self, state: EngineState) -> tuple[str, dict[str, Any]]:
-        """Return the waiting line, and the same as figures if there is a shortage after the deadline."""
-        line, short = waiting_for(state), shortage(state)
-        if short is None:
+    def _waiting_line(self, state: EngineState, *, computing: bool) -> tuple[str, dict[str, Any]]:
+        """Return the waiting line, and the same as figures if there is a shortage."""
+        line, short = waiting_for(state, computing=computing), shortage(state)
+        if short is None or computing:
             return line, {}
+        if not short.late:
+            return f"{line}; {short.reason}; {short.hint}", self._figures(short, {})
         self._deadline_passed = self._deadline_passed or self._now()
         since = {d: self._missing_since(d, state) for d in short.missing}
         named = ", ".join(f"{d} since {since[d]}" for d in short.missing[:NAMES_SHOWN])
         more = f" and {len(since) - NAMES_SHOWN} more" if len(since) > NAMES_SHOWN else ""
         passed = f"the deadline passed at {self._deadline_passed}"
-        figures = {
+        figures = self._figures(short, since)
+        missing = f"missing: {named}{more}; " if named else ""
+        return f"{line}; {passed}, {short.reason}; {missing}{short.hint}", figures
+
+    def _figures(self, short: Shortage, since: Mapping[str, str]) -> dict[str, Any]:
+        """Return a shortage as JSON has it; ``since`` has a time in ISO 8601 for each missing device."""
+        return {
             "missing": [{"device": d, "since": at} for d, at in since.items()],
-            "deadline_passed": True,
-            "deadline_passed_at": self._deadline_passed,
+            "deadline_passed": short.late,
+            "deadline_passed_at": self._deadline_passed or None,
             "here": short.here,
             "needed": short.needed,
             "quorum": self._run.quorum,
-            "min_contributors": short.min_contributors,
+            "min_contributors": self._run.min_contributors,
+            "reason": short.reason,
             "hint": short.hint,
         }
-        return f"{line}; {passed}, {short.reason}; missing: {named}{more}; {short.hint}", figures
 
-    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False) -> None:
+    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False, computing: bool = False) -> None:
         """Log the waiting line, if that is due.
 
         Args:
             state: of the engine.
             now_s: monotonic seconds.
             lost: whether the connection to the broker is lost: then the run waits for the broker, and for no device.
+            computing: whether the round is being closed.
         """
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
-        line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state)
+        line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state, computing=computing)
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
-        LOG.info(line)
+        LOG.log(logging.WARNING if figures and line != self._said else logging.INFO, line)
         if line != self._said:
             self.figures = figures
             self._keep(line)
@@ -316,17 +251,19 @@ def awaited_keys(state: EngineState) -> str:
     return "the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
 
 
-def waiting_for(state: EngineState) -> str:
-    """Return the line that says what the run is waiting for."""
+def waiting_for(state: EngineState, *, computing: bool = False) -> str:
+    """Return the line that says what the run is waiting for; ``computing`` while the round is being closed."""
+    if computing:
+        return f"round {state.round}: {len(state.received)} of {len(state.plan.assignments) if state.plan else 0}, computing"
     keys = awaited_keys(state)
     if keys and not is_paused(state):
         return f"round {state.round}: {keys}"
     if is_paused(state):
         return f"round {state.round}: {WORDS[state.order]}"
     if state.plan is None:
-        absent = [d for d in state.devices if d not in state.online]
-        there = len(state.devices) - len(absent)
-        return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
+        fleet = members(state)
+        absent = sorted(fleet - state.online)
+        return f"gathering: {len(fleet) - len(absent)} of {len(fleet)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.assignments)
     what, unable = f"round {state.round}", state.unable
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
@@ -334,11 +271,6 @@ def waiting_for(state: EngineState) -> str:
         return f"{what}: none of {total} has answered; a device that refuses a round logs the reason{named}"
     ends = f"; {WORDS[state.order]} after this round" if WORDS[state.order] and not state.plan.final else ""
     return f"{what}: {done} of {total}{named}{ends}"
-
-
-def is_paused(state: EngineState) -> bool:
-    """Return whether the run waits for the owner to resume it, and for no device."""
-    return state.plan is None and state.order is Order.PAUSE
 
 
 def declined_by(declined: Mapping[str, str]) -> str:
@@ -367,7 +299,7 @@ def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None
         pairs["accuracy"] = r.correct / r.tested
     LOG.info("round closed", extra={"kv": pairs})
     for event in r.events:
-        level = logging.WARNING if event["kind"] == STANDS_STILL else logging.INFO
+        level = logging.WARNING if event["kind"] in WARNED_OF else logging.INFO
         LOG.log(level, str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
 
 

@@ -3,6 +3,10 @@
 The service owns no thread and reads no clock. A driver calls `on_event` for each event of the transport, then `flush`
 (group commit: uploads that arrived together become durable together), and `tick` with the time. The daemon does so from a
 queue with the real clock, the loopback fleet in virtual time.
+
+Events of the engine wait in one queue, each until the uploads that arrived before it are durable or refused. If the close of a
+round takes long, it is computed on a thread of the run's workers: the service goes on answering devices, and events wait until
+the round is closed. After a crash in between the round closes again from its durable uploads, with the same result.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,17 +46,17 @@ from aggregator.rounds.events import (
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.snapshot import dump, load
-from aggregator.rounds.state import EngineState
+from aggregator.rounds.state import EngineState, Transition
 from aggregator.run_log import RunLog, waiting_for
 from aggregator.status.open_round import run_facts
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import readable
-from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
+from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, reason_of
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -65,6 +70,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
 """Interval between two searches for stalled and expired transfers."""
+LONG_WORK: Final = 4_000_000_000
+"""Least work (`Engine.closing_work`) of a close that is computed on another thread: some 40 ms of one core. The rounds of 100
+devices with 159,010 coordinates take less, those of 500 devices more."""
 
 
 class RunService:
@@ -74,6 +82,7 @@ class RunService:
         state: the engine's state.
         finished: whether the final round is closed and recorded. Uploads and reminders are answered even then.
         uploads: the run's uploads.
+        computing: whether a round is being closed on another thread.
         watch: records what is heard of the broker and the devices, for `shoal-aggregator status`.
     """
 
@@ -86,12 +95,14 @@ class RunService:
         directory: Path,
         *,
         backend: Backend | None = None,
-        syncer: FsyncWorker | None = None,
+        workers: RunWorkers | None = None,
         store_factory: Callable[[Path, RunPlan], Store] = Store,
         watch: FleetWatch | None = None,
         order: Order = Order.GO,
     ) -> None:
         self._order = order
+        workers = workers or RunWorkers()
+        self._numerics = workers.numerics
         self.watch = watch or FleetWatch()
         self._membership = membership
         self._run, self._package = run, package
@@ -106,7 +117,9 @@ class RunService:
             len(decode(package, RunPackage).task),
             average,
         )
-        self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
+        self._publisher = Publisher(
+            membership.identity, membership.group, transport, directory / "retained.json", workers.intake
+        )
         self._inbound = Inbound(membership, self._engine, self._store.directory)
         self.uploads = Uploads(
             run,
@@ -115,15 +128,16 @@ class RunService:
             driver=self,
             inbound=self._inbound,
             store=self._store,
-            syncer=syncer or InlineSyncer(),
+            workers=workers,
             publisher=self._publisher,
         )
         self._mail = OwnerInbox(membership)
         self._presences = DevicePresence(membership, self.watch)
         self._revocations = Revocations(membership, self._publisher)
-        self._deferred: list[Event] = []
+        self._events: deque[tuple[int, Event]] = deque()
+        self.computing = False
         self._opened_at_s = 0.0
-        self._lines = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
+        self._lines: RunLog = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._since_s = int(self.watch.clock())
@@ -182,8 +196,8 @@ class RunService:
         self._carry_out(actions)
         # Before the uploads, which may close the round; but a stop at once must not close it without them.
         self._obey(Order.STOP if self._order.stops else self._order)
-        for contribution, digest in again:
-            self.feed(Stored(contribution, digest))
+        if again:
+            self._handle(*(Stored(contribution, digest) for contribution, digest in again))
         self._obey(self._order)
         self._drop_revoked()
         self._hold_keys()
@@ -261,7 +275,7 @@ class RunService:
         self.uploads.flush()
 
     def at(self, now_s: float) -> None:
-        """Set the time, before a callback of the syncer is called."""
+        """Set the time, before a callback of the workers is called."""
         self._now_s = now_s
 
     def tick(self, now_s: float) -> None:
@@ -274,16 +288,17 @@ class RunService:
             self._looked_s = now_s
             self.uploads.tick(now_s)
         if not self.finished:
-            self._lines.waiting(self._state, now_s, lost=bool(self.watch.connection.facts.reason))
+            lost = bool(self.watch.connection.facts.reason)
+            self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
-        return waiting_for(self._state)
+        return waiting_for(self._state, computing=self.computing)
 
     def facts(self) -> RunFacts:
         """Return the facts of the run for `shoal-aggregator status`."""
         deadline_at_s = self._since_s + int(self._run.deadline_s)
-        return run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s)
+        return run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
 
     def reload_roster(self) -> None:
         """Adopt a newer roster that was copied into the directory by hand.
@@ -310,37 +325,51 @@ class RunService:
             self.feed(Left(device))
 
     def feed(self, event: Event) -> None:
-        """Let the engine handle an event now, or after the commit that is under way.
+        """Let the engine handle an event once it has seen the uploads that arrived before it, and no round is being closed."""
+        self._events.append((self.uploads.newest, event))
+        self.on_progress()
 
-        No event may close a round while uploads for it are being committed.
-        """
-        if self.uploads.committing:
-            self._deferred.append(event)
-        else:
-            self._handle(event)
+    def on_progress(self) -> None:
+        """Let the engine handle the events that nothing holds back any more, in order."""
+        while self._events and not self.computing and not self.uploads.holds_back(self._events[0][0]):
+            self._handle(self._events.popleft()[1])
 
     def on_committed(self, stored: Sequence[Stored]) -> None:
         """Let the engine handle uploads that have just become durable."""
         for event in stored:
             self.watch.devices.uploaded(event.contribution.device)
-            self._handle(event)
+        self._handle(*stored)
 
-    def on_answered(self) -> None:
-        """Let the engine handle the events that `feed` held back during the commit."""
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            self.feed(event)
+    def on_refused(self, device: str, error: ShoalError) -> None:
+        """Log that an upload is not used."""
+        self._refusals.tell(self._topics.up(device), reason_of(error), error.hint, self._now_s)
 
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, WentOffline):
-            self._lines.left(event.device)
-        elif isinstance(event, CameOnline):
-            self._lines.came(event.device)
-        elif isinstance(event, Declined):
-            self.watch.devices.declined(event.device, event.reason)
-        self._state, actions = self._engine.handle(self._state, event)
+    def _handle(self, *events: Event) -> None:
+        """Let the engine handle events that happened together; a long close goes on on another thread."""
+        for event in events:
+            if isinstance(event, WentOffline):
+                self._lines.left(event.device)
+            elif isinstance(event, CameOnline):
+                self._lines.came(event.device)
+            elif isinstance(event, Declined):
+                self.watch.devices.declined(event.device, event.reason)
+        before = self._state
+        recorded = self._engine.record(before, events)
+        if self._engine.closing_work(recorded) < LONG_WORK:
+            self._move(*self._engine.advance(before, recorded))
+            return
+        self._state, self.computing = recorded, True
+        self._numerics.submit(lambda: self._engine.advance(before, recorded), self._on_computed)
+
+    def _on_computed(self, transition: Transition) -> None:
+        self.computing = False
+        self._move(*transition)
+        self.uploads.review()
+
+    def _move(self, state: EngineState, actions: tuple[object, ...]) -> None:
+        self._state = state
         self._carry_out(actions)
-        if self._state.finished and not self.finished:
+        if state.finished and not self.finished:
             self._end()  # stopped before its first round: there is nothing to announce
 
     def _carry_out(self, actions: tuple[object, ...]) -> None:

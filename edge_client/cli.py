@@ -10,6 +10,7 @@ import typer
 
 from shoal.util.console import add_version, counted, note, run_program, say, say_json
 from shoal.util.files import named
+from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from edge_client.storage.state import DeviceState, OwnModel
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,16 +48,24 @@ Separator = Annotated[
 
 
 @app.command()
-def init(directory: Directory, name: Annotated[str, typer.Option(help="The device's name in the fleet.")]) -> None:
+def init(
+    directory: Directory,
+    name: Annotated[str, typer.Option(help="The device's name in the fleet.")],
+    json: AsJson = False,
+) -> None:
     """Make this device's keys; prints the card to carry to the owner."""
     from crypto.seal.identity import fingerprint
     from edge_client import membership as enrolment
     from shoal.membership.grants import open_card
 
     card = enrolment.init(directory, name)
-    note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
+    mine = fingerprint(open_card(card.read_bytes()).member)
+    note(f"fingerprint {mine}")
     note("next: shoal-fleet add-device FLEET_DIR CARD on the owner's machine")
-    say(str(card))
+    if json:
+        say_json({"device": name, "fingerprint": mine, "card": str(card)})
+    else:
+        say(str(card))
 
 
 @app.command()
@@ -65,6 +73,7 @@ def join(
     directory: Directory,
     grant: Annotated[Path, typer.Argument(help="The owner's grant for this device.", exists=True, dir_okay=False)],
     owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    json: AsJson = False,
 ) -> None:
     """Accept the owner's grant."""
     from edge_client import membership as enrolment
@@ -72,7 +81,14 @@ def join(
     data = grant.read_bytes()
     with named(grant, "a grant is what shoal-fleet add-device prints the path of"):
         member = enrolment.join(directory, data, owner)
-    say(f"joined fleet {member.fleet} as {member.name}")
+    _say_joined(member.fleet, member.name, as_json=json)
+
+
+def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"fleet": fleet, "device": name})
+    else:
+        say(f"joined fleet {fleet} as {name}")
 
 
 @app.command()
@@ -93,6 +109,7 @@ def enrol(
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves.
 
@@ -102,16 +119,21 @@ def enrol(
 
     from crypto.seal.identity import fingerprint
     from edge_client import enrolment as joining
+    from edge_client.learning.executor import trial
+    from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 
     token = joining.read_line(line)
     joining.require_fresh(directory, token, int(time()))
+    if choose(AUTO) == ONNX_RUNTIME and (fault := trial.failure()):
+        note(f"warning: {fault}")
+        note(f"hint: {trial.HINT}")
     identity = joining.prepare(directory, name or directory.absolute().name)
     mine = fingerprint(identity.member)
     note(f"fingerprint {mine}")
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
     member = joining.enrol(directory, token, ca=ca, cert=cert, key=key, timeout_s=timeout, complain=note)
-    say(f"joined fleet {member.fleet} as {member.name}")
+    _say_joined(member.fleet, member.name, as_json=json)
 
 
 @app.command()
@@ -167,8 +189,19 @@ def run(
             show_default="none",
         ),
     ] = None,
+    vitals: Annotated[
+        bool | None,
+        typer.Option(
+            "--vitals/--no-vitals",
+            help="Report free disk and memory, load, temperature, battery and uptime to the aggregator every ten minutes.",
+            show_default="no-vitals",
+        ),
+    ] = None,
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with the runs that have ended, at the end.")
+    ] = False,
 ) -> None:
     """Take part in the fleet's runs; after a restart, resume the current one."""
     from edge_client.config import EdgeConfig
@@ -191,10 +224,11 @@ def run(
         "executor": executor,
         "max_kbps": max_kbps,
         "metered": metered,
+        "vitals": vitals,
     }
     from edge_client.reexec import become
 
-    become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
+    become(load(EdgeConfig, section="edge", file=config, flags=flags).values, as_json=json)
 
 
 @app.command()
@@ -216,7 +250,7 @@ def doctor(
     from edge_client.config import EdgeConfig
     from edge_client.doctor import diagnose
     from edge_client.learning.reading import Reading
-    from shoal.errors import UsageError
+    from shoal.errors import ConfigError
     from shoal.util.checks import report
     from shoal.util.config import gather
 
@@ -224,17 +258,18 @@ def doctor(
     flags |= {"label": label, "separator": separator}
     values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
     if "dir" not in values:
-        raise UsageError("no directory is given", hint="shoal-edge doctor DIRECTORY")
-    found = diagnose(
-        values["dir"],
-        data=values.get("data"),
-        reading=Reading(values["label"], values["separator"]),
-        broker=values["broker"],
-        ca=values["ca"],
-        cert=values["cert"],
-        key=values["key"],
-        executor=values["executor"],
-    )
+        raise ConfigError("dir is not set", hint="shoal-edge doctor DIRECTORY")
+    with working("checking files, data and broker"):
+        found = diagnose(
+            values["dir"],
+            data=values.get("data"),
+            reading=Reading(values["label"], values["separator"]),
+            broker=values["broker"],
+            ca=values["ca"],
+            cert=values["cert"],
+            key=values["key"],
+            executor=values["executor"],
+        )
     report(found, as_json=json)
 
 
@@ -243,13 +278,14 @@ def show_config(
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for run.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Print every value that run would use, and its source."""
     from edge_client.config import EdgeConfig
     from edge_client.learning.executor.choice import AUTO, choose
     from edge_client.membership import DeviceMembership
     from shoal.errors import NotEnrolledError
-    from shoal.util.config import gather, lines
+    from shoal.util.config import document, gather, lines
 
     values, origins = gather(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})
     if not values["broker"] and "dir" in values:
@@ -257,6 +293,9 @@ def show_config(
             values["broker"], origins["broker"] = DeviceMembership(values["dir"]).broker, "the grant"
     if values["executor"] == AUTO:
         values["executor"] = f"{AUTO} ({choose(AUTO)})"
+    if json:
+        say_json(document(EdgeConfig, values, origins))
+        return
     for line in lines(EdgeConfig, values, origins):
         say(line)
 
@@ -305,6 +344,9 @@ def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[
     found = figures.pop("connection", None)
     connection = found if isinstance(found, dict) else {}
     since = connection.get("since") if running else None if alive_at_s is None else second(alive_at_s)
+    if not running:
+        figures.pop("clock", None)
+        figures.pop("order", None)
     if not running and "stage" in figures:
         figures["last_stage"], figures["stage"] = figures["stage"], "stopped"
     lost = {"disconnected_because": connection["reason"]} if running and connection.get("reason") else {}
@@ -367,6 +409,9 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             lines.append(_liveness_line(data))
             continue
         if name in ("connected", "broker", "since"):
+            continue
+        if name == "order":
+            lines.append(str(value))
             continue
         if name == "session" and isinstance(value, dict):
             waits = value.get("waits_for")
@@ -462,7 +507,8 @@ def predict(
     reading = Reading(label or "", separator or "")
     labels = chosen.bundle.manifest.data.labels
     ask = chosen.probabilities if probabilities else chosen.predict
-    outputs = ask(data, node=node, ensemble=ensemble, reading=reading)
+    with working("computing the answers"):
+        outputs = ask(data, node=node, ensemble=ensemble, reading=reading)
     _note_unfinished(live, chosen.live, chosen.own)
     if json:
         answers = "probabilities" if probabilities else "predictions"
@@ -493,7 +539,8 @@ def evaluate(
     from edge_client.learning.reading import Reading
 
     chosen = choose(directory, live=live)
-    figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=Reading(label or "", separator or ""))
+    with working("computing the answers"):
+        figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=Reading(label or "", separator or ""))
     _note_unfinished(live, chosen.live, chosen.own)
     names = chosen.bundle.manifest.data.labels
     document = figures.document(names) if isinstance(figures, ClassFigures) else figures.document()
@@ -546,7 +593,8 @@ def export(
 
     chosen = choose(directory, live=live)
     model = chosen.at(node)
-    write(chosen.bundle, model.theta, output, chosen.scale)
+    with working("writing the model"):
+        write(chosen.bundle, model.theta, output, chosen.scale)
     _note_unfinished(live, chosen.live, model)
     if json:
         say_json({"file": str(output), **chosen.document(node)})
@@ -601,9 +649,10 @@ def personalise(
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
         reading = Reading(label or "", separator or "")
-        model, choice = choose_again(
-            directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
-        )
+        with working("training candidates"):
+            model, choice = choose_again(
+                directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
+            )
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)
@@ -640,7 +689,8 @@ def _model_line(model: dict[str, Any]) -> str:
         f"validation {', '.join([*fit, samples])}",
     ]
     if model["answers"]:
-        parts.append("answers, pinned by rollback" if model["pinned"] else "answers")
+        by = "chosen by the owner" if model["chosen_by_owner"] else "pinned by rollback"
+        parts.append(f"answers, {by}" if model["pinned"] else "answers")
     return "; ".join(parts)
 
 

@@ -37,6 +37,7 @@ class EdgeConfig:
         executor: ``onnxruntime`` or ``numpy``, which computes the task; ``auto`` for ONNX Runtime if it is installed, else numpy.
         log: debug, info, warning or error.
         max_kbps: most kilobits a second that are sent to the broker; 0 is no limit.
+        vitals: report disk, memory, load, temperature and battery to the aggregator every ten minutes.
         metered: hours of the day, such as ``08:00-20:00``, in which the device declines all rounds but the final one; empty for
             none.
     """
@@ -57,6 +58,7 @@ class EdgeConfig:
     executor: str = AUTO
     max_kbps: float = 0.0
     metered: str = ""
+    vitals: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from edge_client.metered import parse_hours
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
+from edge_client.vitals import measure
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, StorageError, UntrustedError
 from shoal.transport.base import TakenOver
@@ -30,11 +32,14 @@ from shoal.transport.pacing import Pace
 from shoal.util.files import write_atomic
 from shoal.util.locks import serving
 from shoal.util.process import settle
+from shoal.util.service_manager import ServiceManager
 from shoal.util.times import second
 
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
 BIRTH_FILE: Final = "birth"
+MOST_STEP_S: Final = 600.0
+"""A training step, or the scoring before it, that takes longer has hung: the slowest device known takes a second."""
 MOST_BIRTHS: Final = (1 << 64) - 1
 """Incarnations (births) are 64 bits wide on the wire."""
 
@@ -84,7 +89,11 @@ def serve(config: EdgeConfig) -> None:
 
 
 def _serve(config: EdgeConfig) -> None:
-    membership, executor = DeviceMembership(config.dir), choose(config.executor)
+    membership, executor, manager = (
+        DeviceMembership(config.dir),
+        choose(config.executor),
+        ServiceManager.from_environment(),
+    )
     inbox = Inbox()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(None))
@@ -101,10 +110,11 @@ def _serve(config: EdgeConfig) -> None:
         manual_ack=True,
         pace=Pace.of_kbps(config.max_kbps),
     )
+    worker = ThreadWorker()
     runtime = DeviceRuntime(
         membership,
         transport,
-        ThreadWorker(),
+        worker,
         lambda manifest: load(config.data, manifest, config.reading),
         birth=birth,
         results=inbox.put,
@@ -117,23 +127,39 @@ def _serve(config: EdgeConfig) -> None:
         watch=watch_of(config.data) if config.watch else None,
         executor=executor,
         metered=parse_hours(config.metered),
+        vitals=(lambda: measure(config.dir)) if config.vitals else None,
     )
     runtime.start()
     transport.start(require=True)
     LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet, "executor": executor}})
+    manager.ready(f"connected to {address}")
     try:
-        _loop(config, runtime, inbox, membership.name)
+        _loop(config, runtime, inbox, membership.name, lambda: _tell(manager, runtime, worker))
     except BaseException:
         with suppress(ShoalError):  # a failure to close must not hide the error that ended the loop
             runtime.close()
         raise
+    manager.stopping()
     runtime.close()
     # Only after a clean close: if the process is killed before, the next one reports the end of the run again.
     runtime.remember_end()
 
 
-def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -> None:
+def _tell(manager: ServiceManager, runtime: DeviceRuntime, worker: ThreadWorker) -> None:
+    """Tell the service manager that loop and training go on: a step of training that hangs is noticed too."""
+    now_s = time.monotonic()
+    if worker.quiet_s() < MOST_STEP_S:
+        manager.alive(now_s)
+    if manager.wants_status(now_s):
+        manager.status(runtime.state_line, now_s)
+
+
+def _loop(
+    config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str, turned: Callable[[], None] = lambda: None
+) -> None:
     """Pass events to the runtime until stopped, or with ``once`` until a run has ended and has had its personal finish.
+
+    After each turn it calls ``turned``.
 
     With ``once``, the end is recorded as reported only after the runtime is closed. A process that is killed before that
     ends at once when it is started again.
@@ -156,6 +182,7 @@ def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -
         if runtime.revoked:
             raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
         runtime.tick(time.monotonic())
+        turned()
         if not config.once:
             runtime.remember_end()
         if runtime.following != settled:  # the objects of a new run stay: take them out of garbage collection

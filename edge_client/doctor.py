@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_client.learning.executor import trial
 from edge_client.learning.executor.choice import AUTO, NUMPY, choose
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.membership import REVOKED_HINT, DeviceMembership
@@ -55,6 +56,7 @@ def diagnose(
         *local_checks(directory),
         *membership_checks(member, member.name, broker, ca=ca, cert=cert, key=key),
         _service(files),
+        _clock(files),
         checked("state", lambda: _state(files, member)),
         checked("data", lambda: _data(data, files, member, reading)),
         ok("versions", versions()),
@@ -79,6 +81,15 @@ def _service(files: DeviceState) -> Check:
         lost = f"running, not connected to {connection.get('broker')} since {connection.get('since')}"
         return Check("service", "warning", lost, "start the broker, or mend the network between")
     return ok("service", "running")
+
+
+def _clock(files: DeviceState) -> Check:
+    """Return what the running device has found out about its clock."""
+    said = (files.load_status() or {}).get("clock") if in_use(files.directory) else None
+    if not isinstance(said, str):
+        return ok("clock", "not known to be wrong")
+    detail, _, advice = said.partition("; ")
+    return Check("clock", "failure", f"this machine's clock is {detail}", advice)
 
 
 def _state(files: DeviceState, member: DeviceMembership) -> Check:
@@ -146,7 +157,7 @@ def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[s
 
 
 def _executor(setting: str, files: DeviceState, member: DeviceMembership) -> Check:
-    """Load the executor that `shoal-edge run` would take, and with numpy the graphs of the run followed.
+    """Try the executor that `shoal-edge run` would take: ONNX Runtime in a child process, numpy with the run's graphs.
 
     Raises:
         ConfigError: the setting is not valid, or asks for an executor that is not installed.
@@ -155,11 +166,11 @@ def _executor(setting: str, files: DeviceState, member: DeviceMembership) -> Che
     """
     if choose(setting) == NUMPY:
         return _numpy(_run(files, member))
-    try:
-        version = import_onnxruntime().__version__
-    except ImportError as error:
-        return Check("executor", "failure", f"ONNX Runtime can't be loaded: {error}", "pip install 'shoal[edge]'")
-    return ok("executor", f"ONNX Runtime {version}")
+    # In a child first: on a processor that it does not support, loading it would end this program.
+    fault = trial.failure()
+    if fault:
+        return Check("executor", "failure", fault, trial.HINT)
+    return ok("executor", f"ONNX Runtime {import_onnxruntime().__version__}")
 
 
 def _numpy(run: Run | None) -> Check:

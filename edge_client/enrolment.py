@@ -29,7 +29,7 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver, Transport, TransportEvent
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.times import utc
+from shoal.util.times import second
 
 POLL_S: Final = 0.5
 LATE_S: Final = 30.0
@@ -91,7 +91,7 @@ def prepare(directory: Path, name: str) -> Identity:
 def expired(token: Token) -> NotEnrolledError:
     """Return the error for an expired token."""
     return NotEnrolledError(
-        f"this enrolment line expired on {utc(token.expires_at_s)}",
+        f"this enrolment line expired on {second(token.expires_at_s)}",
         hint="ask the owner for a new one: `shoal-fleet invite`; or is this machine's clock wrong?",
     )
 

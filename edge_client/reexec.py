@@ -23,8 +23,12 @@ _PR_SET_NAME: Final = 15
 _PROCESS_NAME: Final = b"shoal-edge"
 
 
-def become(config: EdgeConfig) -> NoReturn:
-    """Replace this process by the serving program."""
+AS_JSON: Final = "--json"
+"""Last argument of a serving program that prints the runs that have ended as JSON, and its error if it fails."""
+
+
+def become(config: EdgeConfig, *, as_json: bool = False) -> NoReturn:
+    """Replace this process by the serving program; with ``as_json`` it prints one JSON object at its end."""
     document = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
     # Flags 0, without close-on-exec: the new program reads from this descriptor.
     handle = os.memfd_create("shoal-edge-config", 0)
@@ -32,7 +36,14 @@ def become(config: EdgeConfig) -> NoReturn:
     os.lseek(handle, 0, os.SEEK_SET)
     threads = str(config.threads)
     environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    arguments = [sys.executable, "-m", "edge_client.serving", str(config.dir), str(handle)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "edge_client.serving",
+        str(config.dir),
+        str(handle),
+        *([AS_JSON] if as_json else []),
+    ]
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - our own interpreter
 
 

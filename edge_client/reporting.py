@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from crypto.seal.signed import open_document
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import RunPackage
+from shoal.protocol.documents import ModelChoice, RunPackage
 from shoal.protocol.messages import Phase
-from shoal.util.times import second
+from shoal.util.times import second, span
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -36,6 +38,9 @@ SAVE_MODEL_EVERY_S: Final = 30.0
 ALIVE_EVERY_S: Final = 60.0
 """Interval at which the time of the status file is set: seldom, because devices store it on flash memory."""
 RUNS_REMEMBERED: Final = 16
+CLOCK_OFF_S: Final = 300
+"""Difference to the aggregator's clock above which it is reported, as `shoal-aggregator status` does."""
+CLOCK_HINT: Final = "set this machine's clock, or the aggregator's if that is wrong (timedatectl set-ntp true)"
 
 
 def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
@@ -78,6 +83,7 @@ class Results:
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
         self._connection: dict[str, Any] = {}
+        self._clock: dict[str, str] = {}
         self._written_connection: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
@@ -93,6 +99,42 @@ class Results:
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
         self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    @property
+    def answers(self) -> int:
+        """Number of the run whose finished model answers; 0 without one, or if the list of models is damaged."""
+        try:
+            model = self._finished.standing().answers
+        except (ConfigError, IntegrityError):
+            return 0  # `predict` and `shoal-edge models` report the damage
+        return 0 if model is None else model.run
+
+    def compare_clock(self, sent_at_s: int) -> None:
+        """Note for log and status file if the device's clock is behind a time that is over by the aggregator's clock."""
+        behind_s = sent_at_s - int(self._clock_s())
+        before, self._clock = self._clock, {}
+        if behind_s > CLOCK_OFF_S:
+            said = f"at least {span(behind_s)} behind the aggregator's; {CLOCK_HINT}"
+            self._clock = {"clock": said}
+            if not before:
+                LOG.warning("this machine's clock is %s", said)
+
+    def choose(self, signed: bytes) -> bool:
+        """Let the model answer that the owner has chosen; return whether that changed anything.
+
+        Raises:
+            UntrustedError, WireError: the owner has not signed the choice, or it is of another fleet.
+            ConfigError: it can't be stored.
+            IntegrityError: the list of models is damaged.
+        """
+        choice = open_document(signed, ModelChoice, self._membership.owner_key)
+        if choice.fleet != self._membership.fleet:
+            raise UntrustedError(f"a choice of models for fleet {choice.fleet!r}")
+        effect = self._finished.choose(choice)
+        if effect is None:
+            return False
+        LOG.info("the owner's choice of models: %s", effect, extra={"kv": {"run": choice.run or "newest"}})
+        return True
 
     def warn(self, doubts: Sequence[str]) -> None:
         """Log doubts about the samples or a finished model, and show them in the status file; each run begins without any."""
@@ -213,10 +255,26 @@ class Results:
         """Note for the status file that the broker at this address, without user and password, accepted the connection."""
         self._connection = {"connected": True, "broker": broker, "since": second(int(self._clock_s()))}
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker has accepted the connection and it has not ended."""
+        return self._connection.get("connected") is True
+
     def disconnected(self, broker: str, reason: str) -> None:
         """Note for the status file that the connection to the broker has ended."""
         since = second(int(self._clock_s()))
         self._connection = {"connected": False, "broker": broker, "since": since, "reason": reason}
+
+    def state_line(self, session: DeviceSession) -> str:
+        """Return what the device does now, as one line for people."""
+        if not self._connection.get("connected"):
+            return f"not connected to {self._connection['broker']}" if self._connection else "connecting"
+        if session.plan is None:
+            return f"fleet {self._membership.fleet}: waiting for a run"
+        run = f"fleet {self._membership.fleet}, run {session.plan.run}"
+        if session.stopped:
+            return f"{run}: stopping"
+        return f"{run}, round {session.round.mark.round}: {session.round.stage.value}"
 
     def keep_status(self, session: DeviceSession, now_s: float) -> None:
         """Write the status file if session or connection has changed: a device that is stuck shows what it waits for."""
@@ -243,6 +301,8 @@ class Results:
                 "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
                 **self._executor,
+                **({"order": session.order} if session.order else {}),
+                **self._clock,
                 **self._figures,
                 "session": self._summary,
                 "connection": self._connection,

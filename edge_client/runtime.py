@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from edge_client.run.finishing import Finisher
 from edge_client.run.following import RunFollower
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
+from edge_client.vitals import EVERY_S
 from shoal.errors import (
     ConfigError,
     ForkedHistoryError,
@@ -49,7 +51,7 @@ from shoal.membership.roster_delta import apply_change
 from shoal.protocol import channels
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
-from shoal.protocol.messages import Announcement, Control
+from shoal.protocol.messages import Announcement, Control, Notice
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
@@ -70,8 +72,8 @@ if TYPE_CHECKING:
     from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
-    from shoal.protocol.documents import Roster
-    from shoal.protocol.messages import Assignment
+    from shoal.protocol.documents import Roster, RunPlan
+    from shoal.protocol.messages import Assignment, Vitals
 
 LOG = logging.getLogger("shoal.edge")
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -104,6 +106,7 @@ class DeviceRuntime:
         watch: Watch | None = None,
         executor: str = "",
         metered: Hours | None = None,
+        vitals: Callable[[], Vitals] | None = None,
     ) -> None:
         """Load the device's state.
 
@@ -124,7 +127,9 @@ class DeviceRuntime:
             watch: returns the data files as they are, so that the samples of files that grow are read again.
             executor: the executor's name for the status file.
             metered: hours in which the device declines all rounds but the final one; None if there are none.
+            vitals: measures the machine's condition, for the presence; None if the operator has not asked for that.
         """
+        self._vitals, self._vitals_due_s = vitals, math.inf
         self._broker = broker
         self._metered, self._clock_s = metered, clock_s
         self._membership = membership
@@ -185,6 +190,11 @@ class DeviceRuntime:
     def following(self) -> int | None:
         """The number of the run that the device follows, if any."""
         return None if self._run is None else self._run.plan.run
+
+    @property
+    def state_line(self) -> str:
+        """What the device does now, as one line for people."""
+        return self._results.state_line(self.session)
 
     @property
     def finishing(self) -> bool:
@@ -267,6 +277,8 @@ class DeviceRuntime:
             self._go_on(self.session.tick(self._facts()))
             if not self.session.stopped:
                 self._results.keep_up(now_s)
+                if now_s >= self._vitals_due_s and self._results.is_connected:
+                    self._publish_presence(online=True)
             if self._disk_error is None:
                 self._results.keep_status(self.session, now_s)
         self._finisher.keep_up(idle=self.session.idle)
@@ -370,6 +382,8 @@ class DeviceRuntime:
                 return decode(plain, Announcement)
             case channels.CONTROL:
                 return decode(plain, Control)
+            case channels.NOTICE:
+                return decode(plain, Notice)
             case channels.MEAN | channels.CHECKPOINT:
                 return io.ModelTransfer(label, transfer.transfer_id, plain)
         return bytes(plain)
@@ -439,7 +453,12 @@ class DeviceRuntime:
 
     def _publish_presence(self, *, online: bool) -> None:
         head = None if self._models is None else self._models.head
-        self._transport.publish(*presence(self._membership, self._birth, online=online, head=head), retain=True)
+        vitals = None
+        if online and self._vitals is not None:
+            vitals, self._vitals_due_s = self._vitals(), self._now_s + EVERY_S
+        answers = self._results.answers if online else 0
+        told = presence(self._membership, self._birth, online=online, head=head, answers=answers, vitals=vitals)
+        self._transport.publish(*told, retain=True)
 
     def _open(self, action: io.ForMembership) -> None:
         match action:
@@ -472,13 +491,13 @@ class DeviceRuntime:
             case rounds.CancelWork():
                 self._worker.cancel()
             case rounds.RunDone(plan):
-                self.runs_done += self._results.finish(plan, self.session, self._now_s)
-                self._uplink.forget(self.session.round.mark, self.session.round.transfer)
+                self._run_done(plan)
             case io.TakeModel(model):
                 self._take_model(model)
             case io.DropModel(label):
-                if self._models is not None:
-                    self._models.drop(label)
+                self._drop_model(label)
+            case io.TakeNotice(sent_at_s, choice):
+                self._take_notice(sent_at_s, choice)
             case io.Log(level, text, facts):
                 LOG.log(LEVELS[level], text, extra={"kv": dict(facts)})
             case io.PublishStatus():
@@ -490,6 +509,20 @@ class DeviceRuntime:
                 raise self._disk_error
             case _:
                 raise AssertionError(action)
+
+    def _run_done(self, plan: RunPlan) -> None:
+        self.runs_done += self._results.finish(plan, self.session, self._now_s)
+        self._publish_presence(online=True)  # the model that answers has changed
+        self._uplink.forget(self.session.round.mark, self.session.round.transfer)
+
+    def _drop_model(self, label: str) -> None:
+        if self._models is not None:
+            self._models.drop(label)
+
+    def _take_notice(self, sent_at_s: int, choice: bytes) -> None:
+        self._results.compare_clock(sent_at_s)
+        if choice and self._results.choose(choice):
+            self._publish_presence(online=True)
 
     def _filter(self, kind: TopicKind, label: str) -> str:
         if kind is TopicKind.CTL:

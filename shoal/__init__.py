@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.simulation.api.result import Result, Round
     from shoal.simulation.api.simulate import simulate
+    from shoal.simulation.api.sweep import Sweep, sweep
+    from shoal.simulation.api.writers import CsvWriter, HistoryWriter, MlflowWriter, TensorBoardWriter
 
     __version__: str
 
@@ -56,8 +58,11 @@ __all__ = [
     "Backend",
     "ClientUpdate",
     "ClusterModel",
+    "CsvWriter",
     "Event",
     "FedAvg",
+    "HistoryWriter",
+    "MlflowWriter",
     "Outcome",
     "Result",
     "Round",
@@ -65,10 +70,13 @@ __all__ = [
     "RunPlan",
     "Strategy",
     "StrategySettings",
+    "Sweep",
+    "TensorBoardWriter",
     "__version__",
     "errors",
     "simulate",
     "split",
+    "sweep",
 ]
 
 # The images of devices and the aggregator hold this file without the modules named here, so a name is imported on first use.
@@ -79,8 +87,11 @@ _LAZY = {
     "Backend": "aggregator.numerics.backend:Backend",
     "ClientUpdate": "aggregator.strategies.base:ClientUpdate",
     "ClusterModel": "aggregator.strategies.base:ClusterModel",
+    "CsvWriter": "shoal.simulation.api.writers:CsvWriter",
     "Event": "aggregator.strategies.base:Event",
     "FedAvg": "aggregator.strategies.fedavg:FedAvg",
+    "HistoryWriter": "shoal.simulation.api.writers:HistoryWriter",
+    "MlflowWriter": "shoal.simulation.api.writers:MlflowWriter",
     "Outcome": "aggregator.strategies.base:Outcome",
     "Result": "shoal.simulation.api.result:Result",
     "Round": "shoal.simulation.api.result:Round",
@@ -88,8 +99,11 @@ _LAZY = {
     "RunPlan": "shoal.protocol.documents:RunPlan",
     "Strategy": "aggregator.strategies.base:Strategy",
     "StrategySettings": "aggregator.strategies.settings:StrategySettings",
+    "Sweep": "shoal.simulation.api.sweep:Sweep",
+    "TensorBoardWriter": "shoal.simulation.api.writers:TensorBoardWriter",
     "simulate": "shoal.simulation.api.simulate:simulate",
     "split": "shoal.experiments.data.partitions:split",
+    "sweep": "shoal.simulation.api.sweep:sweep",
 }
 _UNINSTALLED = "0+source"
 

@@ -13,6 +13,7 @@ from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.experiments import cli as simulate_cli
 from shoal.experiments.data import cli as data_cli
+from shoal.new import cli as new_cli
 from shoal.util.console import (
     add_version,
     counted,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,6 +39,7 @@ bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=T
 app.add_typer(bench_app, name="bench")
 app.add_typer(data_cli.app, name="data")
 app.command("simulate")(simulate_cli.simulate)
+app.command("new")(new_cli.new)
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -339,6 +340,12 @@ def _show_load(data: dict[str, Any]) -> None:
         f"aggregator: {data['aggregator_cpu_ms_per_upload']:.2f} ms of CPU an upload, peak {data['aggregator_rss_mb_max']:.0f} "
         f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round"
     )
+    say(
+        f"its main thread: {data['main_thread_cpu_ms_per_upload']:.2f} ms of CPU an upload; broker and devices took "
+        f"{100 * data['others_cpu_share']:.0f} % of all CPU time"
+    )
+    if "uploads_per_s_median" in data:
+        say(f"{data['uploads_per_s_median']:.0f} uploads a second from the first one to the last answer (median)")
     say(
         f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"

@@ -24,7 +24,7 @@ MAX_TRANSFERS_PER_SOURCE: Final = 4
 """Most transfers of one source in reassembly; the one whose last chunk is oldest is dropped for a new one."""
 
 MAX_NOTE_BYTES: Final = 2048
-"""Largest sealed decline, reminder or presence: names and fixed fields only, so it fits one chunk."""
+"""Largest sealed decline, reminder, presence or notice: names and fixed fields only, so it fits one chunk."""
 
 MAX_CONTROL_BYTES: Final = 16 * 1024
 """Largest sealed answer to a device: a list of missing chunks (4 KiB) and a reason (at most 4 KiB)."""

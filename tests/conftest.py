@@ -36,6 +36,28 @@ settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser):
+    """Let every test that computes with numpy use torch instead: on a machine with a GPU, ``pytest --numerics cuda``."""
+    parser.addoption("--numerics", choices=("numpy", "cpu", "cuda"), default="numpy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _numerics(request):
+    """Replace numpy's products and means by torch's on the chosen device."""
+    device = request.config.getoption("--numerics")
+    if device == "numpy":
+        yield
+        return
+    from aggregator.numerics.backend import NumpyBackend
+    from aggregator.numerics.torch_backend import TorchBackend
+
+    backend, patch = TorchBackend(device), pytest.MonkeyPatch()
+    for name in ("gram", "products", "city_block", "weighted_mean", "running_mean"):
+        patch.setattr(NumpyBackend, name, staticmethod(getattr(backend, name)))
+    yield
+    patch.undo()
+
+
 def pytest_collection_modifyitems(items):
     """Put tests that start programs first: they take longest, and the end of a run should have small ones to share out."""
     items.sort(key=lambda item: item.get_closest_marker("process") is None)

@@ -61,6 +61,21 @@ SENSORS: Final = (
 )
 
 
+def check_prefix(prefix: str) -> None:
+    """Check Home Assistant's discovery prefix.
+
+    Raises:
+        ConfigError: it is no plain topic.
+    """
+    if not PREFIX_FORM.fullmatch(prefix):
+        raise ConfigError(f"--home-assistant {prefix!r} is no topic prefix", hint="Home Assistant's is homeassistant")
+
+
+def sensor_topics(fleet: str, prefix: str) -> tuple[str, str]:
+    """Return the filters of all topics that the aggregator of a fleet publishes for Home Assistant."""
+    return f"{prefix}/sensor/shoal_{fleet}/#", f"{prefix}/shoal_{fleet}/state"
+
+
 class HomeAssistant:
     """Publishes the sensors and their values.
 
@@ -74,10 +89,7 @@ class HomeAssistant:
     """
 
     def __init__(self, transport: Transport, fleet: str, prefix: str) -> None:
-        if not PREFIX_FORM.fullmatch(prefix):
-            raise ConfigError(
-                f"--home-assistant {prefix!r} is no topic prefix", hint="Home Assistant's is homeassistant"
-            )
+        check_prefix(prefix)
         self._transport, self._prefix = transport, prefix
         self._fleet, self._node = fleet, f"shoal_{fleet}"
         self._announced_since_s: int | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from aggregator.page.feed import Feed, Snapshot
-    from aggregator.status.record import RunStatus
+    from aggregator.status.record import RunStatus, VitalsStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLUSTERS: Final = 32
@@ -84,8 +84,33 @@ def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _gauge("devices_impaired", "Devices that can't take part.", sum(bool(d.reason) for d in members))
     yield _gauge("devices_revoked", "Devices that the owner has revoked.", len(status.devices) - len(members))
+    yield from _vitals([d.vitals for d in members if d.vitals is not None])
     if snapshot.disk_free_bytes is not None:
         yield _gauge("disk_free_bytes", "Free space for the aggregator's directory.", snapshot.disk_free_bytes)
+
+
+def _vitals(found: list[VitalsStatus]) -> Iterator[Metric]:
+    """Yield the worst figures among the devices that report their condition; none of a kind that no device can measure."""
+    yield _gauge("devices_reporting", "Devices that report their condition.", len(found))
+    worst = (
+        ("devices_disk_free_bytes_min", "Least free disk space of a device.", [v.disk_free_bytes for v in found], min),
+        ("devices_memory_free_bytes_min", "Least free memory of a device.", [v.memory_free_bytes for v in found], min),
+        ("devices_load_ratio_max", "Largest load of a device for each of its cores.", list(map(_load, found)), max),
+        ("devices_temperature_celsius_max", "Warmest device.", [v.temperature_c for v in found], max),
+        ("devices_battery_ratio_min", "Lowest battery of a device, 0 to 1.", list(map(_battery, found)), min),
+    )
+    for name, words, values, choose in worst:
+        known = [value for value in values if value is not None]
+        if known:
+            yield _gauge(name, words, choose(known))
+
+
+def _load(vitals: VitalsStatus) -> float | None:
+    return None if vitals.load is None or not vitals.cores else vitals.load / vitals.cores
+
+
+def _battery(vitals: VitalsStatus) -> float | None:
+    return None if vitals.battery_percent is None else vitals.battery_percent / 100
 
 
 def _run(run: RunStatus) -> Iterator[Metric]:
@@ -100,6 +125,7 @@ def _run(run: RunStatus) -> Iterator[Metric]:
     yield _gauge("round_uploads_needed", "Uploads that close the round, or devices that open one.", run.quorum)
     yield _gauge("round_devices_missing", "Devices that the round still waits for.", len(run.missing))
     yield _gauge("round_deadline_passed", "Whether the round's deadline has passed.", run.deadline_passed)
+    yield _gauge("round_computing", "Whether the aggregator is closing the round.", run.computing)
     if run.deadline_at_s is not None:
         yield _gauge("round_deadline_timestamp_seconds", "End of the time for the round.", run.deadline_at_s)
 

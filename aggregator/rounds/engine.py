@@ -2,7 +2,8 @@
 
 `Engine.handle` is a pure transition ``(state, event) -> (state, actions)`` without clock, socket or disk. A driver carries
 the actions out and feeds events back; the daemon and the loopback fleet drive the same engine. phases.py lists the phases
-of a run.
+of a run. The transition has two steps, `Engine.record` and `Engine.advance`: a driver may do the second one, in which a round
+closes, on another thread.
 
 An event that neither opens nor closes a round takes constant time, whatever the size of the fleet: it changes persistent
 collections (state.py) and compares counts.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
@@ -46,7 +47,14 @@ from aggregator.rounds.held_models import Agreement, HeldModels, after_round, ag
 from aggregator.rounds.opening import prepare
 from aggregator.rounds.orders import Order, newest
 from aggregator.rounds.phases import check_transition
-from aggregator.rounds.quorum_and_deadline import may_close, may_open
+from aggregator.rounds.quorum_and_deadline import (
+    FLEET_TOO_SMALL,
+    certifiers,
+    is_too_small,
+    may_close,
+    may_open,
+    members,
+)
 from aggregator.rounds.relay import numbers_in, settle
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.screening import screen
@@ -71,6 +79,8 @@ from shoal.protocol.messages import Phase, Upload
 
 STOPPED: Final = "stopped"
 """Kind of the event in the record of the final round of a run that the owner has stopped."""
+PRODUCTS_PER_UPDATE: Final = 8_000_000
+"""Time that a closing round takes for each update besides products of coordinates (70 microseconds), in such products."""
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
 
@@ -218,12 +228,47 @@ class Engine:
         Raises:
             PhaseError: the event caused a change of phase that phases.py does not list.
         """
-        if state.finished:
-            return state, ()
-        after, actions = self._advance(self._apply(state, event))
-        if _gathers_again(state, after) and not actions:
+        return self.advance(state, self.record(state, (event,)))
+
+    def record(self, state: EngineState, events: Iterable[Event]) -> EngineState:
+        """Return the state with the facts of ``events`` recorded; `advance` must follow, before any other event.
+
+        Uploads that became durable together are recorded together, so that none of them is left to a later round.
+        """
+        if not state.finished:
+            for event in events:
+                state = self._apply(state, event)
+        return state
+
+    def closing_work(self, recorded: EngineState) -> int:
+        """Return the work of `advance` at most, in products of two coordinates; 0 if no round closes.
+
+        Args:
+            recorded: the result of `record`.
+        """
+        if recorded.finished or recorded.plan is None or not may_close(recorded):
+            return 0
+        updates = len(recorded.contributions)
+        return updates * ((updates + 1) * self.run.length + PRODUCTS_PER_UPDATE)
+
+    def advance(self, before: EngineState, recorded: EngineState) -> Transition:
+        """Return the state after a round has closed or opened, where the recorded facts say so, and the actions for the driver.
+
+        It reads nothing but its arguments and may run on another thread, if the driver handles no event meanwhile.
+
+        Args:
+            before: the state before `record`.
+            recorded: its result.
+
+        Raises:
+            PhaseError: as for `handle`.
+        """
+        if before.finished:
+            return before, ()
+        after, actions = self._advance(recorded)
+        if _gathers_again(before, after) and not actions:
             actions = (Gather(),)
-        check_transition(state, after)
+        check_transition(before, after)
         return after, actions
 
     def _apply(self, state: EngineState, event: Event) -> EngineState:
@@ -319,6 +364,7 @@ class Engine:
             self.run,
             lambda s, there: self._planned(s, round_, there),
             waited=waited,
+            signers=certifiers(state),
         )
         if ready is None or not ready.plan.assignments:
             return state, ()
@@ -371,6 +417,11 @@ class Engine:
             if self.average is not None:
                 apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
                 outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
+        if is_too_small(state):
+            found = {"devices": len(members(state)), "min_contributors": self.run.min_contributors}
+            outcome = dataclasses.replace(
+                outcome, events=(*outcome.events, StrategyEvent(plan.round, FLEET_TOO_SMALL, found))
+            )
         strategy, held = self._settle(state, plan, strategy, agreement, limit)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(
@@ -423,6 +474,7 @@ class Engine:
             settled=settled,
             models=models,
             limit=limit,
+            signers=certifiers(state),
         )
         return strategy, moved
 

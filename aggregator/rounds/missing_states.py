@@ -122,6 +122,7 @@ def sealing(
     run: RunPlan,
     *,
     waiting: bool,
+    signers: int | None = None,
 ) -> dict[str, Assignment]:
     """Return the plan's assignments with the checkpoints that the round orders.
 
@@ -131,7 +132,9 @@ def sealing(
         offers: state of each model of the plan.
         run: the owner's plan.
         waiting: whether a device waits for a checkpoint.
+        signers: statements that certify a state; None stands for the plan's ``min_contributors``.
     """
+    certify = run.min_contributors if signers is None else signers
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
     every = waiting or run.participation < 1 or plan.round >= run.rounds
     away = [d for d in held.named.keys() | held.lacking.keys() if d not in plan.assignments]
@@ -143,7 +146,7 @@ def sealing(
     for place, model in enumerate(offers):
         able = [d for d in asked if held.is_current(d) and offers[model] in held.held_by(d)]
         # Perhaps all devices that were drawn take the model from a checkpoint first.
-        able = able or [d for d in asked if offers[model] in held.in_reach(d, run.min_contributors)]
+        able = able or [d for d in asked if offers[model] in held.in_reach(d, certify)]
         # A device that is away now can open what is sealed after it has left, even if all others are gone by then.
         openable = model in held.certified and held.certified[model].round >= left
         # If one more of so few devices goes, the others could return to no newer state.
@@ -162,21 +165,27 @@ def sealing(
 
 
 def handing_over(
-    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], run: RunPlan, available: Iterable[str]
+    held: HeldModels,
+    plan: RoundPlan,
+    offers: Mapping[int, StateId],
+    least: int,
+    run: RunPlan,
+    available: Iterable[str],
 ) -> dict[str, Assignment]:
     """Return the assignments of a round of checkpoints only; none if it would help no device.
 
     Two holders of each model that an available device lacks seal it. All holders sign its state, since a checkpoint counts
-    only once ``min_contributors`` devices have signed.
+    only once ``least`` devices have signed.
 
     Args:
         held: the models.
         plan: the strategy's plan for all available devices.
         offers: state of each model of the plan.
+        least: statements that certify a state.
         run: the owner's plan.
         available: the devices.
     """
-    least, devices = run.min_contributors, sorted(available)
+    devices = sorted(available)
     reach = {d: held.in_reach(d, least) for d in devices}
     missed = _missed(plan, offers, reach)
     shared = {offers[model] for model in FOR_ALL if model in offers}

@@ -18,6 +18,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from shoal.protocol.messages import ORDER_WORDS, RunOrder
+
 
 class Order(Enum):
     """An order of the owner; the value is its name in files and in `status`."""
@@ -35,10 +37,10 @@ class Order(Enum):
 
 WORDS: Final[Mapping[Order, str]] = MappingProxyType(
     {
-        Order.GO: "",
-        Order.PAUSE: "paused by the owner",
-        Order.STOP: "stopped by the owner",
-        Order.STOP_NOW: "stopped by the owner",
+        Order.GO: ORDER_WORDS[RunOrder.NONE],
+        Order.PAUSE: ORDER_WORDS[RunOrder.PAUSED],
+        Order.STOP: ORDER_WORDS[RunOrder.STOPPED],
+        Order.STOP_NOW: ORDER_WORDS[RunOrder.STOPPED],
     }
 )
 """The words of each order in `status`, log and records; empty for a run that goes on."""

@@ -6,17 +6,51 @@ The driver measures time and reports that a deadline has passed; these functions
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.orders import Order
+from shoal.membership.statements import signers_needed
 
 if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
+FLEET_TOO_SMALL: Final = "fleet-too-small"
+"""Kind of the event in the record of the round after which a run waits because its fleet is too small for a mean."""
+
 
 def devices_needed(state: EngineState) -> int:
-    """Return the least number of online devices with which a round opens after the deadline."""
-    return max(1, min(state.run.min_contributors, len(state.devices)))
+    """Return the least number of online devices with which the next round opens after the deadline.
+
+    A round of training takes ``min_contributors``, also if the fleet has become smaller: with fewer it could change no model.
+    The final round makes no mean, so the devices that are left are enough.
+    """
+    least = state.run.min_contributors
+    return max(1, least if next_trains(state) else min(least, len(state.devices)))
+
+
+def next_trains(state: EngineState) -> bool:
+    """Return whether the next round is one of training, and not the final one."""
+    return not state.stopped and state.round < state.run.rounds
+
+
+def is_too_small(state: EngineState) -> bool:
+    """Return whether the next round can't open because the roster has fewer devices than a mean takes.
+
+    A device that the owner has admitted counts even before it connects: it has to be started, and no other device admitted.
+    """
+    return not state.finished and next_trains(state) and len(members(state)) < state.run.min_contributors
+
+
+def members(state: EngineState) -> frozenset[str]:
+    """Return the devices of the fleet, with those that were admitted during the run and have not connected yet."""
+    admitted = () if state.roster is None else state.roster.active()
+    return frozenset(state.devices) | frozenset(admitted)
+
+
+def certifiers(state: EngineState) -> int:
+    """Return how many devices certify a state of a model, by the roster that devices check with."""
+    active = len(state.devices) if state.roster is None else state.roster.active_count
+    return signers_needed(state.run.min_contributors, active)
 
 
 def uploads_needed(state: EngineState) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shoal.protocol.messages import Vitals
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionFacts:
@@ -37,6 +39,8 @@ class DeviceFacts:
         last_upload_s: time at which its last upload was durable.
         version: of its software, by its presence.
         clock_ahead_s: its clock less the aggregator's, in seconds, when it last connected.
+        answers: number of the run whose finished model it answers with, by its presence; 0 without one, None if unknown.
+        vitals: its condition, if it reports that; vitals_at_s: time of the report by the device's clock.
         declined: lower-case name of the `DeclineReason` of the last round that it declined, unless it has uploaded or come
             online since.
     """
@@ -47,6 +51,9 @@ class DeviceFacts:
     last_upload_s: int | None = None
     version: str = ""
     clock_ahead_s: int | None = None
+    answers: int | None = None
+    vitals: Vitals | None = None
+    vitals_at_s: int | None = None
     declined: str = ""
 
 
@@ -65,8 +72,10 @@ class RunFacts:
         received: durable uploads to the open round; while gathering, devices that are online.
         waiting: devices that the round, or the gathering, still waits for, in name order.
         obstacle: why no device can help the run to go on; empty if one can.
-        shortage, advice: why the run can't go on after its deadline, and advice to the operator; empty if it can.
+        shortage, advice: why the run can't go on after its deadline, or at once if the fleet is too small, and advice to
+            the operator; empty if it can.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
+        computing: whether the open round is being closed: its updates are there, and the computation takes long.
     """
 
     run: int
@@ -82,6 +91,7 @@ class RunFacts:
     shortage: str = ""
     advice: str = ""
     order: str = ""
+    computing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,32 +6,35 @@ from typing import TYPE_CHECKING
 
 from aggregator.rounds.orders import WORDS
 from aggregator.rounds.phases import RunPhase, phase_of
-from aggregator.rounds.quorum_and_deadline import online_needed, uploads_needed
-from aggregator.run_log import awaited_keys, is_paused, shortage
+from aggregator.rounds.quorum_and_deadline import members, online_needed, uploads_needed
+from aggregator.run_log import awaited_keys
+from aggregator.shortage import is_paused, shortage
 from aggregator.status.facts import RunFacts
 
 if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
 
-def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) -> RunFacts:
+def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, computing: bool = False) -> RunFacts:
     """Return the facts of a run.
 
     Args:
         state: of the engine.
         since_s: unix seconds since when the open round, or the gathering, lasts.
         deadline_at_s: unix seconds at which it is over; None if there is no deadline.
+        computing: whether the round is being closed: then it waits for no device.
     """
-    phase, short = phase_of(state), shortage(state)
+    phase, short = phase_of(state), None if computing else shortage(state)
     waiting: tuple[str, ...] = ()
     needed = received = 0
-    if is_paused(state):
-        deadline_at_s = None
-    elif phase is RunPhase.GATHERING:
-        waiting = tuple(d for d in sorted(state.devices) if d not in state.online)
+    too_small = short is not None and not short.late
+    if is_paused(state) or too_small:
+        deadline_at_s = None  # the run waits for the owner, and no device is late
+    if phase is RunPhase.GATHERING and not is_paused(state):
+        waiting = tuple(sorted(members(state) - state.online))
         needed, received = online_needed(state), len(state.online)
-    elif phase is not RunPhase.FINISHED:
-        waiting = tuple(d for d in state.waiting if d in state.devices)
+    elif phase in (RunPhase.ROUND, RunPhase.FINAL):
+        waiting = () if computing else tuple(d for d in state.waiting if d in state.devices)
         needed, received = uploads_needed(state), len(state.received)
     return RunFacts(
         run=state.run.run,
@@ -39,12 +42,13 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None) ->
         round=state.round,
         since_s=since_s,
         deadline_at_s=None if phase is RunPhase.FINISHED else deadline_at_s,
-        deadline_passed=state.deadline_passed,
+        deadline_passed=state.deadline_passed and not too_small,
         needed=needed,
         received=received,
         waiting=waiting,
         obstacle="" if is_paused(state) else awaited_keys(state),
         order=WORDS[state.order],
+        computing=computing,
         shortage="" if short is None else short.reason,
         advice="" if short is None else short.hint,
     )

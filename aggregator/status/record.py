@@ -54,7 +54,10 @@ NOT_SERVED: Final = "not_served"
 
 START_HINT: Final = "start it: shoal-aggregator serve DIR; it continues where it was"
 BROKER_HINT: Final = "start the broker, or mend the network between; aggregator and devices connect again by themselves"
-OFFLINE_HINT: Final = "start it again; if it is gone for good: shoal-fleet revoke FLEET_DIR NAME"
+OFFLINE_HINT: Final = (
+    "start it again; if it runs, `shoal-edge status` on it says why (a wrong clock, for instance); if it is gone for good: "
+    "shoal-fleet revoke FLEET_DIR NAME"
+)
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )
@@ -167,6 +170,7 @@ class RunStatus:
         missing: the devices that it waits for; empty while the aggregator can't know.
         clusters: by id.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
+        computing: whether the aggregator is closing the open round: similarities, splits and means of many updates take long.
     """
 
     run: int
@@ -182,6 +186,23 @@ class RunStatus:
     missing: tuple[MissingDevice, ...] = ()
     clusters: tuple[ClusterStatus, ...] = ()
     order: str = ""
+    computing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VitalsStatus:
+    """The condition of a device at a time in unix seconds; None where it can't be measured. See `Vitals` for the figures."""
+
+    at_s: int
+    uptime_seconds: int | None = None
+    disk_free_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    load: float | None = None
+    cores: int | None = None
+    temperature_c: float | None = None
+    battery_percent: int | None = None
+    charging: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +216,8 @@ class DeviceStatus:
         cluster: in the run; None before it has one.
         version: of its software; empty before it has connected.
         clock_ahead_s: its clock less the aggregator's, when it last connected.
+        model_run: number of the run whose finished model it answers with; 0 without one.
+        vitals: its condition, if its operator lets it report that.
         reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 
@@ -206,6 +229,8 @@ class DeviceStatus:
     cluster: int | None = None
     version: str = ""
     clock_ahead_s: int | None = None
+    model_run: int | None = None
+    vitals: VitalsStatus | None = None
     reason: str = ""
     advice: str = ""
 
@@ -327,8 +352,9 @@ class _Builder:
             if self.served.obstacle:
                 found.append(Problem(self.served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
             if self.served.shortage:
-                passed = f"run {self.served.run} can't go on: its deadline has passed, {self.served.shortage}"
-                found.append(Problem(passed, self.served.advice))
+                passed = "its deadline has passed, " if self.served.deadline_passed else ""
+                reason = f"run {self.served.run} can't go on: {passed}{self.served.shortage}"
+                found.append(Problem(reason, self.served.advice))
         return found
 
     def device(self, name: str) -> DeviceStatus:
@@ -345,6 +371,8 @@ class _Builder:
             cluster=clusters.get(name),
             version=heard.version,
             clock_ahead_s=heard.clock_ahead_s,
+            model_run=heard.answers,
+            vitals=_vitals(heard),
             reason=reason,
             advice=advice,
         )
@@ -373,6 +401,9 @@ class _Builder:
         if self.served is not None and self.served.deadline_passed and name in self.served.waiting:
             late = f"online, but has not answered round {self.served.round} within its deadline"
             return late, "read its log, and `shoal-edge status` on it; starting it again is safe"
+        free = None if heard.vitals is None else heard.vitals.disk_free_bytes
+        if free is not None and free < limits.LOW_DISK_BYTES:
+            return f"its disk is almost full: {free} bytes were free", DECLINE_HINTS[DeclineReason.DISK]
         return "", ""
 
     def _absence(self, heard: DeviceFacts) -> tuple[str, str]:
@@ -413,6 +444,7 @@ class _Builder:
             missing=tuple(self._missing(served, devices)) if self.watched else (),
             clusters=clusters,
             order=served.order,
+            computing=served.computing,
         )
 
     def _missing(self, served: RunFacts, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:
@@ -434,6 +466,24 @@ class _Builder:
         middle = round(statistics.median(known)) if len(known) > 2 else 0
         off = sum(abs(ahead_s - middle) <= CLOCK_OFF_S for ahead_s in known)
         return middle if abs(middle) > CLOCK_OFF_S and 2 * off > len(known) else 0
+
+
+def _vitals(heard: DeviceFacts) -> VitalsStatus | None:
+    found = heard.vitals
+    if found is None or heard.vitals_at_s is None:
+        return None
+    return VitalsStatus(
+        at_s=heard.vitals_at_s,
+        uptime_seconds=found.uptime_s,
+        disk_free_bytes=found.disk_free_bytes,
+        memory_bytes=found.memory_bytes,
+        memory_free_bytes=found.memory_free_bytes,
+        load=found.load,
+        cores=found.cores,
+        temperature_c=found.temperature_c,
+        battery_percent=found.battery_percent,
+        charging=found.charging,
+    )
 
 
 def _ended(live: Live) -> Problem:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.status.record import REVOKED
-from shoal.util.times import second
+from shoal.util.console import counted
+from shoal.util.times import second, span
 
 if TYPE_CHECKING:
-    from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
+    from aggregator.status.facts import LiveFacts
+    from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus, VitalsStatus
+
+KILO: Final = 1000
 
 
 def state_words(status: FleetStatus) -> str:
@@ -39,13 +43,55 @@ def device_lines(status: FleetStatus) -> list[str]:
     if len(impaired) > NAMES_SHOWN:
         lines.append(f"  and {len(impaired) - NAMES_SHOWN} more: --json lists all")
     revoked = [d.name for d in status.devices if d.reason == REVOKED]
+    reporting = [d for d in devices if d.vitals is not None]
+    lines += [f"  {d.name} reports {vitals_words(d.vitals)}" for d in reporting[:NAMES_SHOWN] if d.vitals is not None]
+    if len(reporting) > NAMES_SHOWN:
+        lines.append(f"  and {len(reporting) - NAMES_SHOWN} more report their condition: --json lists all")
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
+
+
+def vitals_words(vitals: VitalsStatus) -> str:
+    """Return the condition of a device as one line; figures that it can't measure are left out."""
+    cores = "" if vitals.cores is None else f" on {counted(vitals.cores, 'core')}"
+    whole = "" if vitals.memory_bytes is None else f" of {_size(vitals.memory_bytes)}"
+    charging = ", charging or full" if vitals.charging else ""
+    parts = [
+        "" if vitals.disk_free_bytes is None else f"disk {_size(vitals.disk_free_bytes)} free",
+        "" if vitals.memory_free_bytes is None else f"memory {_size(vitals.memory_free_bytes)}{whole} free",
+        "" if vitals.load is None else f"load {vitals.load:.2g}{cores}",
+        "" if vitals.temperature_c is None else f"{vitals.temperature_c:.0f} °C",
+        "" if vitals.battery_percent is None else f"battery {vitals.battery_percent} %{charging}",
+        "" if vitals.uptime_seconds is None else f"up {span(vitals.uptime_seconds)}",
+    ]
+    return f"{', '.join(part for part in parts if part) or 'no figure'} ({second(vitals.at_s)})"
+
+
+def _size(size_bytes: int) -> str:
+    """Return a size in the largest unit of which it has at least one: 1.2 GB."""
+    size, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= KILO and len(units) > 1:
+        size /= KILO
+        units = units[1:]
+    return f"{size:.3g} {units[0]}"
 
 
 def _since(device: DeviceStatus) -> str:
     since = f" since {second(device.since_s)}" if device.online is False and device.since_s is not None else ""
     upload = f", last upload {second(device.last_upload_s)}" if device.last_upload_s is not None else ""
     return f"{since}{upload}"
+
+
+def service_line(facts: LiveFacts) -> str:
+    """Return what the running daemon does now, as one line for `systemctl status`."""
+    connection, run = facts.connection, facts.run
+    if not connection.connected:
+        return f"not connected to {connection.broker}"
+    if run is None or run.phase == RunPhase.FINISHED.value:
+        return "idle: waiting for a run"
+    order = f", {run.order}" if run.order else ""
+    if run.phase == RunPhase.GATHERING.value:
+        return f"run {run.run}: {run.received} devices online, {run.needed} needed{order}"
+    return f"run {run.run}, round {run.round}: {run.received} uploads, {run.needed} needed{order}"
 
 
 def round_line(run: RunStatus) -> str:
@@ -56,6 +102,8 @@ def round_line(run: RunStatus) -> str:
         return f"run {run.run} now: {run.order} after round {run.round}, since {second(run.since_s)}"
     if run.phase == RunPhase.GATHERING.value:
         place = f"gathering: {run.received} devices online, {run.quorum} needed"
+    elif run.computing:
+        return f"run {run.run} now: round {run.round}: {run.received} uploads, computing; the round began {second(run.since_s)}"
     else:
         place = f"round {run.round}: {run.received} uploads, {run.quorum} needed"
     deadline = ""

@@ -69,6 +69,9 @@ class DeviceWatch:
             version=presence.version if VERSION_FORM.fullmatch(presence.version) else "",
             last_seen_s=facts.last_seen_s if retained else now_s,
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
+            answers=presence.answers,
+            vitals=presence.vitals,
+            vitals_at_s=None if presence.vitals is None else presence.sent_at_s,
         )
 
     def went(self, device: str) -> None:

@@ -6,7 +6,7 @@
 - Damaged files raise an `IntegrityError` that names the run's directory; a full or failing disk, a `StorageError`.
 
 `store` holds a run's state, `vector_log` its updates, `records` its closed rounds, `run_status` reads for other processes,
-`signed_runs` the owner's run files, `fsync_worker` runs fsync outside of the loop, `corruption` maps errors.
+`signed_runs` the owner's run files, `corruption` maps errors.
 
-Example: ``append`` for each upload that arrived together, one ``commit``, then their acknowledgements.
+Example: ``write`` and ``append`` for each upload that arrived together, one ``commit``, then their acknowledgements.
 """

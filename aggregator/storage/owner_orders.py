@@ -1,7 +1,8 @@
-"""The file ``orders.json`` in the aggregator's directory: the owner's orders for runs, and the number of its last request.
+"""The files ``orders.json`` and ``choice.signed`` in the aggregator's directory: the owner's orders, and its choice of models.
 
-Both are in one file, so that a request and its effect become durable together: after a crash the number has been accepted if
-and only if the order is in force.
+The orders for runs and the number of the last request are in one file, so that both become durable together: after a crash the
+number has been accepted if and only if the order is in force. A choice of models is durable before its request is accepted;
+after a crash in between it is in force, and the same request has the same effect again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shoal.util.files import read_if_there, write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 ORDERS_FILE: Final = "orders.json"
+CHOICE_FILE: Final = "choice.signed"
 DAMAGED_HINT: Final = (
     "take the file from a backup; without it paused and stopped runs go on, and requests that were recorded in the last ten "
     "minutes could be repeated"
@@ -71,6 +73,21 @@ class OwnerOrders:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._record = read_orders(directory)
+        self._choice = read_if_there(directory / CHOICE_FILE) or b""
+
+    @property
+    def choice(self) -> bytes:
+        """The owner's newest signed `ModelChoice`; empty without one."""
+        return self._choice
+
+    def choose(self, signed: bytes) -> None:
+        """Store the owner's choice of models, durably.
+
+        Raises:
+            ConfigError: the file can't be written; the earlier choice stays.
+        """
+        write_atomic(self._directory / CHOICE_FILE, signed)
+        self._choice = signed
 
     @property
     def accepted(self) -> int:

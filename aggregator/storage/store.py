@@ -1,8 +1,8 @@
 """Durable state of a run: SQLite for facts, append-only files for vectors, one group commit for both.
 
-`Store.append` buffers, `Store.commit` makes all appended uploads durable (vectors first, then the rows that
-point at them). An upload may be acknowledged only after it returns. A torn tail of a vector file is harmless, since
-no row points at it.
+`Store.write` writes an upload's vector, on any thread; `Store.append` buffers its row, and `Store.commit` makes all appended
+uploads durable (vectors first, then the rows that point at them). An upload may be acknowledged only after it returns. A torn
+tail of a vector file is harmless, since no row points at it.
 
 The database grows by one short record a round (records.py). The snapshot of a round deletes, in its own transaction, the
 rows of all earlier uploads, and SQLite reuses the freed pages.
@@ -63,8 +63,16 @@ CREATE TABLE IF NOT EXISTS snapshot (
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """An upload that is written but not committed."""
+class WrittenUpload:
+    """An upload whose vector is in its round's file; it has no row yet, or none that is committed.
+
+    Attributes:
+        upload: its header.
+        digest: the digest that the device signed; a resent upload has the same.
+        start: offset of the vector in the file.
+        checksum: of the vector and the attached bytes.
+        norm: the vector's l2 norm.
+    """
 
     upload: Upload
     digest: bytes
@@ -136,8 +144,8 @@ class Store:
         self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         check_version(self._db, directory)
         self._db.executescript(_TABLES)
-        self._pending: dict[bytes, _Row] = {}
-        self._batch: list[_Row] = []
+        self._pending: dict[bytes, WrittenUpload] = {}
+        self._batch: list[WrittenUpload] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         if not facts:
             facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(run), "seed": seed()}
@@ -158,21 +166,32 @@ class Store:
         found = self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
         return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
 
-    def append(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> None:
-        """Write an upload's vector and buffer its row; nothing is durable before `commit`.
+    def open_updates(self, round_: int) -> None:
+        """Open the file for the vectors of a round, so that `write` takes its uploads; once it is open this does nothing."""
+        self._updates.open(round_)
+
+    def write(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> WrittenUpload | None:
+        """Write an upload's vector to its round's file; any thread may call it. Nothing is durable before `commit`.
 
         Args:
             upload: its header.
             vector: the masked update, (length,) float32 little-endian, followed by the attached bytes.
             norm: the vector's l2 norm.
             digest: the digest that the device signed; a resent upload has the same.
+
+        Returns:
+            what `append` takes; None if the round's file is not open any more.
         """
-        start = 0
+        start: int | None = 0
         if len(vector):
             start = self._updates.append(upload.round, vector)
         cut = FLOAT_BYTES * upload.length
-        row = _Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm)
-        self._pending[digest] = row
+        found = checksum(vector[:cut]) + checksum(vector[cut:])
+        return None if start is None else WrittenUpload(upload, digest, start, found, norm)
+
+    def append(self, written: WrittenUpload) -> None:
+        """Buffer the row of an upload for the next `commit`."""
+        self._pending[written.digest] = written
 
     def withdraw(self, digest: bytes) -> None:
         """Remove an upload from the open batch. Its bytes stay in the file, where no row points to them."""

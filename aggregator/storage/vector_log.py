@@ -3,12 +3,16 @@
 The number of descriptors and mappings does not depend on the size of the fleet. A round's file is extended beyond its
 contents, in steps that double, so that its mapping is replaced only a few times while uploads arrive; the surplus takes no
 disk blocks. The file of a past round is renamed to a spare, and a later round writes over its blocks.
+
+Any thread may append to a round that is open; all else belongs to the driver's thread. One lock orders appends, the lengthening
+of a file and its retirement: a late append must not reach a file that another round has taken over.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -50,23 +54,44 @@ class UpdateFiles:
         self._pages: dict[int, FilePages] = {}
         self._ends: dict[int, int] = {}
         self._dirty: set[int] = set()
+        self._lock = threading.Lock()
 
-    def append(self, round_: int, data: memoryview) -> int:
-        """Append ``data`` to a round's file and return its offset; durable once the function that `syncer` returns has run."""
-        handle = self._file(round_)
-        start = self._ends[round_]
-        view = data
-        while view:
-            view = view[os.pwrite(handle, view, self._ends[round_]) :]
-            self._ends[round_] = start + len(data) - len(view)
-        self._dirty.add(round_)
-        return start
+    def open(self, round_: int) -> None:
+        """Open a round's file, so that `append` may be called; once it is open this does nothing."""
+        if round_ in self._files:
+            return
+        # The length is asked for outside the lock: it is read from the database.
+        end = self._end_of(round_)
+        with self._lock:
+            self._files[round_] = self._opened(round_)
+            # Bytes after the last committed row are a spare's old ones, or the torn tail of a crash: write over them.
+            self._ends[round_] = end
+
+    def append(self, round_: int, data: memoryview) -> int | None:
+        """Append ``data`` to a round's file and return its offset; any thread may call it.
+
+        Returns:
+            None if the round's file is not open, or not open any more. The data are durable once the function that `syncer`
+            returns has run.
+        """
+        with self._lock:
+            handle = self._files.get(round_)
+            if handle is None:
+                return None
+            start = self._ends[round_]
+            view = data
+            while view:
+                view = view[os.pwrite(handle, view, self._ends[round_]) :]
+                self._ends[round_] = start + len(data) - len(view)
+            self._dirty.add(round_)
+            return start
 
     def syncer(self) -> Callable[[], None]:
         """Return a function that makes all appended data durable; any thread may call it."""
         # The handles are listed here, so that the thread that syncs does not touch the dictionaries of the loop.
-        handles = [self._files[round_] for round_ in self._dirty]
-        self._dirty.clear()
+        with self._lock:
+            handles = [self._files[round_] for round_ in self._dirty]
+            self._dirty.clear()
 
         def sync() -> None:
             for handle in handles:
@@ -77,19 +102,16 @@ class UpdateFiles:
     def _path(self, round_: int) -> Path:
         return self._directory / f"{round_:06d}.f32"
 
-    def _file(self, round_: int) -> int:
-        if round_ not in self._files:
-            path = self._path(round_)
-            if not path.exists():
-                spare = next(path.parent.glob(SPARES), None)
-                if spare is not None:
-                    spare.rename(path)
-            self._files[round_] = open_own(path)
-            # `syncer` makes a file's bytes durable, but not its name in the folder.
-            sync_directory(path.parent)
-            # Bytes after the last committed row are a spare's old ones, or the torn tail of a crash: write over them.
-            self._ends[round_] = self._end_of(round_)
-        return self._files[round_]
+    def _opened(self, round_: int) -> int:
+        path = self._path(round_)
+        if not path.exists():
+            spare = next(path.parent.glob(SPARES), None)
+            if spare is not None:
+                spare.rename(path)
+        handle = open_own(path)
+        # `syncer` makes a file's bytes durable, but not its name in the folder.
+        sync_directory(path.parent)
+        return handle
 
     def view(self, round_: int, start: int, length: int) -> Float32Vector:
         """Return a vector of a round's file, (length,) float32, as a view of the mapping.
@@ -110,10 +132,12 @@ class UpdateFiles:
         if handle is None:
             with self._path(round_).open("rb") as file:
                 return FilePages(file.fileno(), self._size(file.fileno(), stop), access=mmap.ACCESS_READ)
-        size = self._size(handle, stop)
-        roomy = max(FIRST_MAPPED_BYTES, 2 * stop)
-        if size < roomy:
-            os.ftruncate(handle, roomy)
+        # Under the lock: an append between the two calls would be cut off.
+        with self._lock:
+            size = self._size(handle, stop)
+            roomy = max(FIRST_MAPPED_BYTES, 2 * stop)
+            if size < roomy:
+                os.ftruncate(handle, roomy)
         return FilePages(handle, max(size, roomy), access=mmap.ACCESS_READ)
 
     @staticmethod
@@ -139,10 +163,7 @@ class UpdateFiles:
             old = int(path.stem)
             if old < before:
                 self._pages.pop(old, None)
-                handle = self._files.pop(old, None)
-                if handle is not None:
-                    os.close(handle)
-                    self._dirty.discard(old)
+                self._close(old, cut=False)
                 # Writing over allocated blocks takes a third of the time of making new ones durable.
                 # Not synced: if a power cut undoes the renaming, the next sweep finds the file under its old name.
                 path.rename(self._directory / f"spare-{old:06d}.f32")
@@ -151,9 +172,17 @@ class UpdateFiles:
 
     def release(self) -> None:
         """Truncate all files to their contents and close them."""
-        for round_, handle in self._files.items():
-            os.ftruncate(handle, self._ends[round_])
-            os.close(handle)
-        self._files.clear()
+        for round_ in list(self._files):
+            self._close(round_, cut=True)
         self._pages.clear()
-        self._ends.clear()
+
+    def _close(self, round_: int, *, cut: bool) -> None:
+        """Close a round's file if it is open; ``cut`` truncates it to its contents."""
+        with self._lock:
+            handle = self._files.pop(round_, None)
+            end = self._ends.pop(round_, 0)
+            self._dirty.discard(round_)
+            if handle is not None:
+                if cut:
+                    os.ftruncate(handle, end)
+                os.close(handle)

@@ -1,4 +1,4 @@
-"""Registry of the algorithms by name. A new algorithm needs one line in `STRATEGIES`."""
+"""Registry of the algorithms by name: one line in `STRATEGIES` for ours, an entry point for those of other packages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
 from aggregator.strategies.statistics import Standardised
 from shoal import limits
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, UsageError
 from shoal.protocol.documents import RunPlan
+from shoal.util.extensions import STRATEGIES_GROUP, extension_names, load_extension
 
 STRATEGIES: Final[dict[str, Any]] = {
     s.name: s for s in (FedAvg, FedProx, Local, Ifca, OneShot, Cfl, FedGroup, FedGrouProx, Fesem)
 }
+
+MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final", "models_of")
+"""Attributes that every strategy needs."""
 
 
 def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average | None = None) -> Strategy:
@@ -88,11 +92,39 @@ def plan_settings(run: RunPlan) -> StrategySettings:
 
 
 def find_strategy(algorithm: str) -> Any:
-    """Return the class called ``algorithm``.
+    """Return the class called ``algorithm``: one of `STRATEGIES`, or of an installed package (`shoal.util.extensions`).
 
     Raises:
         ConfigError: no class has that name.
+        UsageError: what a package calls so is no strategy.
     """
-    if algorithm not in STRATEGIES:
-        raise ConfigError(f"no algorithm {algorithm!r}", hint=f"there are {', '.join(sorted(STRATEGIES))}")
-    return STRATEGIES[algorithm]
+    if algorithm in STRATEGIES:
+        return STRATEGIES[algorithm]
+    found = load_extension(STRATEGIES_GROUP, algorithm)
+    if found is None:
+        raise ConfigError(f"no algorithm {algorithm!r}", hint=f"there are {', '.join(sorted(strategy_names()))}")
+    check_members(found)
+    if found.name != algorithm:
+        raise ConfigError(
+            f"the strategy installed as {algorithm!r} calls itself {found.name!r}", hint="give both the same name"
+        )
+    return found
+
+
+def strategy_names() -> list[str]:
+    """Return the names of the strategies here and of those that packages add, in this order."""
+    return [*STRATEGIES, *(name for name in extension_names(STRATEGIES_GROUP) if name not in STRATEGIES)]
+
+
+def check_members(kind: Any) -> None:
+    """Check that ``kind`` is a class with the methods of a strategy.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(kind, type):
+        raise UsageError(f"a strategy is a class, not {kind!r}")
+    if missing := [member for member in MEMBERS if not hasattr(kind, member)]:
+        raise UsageError(
+            f"strategy {kind.__name__} has no {missing[0]!r}", hint="see shoal.Strategy; shoal.FedAvg has all of it"
+        )

@@ -1,8 +1,9 @@
 """Uploads of one run, from the first chunk to the acknowledgement: one state machine for each upload.
 
-An upload is identified by its device and its transfer id (`states.UploadRef`). It is in one of five states:
+An upload is identified by its device and its transfer id (`states.UploadRef`). It is in one of six states:
 
     RECEIVING      no chunk has arrived yet, or only some have; the initial state, which needs no entry
+    VERIFYING      complete, and in the hands of the intake's workers (intake.py), which write it if it is in order
     VALID          the seal, the signature and the rules of the open round hold; appended to the store's open batch
     COMMITTING     in the batch that the disk is writing
     ACKNOWLEDGED   durable, and the device was told so
@@ -17,14 +18,18 @@ Rules:
    aggregator acknowledges it at once if it finds it in the store.
 4. Only RECEIVING takes chunks. A copy of an upload in another state is dropped at its first chunk.
 5. A device has at most one upload in VALID or COMMITTING. A second one is refused (`Engine.validate`).
-6. The engine sees committed uploads before any later event, so that a round never closes without an upload that the disk
-   already has. An upload that is still VALID when its round closes is refused.
+6. The engine sees an upload before any event that arrived after its last chunk, so that a round never closes without an upload
+   that came in time. An upload that is still VALID when its round closes is refused.
+
+Workers change nothing but files: states, answers and the store's rows belong to the driver's thread. The uploads of one device
+leave VERIFYING in the order in which they entered it.
 
 Example: the upload of ``dev-1`` has three chunks, and the second is lost.
 
     chunks 1 and 3           RECEIVING
     reminder of dev-1        RECEIVING       the aggregator asks for chunk 2 (retransmission.py)
-    chunk 2                  VALID           joined, opened, validated (validation.py, Engine.validate), appended
+    chunk 2                  VERIFYING       handed to a worker
+    the worker has ended     VALID           joined, opened, validated (validation.py, Engine.validate), written, appended
     flush                    COMMITTING      the batch goes to the disk (commit_queue.py)
     fsync and commit done    ACKNOWLEDGED    the engine counts it, and dev-1 is told (acknowledgements.py)
     reminder of dev-1        ACKNOWLEDGED    dev-1 missed the answer, which is sent again

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aggregator.uploads.states import UploadEvent
 
 if TYPE_CHECKING:
-    from aggregator.storage.fsync_worker import FsyncWorker
     from aggregator.storage.store import Store
     from aggregator.strategies.base import ClientUpdate
+    from aggregator.uploads.intake import OpenedUpload
     from aggregator.uploads.states import UploadTable
-    from aggregator.uploads.validation import VerifiedUpload
+    from aggregator.workers import Workers
 
-Committed = list[tuple["VerifiedUpload", "ClientUpdate"]]
+Committed = list[tuple["OpenedUpload", "ClientUpdate"]]
 """Durable uploads with the store's contribution of each, in order of arrival."""
 
 
@@ -24,16 +23,16 @@ class CommitQueue:
 
     Args:
         store: writes them.
-        syncer: runs the fsync; it calls back on the driver's own thread.
+        disk: the worker that waits for the disk.
         table: the states of the uploads.
     """
 
-    def __init__(self, store: Store, syncer: FsyncWorker, table: UploadTable) -> None:
+    def __init__(self, store: Store, disk: Workers, table: UploadTable) -> None:
         self._store = store
-        self._syncer = syncer
+        self._disk = disk
         self._table = table
-        self._valid: dict[str, VerifiedUpload] = {}
-        self._committing: dict[str, VerifiedUpload] = {}
+        self._valid: dict[str, OpenedUpload] = {}
+        self._committing: dict[str, OpenedUpload] = {}
 
     @property
     def busy(self) -> bool:
@@ -41,20 +40,20 @@ class CommitQueue:
         return bool(self._valid or self._committing)
 
     @property
-    def valid(self) -> tuple[VerifiedUpload, ...]:
+    def valid(self) -> tuple[OpenedUpload, ...]:
         """The uploads whose commit has not started, in order of arrival."""
         return tuple(self._valid.values())
 
-    def of(self, device: str) -> VerifiedUpload | None:
+    def of(self, device: str) -> OpenedUpload | None:
         """Return the queued upload of ``device``, None if there is none."""
         return self._committing.get(device) or self._valid.get(device)
 
-    def append(self, upload: VerifiedUpload) -> None:
-        """Append a valid upload to the open batch; its device must have no other upload in the queue."""
-        self._store.append(upload.header, upload.body, upload.norm, upload.digest)
+    def append(self, upload: OpenedUpload) -> None:
+        """Append a valid upload, which is written, to the open batch; its device must have no other upload in the queue."""
+        assert upload.written is not None
+        self._store.append(upload.written)
         self._table.move(upload.ref, UploadEvent.VALIDATED)
-        # The store has the bytes, so the queue needs no memory for them.
-        self._valid[upload.ref.device] = dataclasses.replace(upload, body=memoryview(b""))
+        self._valid[upload.ref.device] = upload
 
     def flush(self, committed: Callable[[Committed], None]) -> None:
         """Start an fsync of the open batch unless one is already running; call ``committed`` when the batch is durable."""
@@ -63,14 +62,14 @@ class CommitQueue:
         for upload in self._valid.values():
             self._table.move(upload.ref, UploadEvent.COMMIT_STARTED)
         self._committing, self._valid = self._valid, {}
-        self._syncer.submit(self._store.prepare(), lambda: committed(self._commit()))
+        self._disk.submit(self._store.prepare(), lambda _: committed(self._commit()))
 
     def _commit(self) -> Committed:
         done = list(zip(self._committing.values(), self._store.commit(), strict=True))
         self._committing = {}
         return done
 
-    def withdraw(self, upload: VerifiedUpload) -> None:
+    def withdraw(self, upload: OpenedUpload) -> None:
         """Remove a valid upload from the open batch."""
         del self._valid[upload.ref.device]
         self._store.withdraw(upload.digest)

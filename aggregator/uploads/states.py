@@ -19,6 +19,7 @@ class UploadState(Enum):
     """Progress of one upload; see the package's docstring."""
 
     RECEIVING = "receiving"
+    VERIFYING = "verifying"
     VALID = "valid"
     COMMITTING = "committing"
     ACKNOWLEDGED = "acknowledged"
@@ -28,7 +29,9 @@ class UploadState(Enum):
 class UploadEvent(Enum):
     """Cause of a transition; the value is its label in the diagram."""
 
-    VALIDATED = "complete and valid"
+    COMPLETE = "complete"
+    VALIDATED = "valid"
+    DROPPED = "forged, or a copy"
     REJECTED = "breaks a rule, or comes too late"
     FOUND_STORED = "found in the store"
     COMMIT_STARTED = "commit starts"
@@ -54,9 +57,13 @@ class TransitionError(RuntimeError):
 _S, _E = UploadState, UploadEvent
 TRANSITIONS: Final[Mapping[tuple[UploadState, UploadEvent], UploadState]] = MappingProxyType(
     {
-        (_S.RECEIVING, _E.VALIDATED): _S.VALID,
+        (_S.RECEIVING, _E.COMPLETE): _S.VERIFYING,
         (_S.RECEIVING, _E.REJECTED): _S.REFUSED,
         (_S.RECEIVING, _E.FOUND_STORED): _S.ACKNOWLEDGED,
+        (_S.VERIFYING, _E.DROPPED): _S.RECEIVING,
+        (_S.VERIFYING, _E.VALIDATED): _S.VALID,
+        (_S.VERIFYING, _E.REJECTED): _S.REFUSED,
+        (_S.VERIFYING, _E.FOUND_STORED): _S.ACKNOWLEDGED,
         (_S.VALID, _E.COMMIT_STARTED): _S.COMMITTING,
         (_S.VALID, _E.ROUND_CLOSED): _S.REFUSED,
         (_S.COMMITTING, _E.COMMITTED): _S.ACKNOWLEDGED,
@@ -114,7 +121,8 @@ class UploadTable:
                 # One forgotten answer makes room; that move deletes the entry and forgets no other.
                 self.move(next(iter(self._answered)), UploadEvent.FORGOTTEN)
         elif after is UploadState.RECEIVING:
-            del self._answered[ref]
+            self._in_progress.pop(ref, None)
+            self._answered.pop(ref, None)
         else:
             self._in_progress[ref] = after
         return after

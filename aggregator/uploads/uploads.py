@@ -6,18 +6,21 @@ See the package's docstring for the states of an upload and the rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import Declined, Stored
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue
+from aggregator.uploads.intake import Arrival, Intake
 from aggregator.uploads.retransmission import Retransmission
 from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
-from shoal.errors import UntrustedError
+from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import DeclineReason
+from shoal.protocol.reassembly import DigestError, NoRoomError
 
 if TYPE_CHECKING:
     from aggregator.inbound import Inbound
@@ -26,13 +29,16 @@ if TYPE_CHECKING:
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.events import Event
     from aggregator.rounds.state import EngineState
-    from aggregator.storage.fsync_worker import FsyncWorker
     from aggregator.storage.store import Store
     from aggregator.uploads.commit_queue import Committed
-    from aggregator.uploads.validation import VerifiedUpload
+    from aggregator.uploads.intake import OpenedUpload, Result
+    from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Upload
-    from shoal.protocol.reassembly import Transfer
+    from shoal.protocol.reassembly import ReceivedChunks
+
+COMMITTED_AT_ONCE: Final = 64
+"""Valid uploads that are committed even while the workers have more: a commit costs the same for one as for many."""
 
 
 class EngineDriver(Protocol):
@@ -42,14 +48,21 @@ class EngineDriver(Protocol):
     def state(self) -> EngineState:
         """The engine's state."""
 
+    @property
+    def computing(self) -> bool:
+        """Whether a round is being closed on another thread; until then no upload is committed."""
+
     def feed(self, event: Event) -> None:
-        """Let the engine handle an event, now or after the commit that is under way."""
+        """Let the engine handle an event, now or after the uploads that arrived before it."""
 
     def on_committed(self, stored: Sequence[Stored]) -> None:
         """Let the engine handle durable uploads now."""
 
-    def on_answered(self) -> None:
-        """Let the engine handle the events that were held back during the commit."""
+    def on_progress(self) -> None:
+        """Let the engine handle the events that no upload holds back any more."""
+
+    def on_refused(self, device: str, error: ShoalError) -> None:
+        """Report that an upload of ``device`` is not used, and why."""
 
 
 class Uploads:
@@ -62,7 +75,7 @@ class Uploads:
         driver: holds the engine's state and takes its events.
         inbound: reassembles the chunks.
         store: makes uploads durable.
-        syncer: waits for the disk.
+        workers: wait for the disk, and verify uploads.
         publisher: sends answers and requests.
     """
 
@@ -75,7 +88,7 @@ class Uploads:
         driver: EngineDriver,
         inbound: Inbound,
         store: Store,
-        syncer: FsyncWorker,
+        workers: RunWorkers,
         publisher: Publisher,
     ) -> None:
         self._membership = membership
@@ -84,7 +97,9 @@ class Uploads:
         self._inbound = inbound
         self._table = UploadTable()
         self._verifier = UploadVerifier(membership.identity, run)
-        self._queue = CommitQueue(store, syncer, self._table)
+        self._intake = Intake(workers.intake, self._verifier, engine, store)
+        self._queue = CommitQueue(store, workers.disk, self._table)
+        self._gather_until = 0
         self._answers = Acknowledgements(publisher, membership, run, self._table)
         self._retransmission = Retransmission(
             chunks=inbound.chunks,
@@ -96,9 +111,18 @@ class Uploads:
         )
 
     @property
+    def newest(self) -> int:
+        """Number of the newest complete upload, which `holds_back` takes."""
+        return self._intake.newest
+
+    @property
     def committing(self) -> bool:
         """Whether any upload is valid and not yet durable."""
         return self._queue.busy
+
+    def holds_back(self, number: int) -> bool:
+        """Return whether the engine has not seen an upload yet that was complete when the newest had this ``number``."""
+        return self.committing or not self._intake.is_done(number)
 
     @property
     def all_answered(self) -> bool:
@@ -122,43 +146,68 @@ class Uploads:
             now_s: the time.
 
         Raises:
-            ShoalError: malformed, too large, forged, or refused; in the last case the device was told.
+            ShoalError: malformed or too large; or a reminder or decline that is forged. An upload that is forged or refused
+                is reported to `EngineDriver.on_refused`.
         """
-        if self.state(device, parse(chunk)[0].transfer_id) is not UploadState.RECEIVING:
-            return  # a copy of an upload that is being committed or was answered
+        parsed = parse(chunk)
+        if self.state(device, parsed[0].transfer_id) is not UploadState.RECEIVING:
+            return  # a copy of an upload that is being verified or committed, or was answered
         state = self._driver.state
-        transfer = self._inbound.message(device, chunk, state, now_s)
-        if transfer is None:
+        chunks = self._inbound.message(device, chunk, state, now_s, parsed)
+        if chunks is None:
             return
         roster = self._membership.roster
-        if transfer.kind is ChunkKind.DECLINE:
-            self._driver.feed(self._verifier.decline(device, transfer, roster))
-        elif transfer.kind is ChunkKind.REMINDER:
-            if not self._retransmission.is_too_soon(device, now_s):
-                reminder = self._verifier.reminder(device, transfer, roster)
-                self._retransmission.on_reminder(reminder, state, now_s, self._inbound.upload_bytes(device, state))
-        else:
-            self._on_upload(device, transfer)
+        kind = chunks.header.kind
+        if kind is ChunkKind.UPLOAD:
+            self._on_upload(device, chunks)
+        elif kind is ChunkKind.DECLINE:
+            self._driver.feed(self._verifier.decline(device, self._inbound.chunks.join(chunks), roster))
+        elif not self._retransmission.is_too_soon(device, now_s):
+            reminder = self._verifier.reminder(device, self._inbound.chunks.join(chunks), roster)
+            self._retransmission.on_reminder(reminder, state, now_s, self._inbound.upload_bytes(device, state))
 
-    def _on_upload(self, device: str, transfer: Transfer) -> None:
-        """Validate a complete upload, and queue, acknowledge or refuse it."""
-        ref = UploadRef(device, transfer.transfer_id)
-        try:
-            upload = self._verifier.upload(device, transfer, self._membership.roster)
-        except RefusedUploadError as error:
-            self._refuse(ref, error.header, str(error))
-            raise
+    def _on_upload(self, device: str, chunks: ReceivedChunks) -> None:
+        """Hand a complete upload to the workers."""
+        ref = UploadRef(device, chunks.header.transfer_id)
         queued = self._queue.of(device)
         pending = None if queued is None else queued.digest
-        decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest, pending)
-        if decision is Decision.STORE:
-            self._queue.append(upload)
+        self._table.move(ref, UploadEvent.COMPLETE)
+        arrival = Arrival(ref, chunks, self._membership.roster, self._driver.state, pending)
+        self._intake.submit(arrival, partial(self._on_opened, ref))
+
+    def _on_opened(self, ref: UploadRef, found: Result) -> None:
+        """Queue, acknowledge or refuse an upload that a worker has opened, and report an error."""
+        try:
+            self._decide(ref, found)
+        except ShoalError as error:
+            self._driver.on_refused(ref.device, error)
+        self._driver.on_progress()
+
+    def _decide(self, ref: UploadRef, found: Result) -> None:
+        if isinstance(found, RefusedUploadError):
+            self._refuse(ref, found.header, str(found))
+            raise found
+        if isinstance(found, ShoalError):
+            self._table.move(ref, UploadEvent.DROPPED)
+            if isinstance(found, DigestError | NoRoomError):
+                self._inbound.chunks.count_refused("digest" if isinstance(found, DigestError) else "no-room")
+            raise found
+        queued = self._queue.of(ref.device)
+        pending = None if queued is None else queued.digest
+        decision, reason = self._engine.validate(self._driver.state, found.header, found.digest, pending)
+        if decision is Decision.STORE and found.written is not None:
+            if not self._queue.valid:
+                self._gather_until = self._intake.newest
+            self._queue.append(found)
         elif decision is Decision.REFUSE:
-            self._refuse(ref, upload.header, reason)
-            raise UntrustedError(f"upload of {device} for round {upload.header.round}: {reason}")
-        elif queued is None:
-            self._answers.answer(ref, upload.header.round, UploadEvent.FOUND_STORED)
-        # else: a copy of a queued upload, under another transfer id. The commit of the first copy is the answer.
+            self._refuse(ref, found.header, reason)
+            raise UntrustedError(f"upload of {ref.device} for round {found.header.round}: {reason}")
+        elif decision is Decision.DUPLICATE and queued is None:
+            self._answers.answer(ref, found.header.round, UploadEvent.FOUND_STORED)
+        else:
+            # A copy of a queued upload, under another transfer id: the commit of the first copy is the answer. Or an upload that
+            # only the newer state allows: it is not written, and the device offers it again.
+            self._table.move(ref, UploadEvent.DROPPED)
 
     def _refuse(self, ref: UploadRef, header: Upload, reason: str) -> None:
         """Refuse an upload, and let the open round go on without waiting for its device."""
@@ -166,25 +215,35 @@ class Uploads:
         self._driver.feed(Declined(ref.device, header.nonce, DeclineReason.UPLOAD))
 
     def flush(self) -> None:
-        """Start to commit the valid uploads, unless a commit is already under way."""
-        self._queue.flush(self._on_committed)
+        """Start to commit the valid uploads, unless a commit or the close of a round is under way.
+
+        Few of them wait for those that workers have in hand, but not for any that arrive later.
+        """
+        gathered = len(self._queue.valid) >= COMMITTED_AT_ONCE or self._intake.is_done(self._gather_until)
+        if gathered and not self._driver.computing:
+            self._queue.flush(self._on_committed)
 
     def _on_committed(self, committed: Committed) -> None:
         """Let the engine count durable uploads, then acknowledge them.
 
-        A round that opens is announced before the acknowledgements of the round that closes are sent, because devices wait
-        for the announcement only.
+        A round that opens at once is announced before the acknowledgements of the round that closes are sent, because devices
+        wait for the announcement only.
         """
         self._driver.on_committed([Stored(contribution, upload.digest) for upload, contribution in committed])
         for upload, _ in committed:
             self._answers.answer(upload.ref, upload.header.round, UploadEvent.COMMITTED)
+        self.review()
+
+    def review(self) -> None:
+        """Refuse the valid uploads whose round has closed, then go on with events and uploads; do nothing during a close."""
+        if self._driver.computing:
+            return
         for upload in self._queue.valid:
             self._refuse_if_late(upload)
-        self._driver.on_answered()
+        self._driver.on_progress()
         self.flush()
 
-    def _refuse_if_late(self, upload: VerifiedUpload) -> None:
-        """Refuse a valid upload whose round has closed."""
+    def _refuse_if_late(self, upload: OpenedUpload) -> None:
         decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
         if decision is not Decision.STORE:
             self._queue.withdraw(upload)

@@ -72,7 +72,11 @@ def load(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> D
     Raises:
         DataError: the source is missing, of no known format, or breaks the contract; file, row and column are named.
     """
-    batches = [_conform(raw, manifest) for raw in _read(source, manifest, reading, labelled=True)]
+    return joined(*(_conform(raw, manifest) for raw in _read(source, manifest, reading, labelled=True)))
+
+
+def joined(*batches: Dataset) -> Dataset:
+    """Return the samples of all batches, one batch after another; a copy unless there is only one."""
     if len(batches) == 1:
         return batches[0]
     return Dataset(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))

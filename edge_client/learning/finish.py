@@ -1,7 +1,8 @@
 """The personal finish of a device: make the candidates one after another, and keep the one that the rule prefers.
 
 `edge_client.learning.personal` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
-more than the leader so far and the candidate under way are in memory.
+more than the leader so far and the candidate under way are in memory. A chosen model that the device has trained is trained
+again in the same way, with the validation samples beside the training samples.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_client.learning import training
+from edge_client.learning.data import joined
 from edge_client.learning.personal import (
     ALONE,
     CLUSTER,
@@ -25,6 +27,7 @@ from edge_client.learning.personal import (
     alone_rounds,
     choose,
     ditto_recipe,
+    is_trained,
     one_epoch,
 )
 from edge_client.learning.training import Cancelled
@@ -86,14 +89,14 @@ class Chosen:
 
 
 def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callable[[], bool]) -> Chosen:
-    """Train the candidates and choose one by the validation share.
+    """Train the candidates, choose one by the validation share, and train it again with the validation samples too.
 
-    A candidate whose training diverges is left out. With fewer than `FEWEST_PAIRS` validation samples no other can be chosen,
-    so none is trained.
+    A candidate whose training diverges is left out; if only the second training diverges, the first one counts. With fewer than
+    `FEWEST_PAIRS` validation samples no other can be chosen, so none is trained.
 
     Args:
         ended: the run.
-        shares: the device's samples.
+        shares: the device's samples. The second training copies the training and the validation share.
         backend: computes the task's losses and gradients.
         cancelled: called before every step of training and every sample that is scored.
 
@@ -108,7 +111,13 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
         losses[name] = sample_losses(theta, share, backend, cancelled)
         if choose(losses) == name:
             leader = name, theta
-    return Chosen(*leader, {name: float(each.mean()) for name, each in losses.items()}, len(share))
+    choice, theta = leader
+    if is_trained(choice):
+        training_again = _Candidates(ended, joined(shares.train, shares.validation), backend, cancelled)
+        for name, again in _unless_diverged(training_again.of(choice), "the chosen one with the validation samples"):
+            if name == choice:
+                theta = again
+    return Chosen(choice, theta, {name: float(each.mean()) for name, each in losses.items()}, len(share))
 
 
 def sample_losses(
@@ -132,36 +141,59 @@ def _candidates(
     ended: Ended, batch: Dataset, backend: Backend, cancelled: Callable[[], bool]
 ) -> Iterator[tuple[str, Float32Vector]]:
     """Yield all candidates but the cluster's model, in the order of `shoal.simulation.engine.personal.candidates`."""
-    plan = ended.plan
+    trained = _Candidates(ended, batch, backend, cancelled)
+    yield from _unless_diverged(trained.further(max(EPOCHS)), "epochs on top")
+    yield from ended.above.items()
+    if ended.weight:
+        yield from _unless_diverged(trained.ditto(), DITTO)
+    if ended.start is not None:
+        yield from _unless_diverged(trained.alone(), ALONE)
 
-    def trained(theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
-        order = BatchOrder(plan, ended.device, orders)
-        found = training.train(theta, batch, LocalTraining.of(recipe), backend, order, round_, cancelled)
-        return theta + found.delta
 
-    def further() -> Iterator[tuple[str, Float32Vector]]:
-        theta = ended.own
-        for epoch in range(1, max(EPOCHS) + 1):
-            theta = trained(theta, one_epoch(plan.local), ended.round + epoch - 1, plan.rounds)
+class _Candidates:
+    """The candidates that a device trains on ``batch``, as (name, theta (d,) float32)."""
+
+    def __init__(self, ended: Ended, batch: Dataset, backend: Backend, cancelled: Callable[[], bool]) -> None:
+        self._ended = ended
+        self._batch = batch
+        self._backend = backend
+        self._cancelled = cancelled
+
+    def of(self, name: str) -> Iterator[tuple[str, Float32Vector]]:
+        """Yield the candidate ``name`` last, after those that are trained on the way to it."""
+        if name == DITTO:
+            return self.ditto()
+        return self.alone() if name == ALONE else self.further(int(name))
+
+    def further(self, epochs: int) -> Iterator[tuple[str, Float32Vector]]:
+        """Train the cluster's model for ``epochs`` more."""
+        ended, theta = self._ended, self._ended.own
+        for epoch in range(1, epochs + 1):
+            theta = self._trained(theta, one_epoch(ended.plan.local), ended.round + epoch - 1, ended.plan.rounds)
             if epoch in EPOCHS:
                 yield str(epoch), theta
 
-    def ditto() -> Iterator[tuple[str, Float32Vector]]:
-        yield DITTO, trained(ended.own, ditto_recipe(plan.local, ended.weight), ended.round, plan.rounds)
+    def ditto(self) -> Iterator[tuple[str, Float32Vector]]:
+        """Train Ditto's personal model."""
+        ended = self._ended
+        recipe = ditto_recipe(ended.plan.local, ended.weight)
+        yield DITTO, self._trained(ended.own, recipe, ended.round, ended.plan.rounds)
 
-    def alone() -> Iterator[tuple[str, Float32Vector]]:
+    def alone(self) -> Iterator[tuple[str, Float32Vector]]:
+        """Train a model from a fresh start."""
+        ended, plan = self._ended, self._ended.plan
         assert ended.start is not None
         theta = draw(ended.start, ended.lengths, plan.seed)
         for round_ in range(1, alone_rounds(plan.local, plan.rounds) + 1):
-            theta = trained(theta, alone_recipe(plan.local), round_, round_ - 1)
+            theta = self._trained(theta, alone_recipe(plan.local), round_, round_ - 1)
         yield ALONE, theta
 
-    yield from _unless_diverged(further(), "epochs on top")
-    yield from ended.above.items()
-    if ended.weight:
-        yield from _unless_diverged(ditto(), DITTO)
-    if ended.start is not None:
-        yield from _unless_diverged(alone(), ALONE)
+    def _trained(self, theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
+        ended = self._ended
+        order = BatchOrder(ended.plan, ended.device, orders)
+        local = LocalTraining.of(recipe)
+        found = training.train(theta, self._batch, local, self._backend, order, round_, self._cancelled)
+        return theta + found.delta
 
 
 def _unless_diverged(made: Iterator[tuple[str, Float32Vector]], what: str) -> Iterator[tuple[str, Float32Vector]]:

@@ -2,7 +2,8 @@
 
 Candidates are the model of its cluster, that model after more local epochs, the models above it in cfl's tree, Ditto's
 personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test on
-its validation share prefers another: the best of several models on few samples is often best by chance.
+its validation share prefers another: the best of several models on few samples is often best by chance. A chosen model that
+the device trains is then trained again, with the validation samples too: they have served their purpose.
 
 Devices (`edge_client.learning.finish`) and simulated devices (`shoal.simulation.engine.personal`) use these functions.
 """
@@ -44,6 +45,11 @@ def node_of(name: str) -> int | None:
     """Return the node of a candidate that `node_name` named; None for other candidates."""
     number = name.removeprefix(_NODE)
     return int(number) if number != name and number.isdecimal() else None
+
+
+def is_trained(name: str) -> bool:
+    """Return whether a candidate is one that the device trains, and not a model of the fleet."""
+    return name != CLUSTER and node_of(name) is None
 
 
 def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:

@@ -1,8 +1,8 @@
 """Run jobs in a second thread, so that training does not block the event loop and its connection.
 
-A new job replaces the one before it, and a result is a value. The aggregator's thread for the disk
-(`aggregator.storage.fsync_worker`) finishes every job in order and raises errors on the driver's thread, so the two share no
-code. `ThreadPoolExecutor` fits neither: at exit it waits for the running job, and a training takes minutes.
+A new job replaces the one before it, and a result is a value. The aggregator's threads (`aggregator.workers`) finish every job
+in order and raise errors on the driver's thread, so the two share no code. `ThreadPoolExecutor` fits neither: at exit it waits
+for the running job, and a training takes minutes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from edge_client.learning.training import Cancelled
@@ -68,6 +70,7 @@ class ThreadWorker:
             queue.SimpleQueue()
         )
         self._current = threading.Event()
+        self._sign_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-work", daemon=True)
         self._thread.start()
 
@@ -88,13 +91,24 @@ class ThreadWorker:
         self._jobs.put(None)
         self._thread.join(timeout=10)
 
+    def quiet_s(self) -> float:
+        """Return the seconds since the job under way began or took a step; 0 without a job."""
+        sign_s = self._sign_s
+        return 0.0 if sign_s is None else time.monotonic() - sign_s
+
     def _run(self) -> None:
         if self._nice:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get()) is not None:
             job, done, cancelled = item
-            run_job(job, cancelled.is_set, done)
+            self._sign_s = time.monotonic()
+            run_job(job, partial(self._is_cancelled, cancelled), done)
+            self._sign_s = None
             del item, job, done  # free their models and mask before the wait for the next job
+
+    def _is_cancelled(self, cancelled: threading.Event) -> bool:
+        self._sign_s = time.monotonic()
+        return cancelled.is_set()
 
 
 class InlineWorker:

@@ -69,7 +69,7 @@ def open_checkpoint(
     keys: RoundKeys,
     roster: Roster,
     length: int,
-    min_contributors: int,
+    signers: int,
     most_task_bytes: int = 0,
 ) -> tuple[ModelState, bytes]:
     """Return the state and the task in a checkpoint after checking seal, sender, digest and certificate.
@@ -83,7 +83,7 @@ def open_checkpoint(
         keys: the keys of the round in which the checkpoint was sealed.
         roster: the newest roster.
         length: number of coordinates, from the run plan.
-        min_contributors: number of devices that must have signed the digest, from the run plan.
+        signers: number of devices that must have signed the digest.
         most_task_bytes: largest task to accept.
 
     Raises:
@@ -116,7 +116,7 @@ def open_checkpoint(
         fleet=keys.fleet,
         run_id=keys.run_id,
         roster=roster,
-        min_contributors=min_contributors,
+        needed=signers,
     )
     return state, bytes(body[: header.task])
 

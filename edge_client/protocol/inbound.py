@@ -49,6 +49,8 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
             return channels.KEYS.limit()
         case TopicKind.ROUND:
             return channels.ANNOUNCEMENT.limit(sizes.announcement_bytes(devices, _most_models(session)))
+        case TopicKind.NOTICE:
+            return channels.NOTICE.limit()
         case TopicKind.PLAN:
             return channels.RUN.limit(session.sizes.most_package)
         case TopicKind.ROSTER_CHANGE:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from crypto.seal.envelope import GroupKey
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session_io import Facts
+    from shoal.protocol.messages import Vitals
     from shoal.protocol.states import TranscriptHead
 
 PRESENCE_AGAIN_S: Final = 4.0
@@ -46,6 +47,8 @@ def presence(
     online: bool,
     head: TranscriptHead | None = None,
     at_s: float | None = None,
+    answers: int = 0,
+    vitals: Vitals | None = None,
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -55,10 +58,22 @@ def presence(
         online: whether the device is online or offline.
         head: the head of the run's transcript that the device knows.
         at_s: unix seconds; None for now. The aggregator compares them with its own clock.
+        answers: number of the run whose finished model the device answers with; 0 without one.
+        vitals: the device's condition; None if its operator has not asked for that.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
     message = encode(
-        Presence(membership.fleet, membership.name, birth, online, version=VERSION, sent_at_s=sent_at_s, head=head)
+        Presence(
+            membership.fleet,
+            membership.name,
+            birth,
+            online,
+            version=VERSION,
+            sent_at_s=sent_at_s,
+            head=head,
+            answers=answers,
+            vitals=vitals,
+        )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)
     sealed = seal_to_group(membership.identity, membership.group, envelope, message)

@@ -37,7 +37,7 @@ from edge_client.protocol.round_state import RoundState, Stage
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
-from shoal.protocol.messages import Action, Announcement, Control, DeclineReason
+from shoal.protocol.messages import ORDER_WORDS, Action, Announcement, Control, DeclineReason, Notice
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 ANNOUNCED_WITHIN_S: Final = 10.0
 """Time for which a device whose disk fails between two rounds waits for the next announcement, to decline it before it ends."""
 
-RUN_AND_ROUND: Final = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
-"""Requests for the run package and the announcement, which may have come before the device could read them."""
+NOTICE: Final = io.Resubscribe(TopicKind.NOTICE)
+RETAINED: Final = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND), NOTICE)
+"""Requests for the run package, the announcement and the notice, which may have come before the device could read them."""
 
 Do = rounds.Do | io.Do
 Steps = tuple["DeviceSession", tuple[Do, ...]]
@@ -93,6 +94,7 @@ class DeviceSession:
         in_flight: chunks of the upload may still be on their way to the broker.
         unchecked: an announcement after which `settled` has not looked for missing messages yet.
         stop_at_s: the disk has failed: time at which the program ends if no announcement comes before; None if it works.
+        notice: the newest notice of the owner's orders; None before the first.
     """
 
     name: str
@@ -112,6 +114,7 @@ class DeviceSession:
     in_flight: bool = False
     unchecked: Announcement | None = field(default=None, repr=False)
     stop_at_s: float | None = None
+    notice: Notice | None = field(default=None, repr=False)
 
     # -------------------------------------------------------------------------------------------------------- queries
 
@@ -141,6 +144,13 @@ class DeviceSession:
             return models if self.round.stage is Stage.FETCHING else ()
         return models if self.late is not None else (io.Resubscribe(TopicKind.PLAN),)
 
+    @property
+    def order(self) -> str:
+        """The owner's order for the run that is served, in words; empty for one that goes on."""
+        notice = self.notice
+        words = "" if notice is None else ORDER_WORDS[notice.order]
+        return f"run {notice.run} is {words}" if notice is not None and words else ""
+
     def hears(self, kind: TopicKind) -> bool:
         """Whether the device reads messages on a kind of topic now."""
         if self.roster.revoked or (self.roster.lapsed and kind not in HEARD_LAPSED):
@@ -169,6 +179,7 @@ class DeviceSession:
                 "expired": self.roster.lapsed,
                 "wanted": self.roster.wanted or None,
             },
+            "order": self.order,
             "declined": None if self.declines.last is None else self.declines.last[1].name.lower(),
             "reminders": self.round.attempt,
             "retransmissions": self.turn,
@@ -179,7 +190,7 @@ class DeviceSession:
 
     def started(self, facts: Facts) -> Steps:
         """Return the session once the program runs: it subscribes, and resumes the run that was followed before a restart."""
-        kinds = (TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.CTL)
+        kinds = (TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE, TopicKind.CTL)
         roster, first = self.roster.started()
         subscribed = (*first, *(io.Subscribe(kind) for kind in kinds))
         session, checked = dataclasses.replace(self, roster=roster).checked(facts)
@@ -202,7 +213,7 @@ class DeviceSession:
         session, present = session._connected(facts)
         resume = (io.ResumeRun(),) if session.plan is None else ()
         session, reminded = session._in_round(rounds.Reconnected(), facts)
-        return session, (*told, *under, *present, *resume, *reminded, *RUN_AND_ROUND)
+        return session, (*told, *under, *present, *resume, *reminded, *RETAINED)
 
     def settled(self, facts: Facts) -> Steps:
         """Return the session after all actions of a message were carried out. Call it after each message.
@@ -221,7 +232,7 @@ class DeviceSession:
             return self, ()
         told = io.Log("info", "new broadcast key", {"roster": facts.roster.sequence})
         presence, done = self.presence.announced(facts)
-        return dataclasses.replace(self, presence=presence), (told, *done, io.Resubscribe(TopicKind.ROUND))
+        return dataclasses.replace(self, presence=presence), (told, *done, io.Resubscribe(TopicKind.ROUND), NOTICE)
 
     def arrived(self, now_s: float) -> DeviceSession:
         """Return the session after a chunk of any message."""
@@ -232,8 +243,8 @@ class DeviceSession:
 
         Args:
             channel: its channel.
-            content: the decoded message of an announcement, a control message or a roster change; a `ModelTransfer` for a
-                mean or a checkpoint; else the bytes in the envelope, or for keys the envelope.
+            content: the decoded message of an announcement, a notice, a control message or a roster change; a `ModelTransfer`
+                for a mean or a checkpoint; else the bytes in the envelope, or for keys the envelope.
             facts: the surroundings.
         """
         match channel:
@@ -252,6 +263,8 @@ class DeviceSession:
                 return self._announced(content, facts)
             case channels.CONTROL:
                 return self._controlled(content, facts)
+            case channels.NOTICE:
+                return self._noticed(content)
         raise AssertionError(channel.name)
 
     def happened(self, event: Any, facts: Facts) -> Steps:
@@ -268,7 +281,7 @@ class DeviceSession:
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
                 roster, again = self.roster.keys_changed()
-                return dataclasses.replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RUN_AND_ROUND)
+                return dataclasses.replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RETAINED)
             case io.RunFollowed(plan, task_bytes, lost):
                 sizes = dataclasses.replace(self.sizes, task=task_bytes)
                 session = dataclasses.replace(self, sizes=sizes, late=None, declines=self.declines.followed())
@@ -311,7 +324,8 @@ class DeviceSession:
         lookout, asked = session.lookout.asking() if repeated else (session.lookout, ())
         lookout, looked = lookout.ticked(facts.now_s, session.missing)
         session = dataclasses.replace(session, presence=presence, lookout=lookout)
-        return session, (*done, *repeated, *asked, *looked)
+        noticed = (NOTICE,) if repeated else ()
+        return session, (*done, *repeated, *asked, *noticed, *looked)
 
     # ------------------------------------------------------------------------------------------------------- messages
 
@@ -395,6 +409,20 @@ class DeviceSession:
             told = (io.Log("warning", "upload refused", {"round": control.round, "reason": control.reason}),)
         session, done = self._in_round(rounds.Answered(control), facts)
         return session, (*told, *done, io.PublishStatus())
+
+    def _noticed(self, notice: Notice) -> Steps:
+        """Take the owner's orders, unless it is an older notice that the broker repeats."""
+        before = self.notice
+        if notice.fleet != self.fleet:
+            return self, (io.Refuse(UntrustedError(f"a notice of fleet {notice.fleet!r}")),)
+        if before is not None and notice.sequence < before.sequence:
+            return self, ()
+        session = dataclasses.replace(self, notice=notice)
+        done: list[Do] = []
+        if session.order != self.order:
+            done.append(io.Log("info", session.order or "no order of the owner any more", {}))
+        new = before is None or notice.choice != before.choice
+        return session, (*done, io.TakeNotice(notice.sent_at_s, notice.choice if new else b""), io.PublishStatus())
 
     # ---------------------------------------------------------------------------------------------------------- parts
 

@@ -278,6 +278,19 @@ class DropModel:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeNotice:
+    """Compare clocks with a notice, and let the model answer that the owner has chosen.
+
+    Attributes:
+        sent_at_s: unix seconds by the aggregator's clock when it was published, or later.
+        choice: the owner's signed choice of models; empty if there is none that is new.
+    """
+
+    sent_at_s: int
+    choice: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
 class PublishStatus:
     """Write the status file, unless that has just happened."""
 
@@ -312,6 +325,6 @@ ForMembership = (
     AdoptRoster | ApplyRosterChange | TakeGrant | ResumeRun | OpenRun | LocateCheckpoint | BeginWithCheckpoint
 )
 """Rosters, keys and runs."""
-ForProgram = TakeModel | DropModel | Log | PublishStatus | Refuse | Stop
+ForProgram = TakeModel | DropModel | TakeNotice | Log | PublishStatus | Refuse | Stop
 """Everything else."""
 Do = ForBroker | ForMembership | ForProgram

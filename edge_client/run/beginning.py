@@ -29,6 +29,7 @@ from edge_client.run.package import open_plan, origins_purpose, task_of, task_pu
 from edge_client.run.policy import check_announcement
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
+from shoal.membership.statements import signers_needed
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import STATISTICS_MODEL
@@ -210,7 +211,7 @@ class LateStart:
             keys=chain.peek(ref.round),
             roster=membership.roster,
             length=length_of(plan, announcement.held, ref.state),
-            min_contributors=plan.min_contributors,
+            signers=signers_needed(plan.min_contributors, membership.roster.active_count),
             most_task_bytes=most_task_bytes,
         )
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})

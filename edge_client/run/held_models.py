@@ -31,7 +31,14 @@ from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import Transcript
 from edge_client.run.policy import check_mean, mean_limit
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError, WireError
-from shoal.membership.statements import Claim, check_claims, open_statement, read_claims, sign_statement
+from shoal.membership.statements import (
+    Claim,
+    check_claims,
+    open_statement,
+    read_claims,
+    sign_statement,
+    signers_needed,
+)
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
 from shoal.protocol.precision.codec import decode as decode_vector
@@ -294,7 +301,7 @@ class HeldModels:
             keys=self._store.keys_under(ref.round, ref.key_version),
             roster=self._membership.roster,
             length=length_of(plan, self._held, ref.state),
-            min_contributors=plan.min_contributors,
+            signers=signers_needed(plan.min_contributors, self._membership.roster.active_count),
             most_task_bytes=self._task_bytes,
         )
         return state
@@ -546,7 +553,7 @@ def certified_states(
                     fleet=plan.fleet,
                     run_id=plan.run_id,
                     roster=roster,
-                    min_contributors=plan.min_contributors,
+                    needed=plan.min_contributors,
                 )
             except ShoalError:
                 continue  # too few signatures: the device believes its own state

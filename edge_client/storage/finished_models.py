@@ -8,6 +8,8 @@ The newest model answers unless an older one of the same task does better on the
 1, 2 and 3 of one task end with accuracies of 0.91, 0.95 and 0.93: run 2's model answers. `rollback` overrides the rule until
 a later run finishes: ``finished/rollback.bin`` names the chosen run and the newest one at that time, and counts only while
 that run is still the newest. The serving program writes the list and `rollback` writes the choice, so neither needs a lock.
+The owner's choice for the whole fleet (`choose`) is the same file; ``finished/owner.bin`` has the number of the last one taken,
+so that the broker can't repeat it after a later `rollback` on the device.
 
 Each run in the list may have two more files. ``start-RUN_ID.bin`` has what a personal finish of the run needs besides the
 models: the signed plan, and figures of the model that the run began with. ``personal-RUN_ID.bin`` is the finish's result.
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from edge_client.storage.personal_choice import PersonalChoice, pack, unpack
 from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
-from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.util.checked_files import make_folder, verified, write_checked
@@ -33,6 +35,7 @@ from shoal.util.files import read_if_there, read_private, sync_directory, write_
 from shoal.util.times import second
 
 if TYPE_CHECKING:
+    from shoal.protocol.documents import ModelChoice
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -41,6 +44,7 @@ FINISHED_MODELS_KEPT: Final = 3
 FOLDER: Final = "finished"
 LIST_FILE: Final = "list.bin"
 ROLLBACK_FILE: Final = "rollback.bin"
+OWNER_FILE: Final = "owner.bin"
 MODEL_FILES: Final = "model-*.bin"
 TASK_FILES: Final = "task-*.bin"
 START_FILES: Final = "start-*.bin"
@@ -152,18 +156,33 @@ class RollbackChoice:
     newest: Fixed16
 
 
+@message(83)
+@dataclass(frozen=True, slots=True)
+class TakenChoice:
+    """The head of owner.bin: number of the owner's last choice, and the `RollbackChoice` that it made; its SHA-256 follows."""
+
+    sequence: U64
+    made: RollbackChoice | None
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The finished models, oldest first, the one that answers, and whether `rollback` chose it."""
+    """The finished models, oldest first, the one that answers, whether it was chosen, and whether by the owner."""
 
     models: tuple[FinishedModel, ...]
     answers: FinishedModel | None
     pinned: bool
+    by_owner: bool = False
 
     def documents(self) -> list[dict[str, Any]]:
         """Return the models for JSON output, newest first."""
         return [
-            {**m.document(), "answers": m is self.answers, "pinned": self.pinned and m is self.answers}
+            {
+                **m.document(),
+                "answers": m is self.answers,
+                "pinned": self.pinned and m is self.answers,
+                "chosen_by_owner": self.by_owner and m is self.answers,
+            }
             for m in reversed(self.models)
         ]
 
@@ -229,7 +248,8 @@ class FinishedModels:
         if choice is not None and choice.newest == models[-1].run_id:
             for model in models:
                 if model.run_id == choice.run_id:
-                    return Standing(models, model, pinned=True)
+                    taken = self._taken()
+                    return Standing(models, model, pinned=True, by_owner=taken is not None and taken.made == choice)
         return Standing(models, best_of(models), pinned=False)
 
     def answering(self) -> tuple[FinishedModel, TaskBundle, tuple[OwnModel, ...]] | None:
@@ -391,7 +411,8 @@ class FinishedModels:
             run: number of its run; None takes the one that finished before the one that answers now.
 
         Raises:
-            ConfigError: there is no such model, or the choice can't be written.
+            UsageError: there is no model of that run.
+            ConfigError: there is no earlier model, or the choice can't be written.
             IntegrityError: its file is damaged.
         """
         standing = self.standing()
@@ -410,17 +431,60 @@ class FinishedModels:
         else:
             found = [m for m in models if m.run == run]
             if not found:
-                raise ConfigError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
+                raise UsageError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
             chosen = found[-1]
-        # Read the files first: a damaged model must not be chosen.
-        for node in (*chosen.above, chosen.own):
-            self._read(MODEL_FILES, node.file)
-        self._read(TASK_FILES, chosen.task)
-        write_checked(self._folder / ROLLBACK_FILE, encode(RollbackChoice(chosen.run_id, models[-1].run_id)))
+        self._pin(chosen, models)
         # No lock: the serving program may have added a model between the two reads, which voids the choice.
         if self.standing().answers != chosen:
             raise ConfigError("a later run has just finished", hint="look at `shoal-edge models`, and roll back again")
         return chosen
+
+    def choose(self, choice: ModelChoice) -> str | None:
+        """Take the owner's choice for the fleet; return its effect in words, or None if it was taken before.
+
+        Args:
+            choice: authentic.
+
+        Raises:
+            ConfigError: it can't be written.
+            IntegrityError: the list or the chosen model's file is damaged.
+        """
+        taken = self._taken()
+        if taken is not None and choice.sequence <= taken.sequence:
+            return None
+        models = self.models()
+        made: RollbackChoice | None = None
+        chosen = next((m for m in models if m.run_id == choice.run_id), None)
+        if not choice.run:
+            (self._folder / ROLLBACK_FILE).unlink(missing_ok=True)
+            effect = "the device follows its own rule again"
+        elif models and models[-1].run > choice.latest:
+            effect = f"no effect: run {models[-1].run} has finished since"
+        elif chosen is None:
+            effect = f"no effect: this device has no finished model of run {choice.run}"
+        else:
+            made = self._pin(chosen, models)
+            effect = f"run {choice.run}'s model answers until a later run finishes"
+        make_folder(self._folder)
+        write_checked(self._folder / OWNER_FILE, encode(TakenChoice(choice.sequence, made)))
+        return effect
+
+    def _taken(self) -> TakenChoice | None:
+        return _read_sealed(self._folder / OWNER_FILE, TakenChoice)
+
+    def _pin(self, chosen: FinishedModel, models: Sequence[FinishedModel]) -> RollbackChoice:
+        """Let a model answer until a later run finishes.
+
+        Raises:
+            IntegrityError, ConfigError: its files are damaged or missing, or the choice can't be written.
+        """
+        # Read the files first: a damaged model must not be chosen.
+        for node in (*chosen.above, chosen.own):
+            self._read(MODEL_FILES, node.file)
+        self._read(TASK_FILES, chosen.task)
+        made = RollbackChoice(chosen.run_id, models[-1].run_id)
+        write_checked(self._folder / ROLLBACK_FILE, encode(made))
+        return made
 
     def _models_or_none(self) -> tuple[FinishedModel, ...]:
         try:

@@ -15,7 +15,7 @@ from shoal.membership.directory import ROSTER_FILE
 from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
 from shoal.util.checks import Check, checked, ok
 from shoal.util.files import check_directory, check_own, free_bytes, read_failed
-from shoal.util.times import span, utc
+from shoal.util.times import second, span
 
 if TYPE_CHECKING:
     from shoal.membership.directory import Membership
@@ -97,10 +97,12 @@ def _disk(directory: Path) -> Check:
 def _roster(roster: Roster, now_s: int) -> Check:
     detail = f"sequence {roster.sequence}, valid until {expiry_of(roster)}"
     if now_s < roster.issued_at_s - CLOCK_SLACK_S:
-        behind = f"this machine's clock is at least {span(roster.issued_at_s - now_s)} behind the owner's: {utc(now_s)}"
+        behind = (
+            f"this machine's clock is at least {span(roster.issued_at_s - now_s)} behind the owner's: {second(now_s)}"
+        )
         return Check("roster", "failure", behind, "set the clock (timedatectl set-ntp true)")
     if has_expired(roster, now_s):
-        return Check("roster", "failure", f"expired: {detail}; this machine's clock says {utc(now_s)}", EXPIRED_HINT)
+        return Check("roster", "failure", f"expired: {detail}; this machine's clock says {second(now_s)}", EXPIRED_HINT)
     if roster.expires_at_s - now_s < EXPIRES_SOON_S:
         return Check("roster", "warning", detail, "the owner runs `shoal-fleet renew` and `shoal-fleet publish`")
     return ok("roster", detail)
@@ -123,7 +125,7 @@ def _tls(address: BrokerAddress, now_s: int) -> Check:
     found = {"the broker's certificate": certificate_expiry(address)}
     if address.cert_file is not None:
         found["this client's certificate"] = client_certificate_expiry(address.cert_file)
-    detail = ", ".join(f"{thing} is valid until {utc(at_s)}" for thing, at_s in found.items())
+    detail = ", ".join(f"{thing} is valid until {second(at_s)}" for thing, at_s in found.items())
     if min(found.values()) < now_s:
         return Check("tls", "failure", detail, "issue a new certificate")
     if min(found.values()) - now_s < EXPIRES_SOON_S:

@@ -9,7 +9,7 @@ from crypto.seal.signed import open_document
 from shoal.errors import UntrustedError
 from shoal.protocol.channels import OWNER_ROSTER
 from shoal.protocol.documents import Member, Roster
-from shoal.util.times import utc
+from shoal.util.times import second
 
 MOST_DIGITS: Final = 10
 """Most decimal digits of a sequence, which is 32 bits wide on the wire."""
@@ -93,7 +93,7 @@ def has_expired(roster: Roster, now_s: int) -> bool:
 
 def expiry_of(roster: Roster) -> str:
     """Return a roster's expiry as text, in UTC."""
-    return utc(roster.expires_at_s)
+    return second(roster.expires_at_s)
 
 
 def aggregator_of(roster: Roster) -> Member:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, UsageError
 from shoal.protocol.documents import Roster
 from shoal.protocol.states import HeldState, StateCertificate, Statement
+
+FEWEST_SIGNERS: Final = 2
+"""Fewest devices that certify a state in a fleet whose means take several: one alone could hand out any vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,20 @@ class Claim:
 
     statement: Statement
     signed: bytes
+
+
+def signers_needed(min_contributors: int, active: int) -> int:
+    """Return how many devices must have signed a state's digest to certify it for another device.
+
+    That is ``min_contributors``, or more than half of the other devices if that is less: in a fleet that has lost a device
+    the others could otherwise hand on no state, and no newcomer could take its place.
+
+    Args:
+        min_contributors: from the run plan, at least 1.
+        active: devices of the roster that are not revoked.
+    """
+    others = max(0, active - 1)
+    return min(min_contributors, max(FEWEST_SIGNERS, others // 2 + 1))
 
 
 def sign_statement(identity: Identity, statement: Statement) -> bytes:
@@ -72,11 +90,11 @@ def check_certificate(
     fleet: str,
     run_id: bytes,
     roster: Roster,
-    min_contributors: int,
+    needed: int,
 ) -> tuple[str, ...]:
     """Check the claims of a certificate, see `check_claims`; statements after the last one needed are not read."""
     claims = read_claims(certificate.statements)
-    return check_claims(claims, held, fleet=fleet, run_id=run_id, roster=roster, min_contributors=min_contributors)
+    return check_claims(claims, held, fleet=fleet, run_id=run_id, roster=roster, needed=needed)
 
 
 def check_claims(
@@ -86,7 +104,7 @@ def check_claims(
     fleet: str,
     run_id: bytes,
     roster: Roster,
-    min_contributors: int,
+    needed: int,
 ) -> tuple[str, ...]:
     """Check that enough devices of the roster have signed a state's digest, and return the names of those devices.
 
@@ -99,13 +117,13 @@ def check_claims(
         fleet: the expected fleet.
         run_id: the expected run.
         roster: the newest roster; unknown and revoked devices don't count.
-        min_contributors: number of devices needed, at least 1.
+        needed: number of devices needed, at least 1.
 
     Raises:
         UntrustedError: fewer devices have signed it.
     """
-    if min_contributors < 1:
-        raise UsageError(f"a certificate of {min_contributors} devices")
+    if needed < 1:
+        raise UsageError(f"a certificate of {needed} devices")
     seen: set[str] = set()
     signers: list[str] = []
     for claim in claims:
@@ -119,10 +137,10 @@ def check_claims(
         except ShoalError:
             continue  # a forged statement counts for nothing
         signers.append(claimed.device)
-        if len(signers) == min_contributors:
+        if len(signers) == needed:
             return tuple(signers)
     raise UntrustedError(
         f"{len(signers)} devices of the roster have signed state {held.round} of model {held.model}, "
-        f"{min_contributors} are needed",
+        f"{needed} are needed",
         hint="wait for a checkpoint that more devices have certified",
     )

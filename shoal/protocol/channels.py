@@ -194,6 +194,17 @@ CHECKPOINT: Final = Channel(
     largest=limits.MAX_TRANSFER_BYTES,
     formula=f"{2 * limits.SEALED_HEAD_BYTES:,} + {sizes.COORDINATE_BYTES} d + task",
 )
+NOTICE: Final = Channel(
+    name="notice",
+    topic=TopicKind.NOTICE,
+    kind=ChunkKind.NOTICE,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="Notice",
+    seal=Seal.BROADCAST,
+    purpose="notice",
+    largest=limits.MAX_NOTE_BYTES,
+)
 UPLOAD: Final = Channel(
     name="upload",
     topic=TopicKind.UP,
@@ -358,6 +369,7 @@ CHANNELS: Final = (
     ANNOUNCEMENT,
     MEAN,
     CHECKPOINT,
+    NOTICE,
     UPLOAD,
     DECLINE,
     REMINDER,

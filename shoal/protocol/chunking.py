@@ -65,6 +65,7 @@ class ChunkKind(IntEnum):
     CHECKPOINT = 15
     REQUEST = 16
     ANSWER = 17
+    NOTICE = 18
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

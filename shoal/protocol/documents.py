@@ -175,6 +175,29 @@ class ReceivingNotice:
     receiving: ReceivingKeys
 
 
+@message(63)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """The owner's choice of the run whose finished models the devices answer with.
+
+    Attributes:
+        sequence: grows with each choice; a device ignores a lower one than it has taken.
+        run, run_id: the run; 0 and zeros let each device follow its own rule again.
+        latest: number of the newest signed run. On a device that has finished a later one the choice is over.
+    """
+
+    fleet: str
+    sequence: U64
+    run: U32
+    run_id: Fixed16
+    latest: U32
+
+    def __post_init__(self) -> None:
+        require_name(self.fleet, "fleet name")
+        if self.run > self.latest or bool(self.run) is not any(self.run_id):
+            raise WireError(f"a choice of run {self.run} of {self.latest}")
+
+
 @message(3)
 @dataclass(frozen=True, slots=True)
 class Card:

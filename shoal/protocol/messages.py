@@ -9,17 +9,21 @@ Documents of membership and runs are in `shoal.protocol.documents`, messages abo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
+from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
 from shoal.protocol.states import RoundModels, TranscriptHead
 
 NO_ASSIGNMENT: Final = 0xFFFF
+FULL_PERCENT: Final = 100
 SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
 STATISTICS_MODEL: Final = limits.MAX_MODELS - 1
@@ -244,7 +248,39 @@ class Control:
     reason: str
 
 
-@message(57)
+@message(62)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """The condition of a device, which its operator lets it report. A figure is None if the device can't measure it.
+
+    Attributes:
+        uptime_s: since the machine was started.
+        disk_free_bytes: for the device's directory.
+        memory_bytes, memory_free_bytes: of the machine; free is what programs can still get.
+        load: mean number of runnable processes in the last minute; cores: processor cores.
+        temperature_c: of the warmest sensor, degrees Celsius.
+        battery_percent: charge, 0 to 100; charging: whether the battery is being charged, or is full.
+    """
+
+    uptime_s: U64 | None = None
+    disk_free_bytes: U64 | None = None
+    memory_bytes: U64 | None = None
+    memory_free_bytes: U64 | None = None
+    load: float | None = None
+    cores: U16 | None = None
+    temperature_c: float | None = None
+    battery_percent: U8 | None = None
+    charging: bool | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.load, self.temperature_c):
+            if value is not None and not math.isfinite(value):
+                raise WireError(f"a measurement of {value}")
+        if self.battery_percent is not None and self.battery_percent > FULL_PERCENT:
+            raise WireError(f"a battery at {self.battery_percent} %")
+
+
+@message(60)
 @dataclass(frozen=True, slots=True)
 class Presence:
     """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``).
@@ -253,6 +289,8 @@ class Presence:
         version: of the device's software, such as ``0.1.0``.
         sent_at_s: unix seconds by the device's clock when the message was made; of a will, when the device started.
         head: the history of the run that the device follows; None before its first round, and in the will.
+        answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
+        vitals: the device's condition, if its operator lets it report that; None in the will.
     """
 
     fleet: str
@@ -262,6 +300,45 @@ class Presence:
     version: str = ""
     sent_at_s: U64 = 0
     head: TranscriptHead | None = None
+    answers: U32 = 0
+    vitals: Vitals | None = None
+
+
+class RunOrder(IntEnum):
+    """The owner's order for a run, as devices are told."""
+
+    NONE = 1
+    PAUSED = 2
+    STOPPED = 3
+
+
+ORDER_WORDS: Final[Mapping[RunOrder, str]] = MappingProxyType(
+    {RunOrder.NONE: "", RunOrder.PAUSED: "paused by the owner", RunOrder.STOPPED: "stopped by the owner"}
+)
+"""The words of each order in status, logs and records; empty for a run that goes on."""
+
+
+@message(61)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """The owner's orders in force, retained for all devices by the aggregator that obeys them.
+
+    Attributes:
+        sequence: number of the owner's last request that the aggregator has accepted; an older notice has no effect.
+        sent_at_s: unix seconds by the aggregator's clock. The message may be retained for long: a device whose clock is behind
+            it is wrong, or the aggregator is.
+        run, run_id: the run that is served; 0 and zeros if none is.
+        order: of the owner for that run.
+        choice: the owner's newest signed `ModelChoice`; empty without one.
+    """
+
+    fleet: str
+    sequence: U64
+    sent_at_s: U64
+    run: U32
+    run_id: Fixed16
+    order: RunOrder
+    choice: bytes
 
 
 @message(17)

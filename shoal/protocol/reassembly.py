@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
@@ -47,6 +47,76 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedChunks:
+    """All chunks of a transfer; its digest is not checked yet.
+
+    Any thread may call `join`, once: it releases the chunks.
+
+    Attributes:
+        source: as in `Reassembler.add`.
+        header: of one of the chunks.
+        bodies: the payload in pieces, in order.
+    """
+
+    source: str
+    header: ChunkHeader
+    bodies: list[memoryview] = field(repr=False)
+
+    def join(self) -> Transfer:
+        """Return the transfer.
+
+        Raises:
+            DigestError: the payload is not what its transfer id promises.
+            NoRoomError: the system has no memory for it.
+        """
+        payload = joined(self._released(), self.header.size)
+        found = Fingerprint.of(payload)
+        if found.transfer_id != self.header.transfer_id:
+            raise DigestError("the payload is not what its transfer id promises")
+        return Transfer(
+            source=self.source,
+            kind=self.header.kind,
+            round=self.header.round,
+            transfer_id=found.transfer_id,
+            payload=payload,
+            signed=found.signed,
+        )
+
+    def _released(self) -> Iterator[memoryview]:
+        self.bodies.reverse()
+        while self.bodies:
+            yield self.bodies.pop()
+
+
+def joined(bodies: Iterable[memoryview], size: int) -> memoryview:
+    """Return ``size`` bytes in one buffer; a body is not referred to any more once it is copied.
+
+    Raises:
+        NoRoomError: the system has no memory for them.
+    """
+    try:
+        if size < LAZY_BYTES:
+            whole = tuple(bodies)
+            # A single chunk needs no buffer: its payload is used in place.
+            return whole[0] if len(whole) == 1 else memoryview(b"".join(whole))
+        return _mapped(bodies, size)
+    except MemoryError as error:
+        raise NoRoomError(f"the system has no {size} bytes of memory left") from error
+
+
+def _mapped(bodies: Iterable[memoryview], size: int) -> memoryview:
+    try:
+        whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise MemoryError from error
+    at = 0
+    for body in bodies:
+        whole[at : at + len(body)] = body
+        at += len(body)
+    return whole.toreadonly()
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """A transfer with missing chunks; ``missing`` holds the first MAX_MISSING_LISTED indices, ascending."""
 
@@ -59,6 +129,14 @@ class Stalled:
 
 class TooLargeError(WireError):
     """A transfer is larger than its source may send, or of a kind that is not expected there."""
+
+
+class DigestError(WireError):
+    """A transfer whose bytes are not those that its id promises."""
+
+
+class NoRoomError(WireError):
+    """Neither memory nor the spool has room for a transfer."""
 
 
 _Key = tuple[ChunkKind, int, bytes, int, int]
@@ -106,20 +184,15 @@ class _Pending:
                     break
         return tuple(found)
 
-    def join(self, size: int, spool: Spool | None) -> memoryview:
-        """Return the payload as one buffer, and release the chunks."""
+    def take(self, size: int, spool: Spool | None) -> list[memoryview]:
+        """Return the payload in pieces, in order, and remove the chunks.
+
+        Chunks in the spool are joined here, one by one, so that the payload is in memory only once.
+        """
         bodies = (self._body(index, spool) for index in range(self.total))
-        if size < LAZY_BYTES:
-            return memoryview(b"".join(bodies))
-        try:
-            whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        except OSError as error:
-            raise MemoryError from error
-        at = 0
-        for body in bodies:
-            whole[at : at + len(body)] = body
-            at += len(body)
-        return whole.toreadonly()
+        if any(isinstance(chunk, _Spooled) for chunk in self.chunks.values()):
+            return [joined(bodies, size)]
+        return list(bodies)
 
     def _body(self, index: int, spool: Spool | None) -> memoryview:
         """Remove a chunk and return its payload."""
@@ -237,17 +310,56 @@ class Reassembler:
             TooLargeError: the transfer is larger than ``allowed``.
             WireError: the chunk is malformed, the digest is wrong, or neither memory nor the spool has room.
         """
+        found = self.collect(source, chunk, now_s, allowed)
+        return None if found is None else self.join(found)
+
+    def join(self, chunks: ReceivedChunks) -> Transfer:
+        """Return the transfer that `collect` has completed; see `ReceivedChunks.join`."""
         try:
-            header, body = parse(chunk)
+            return chunks.join()
+        except DigestError:
+            self.count_refused("digest")
+            raise
+        except NoRoomError:
+            self.count_refused("no-room")
+            raise
+
+    def count_refused(self, reason: str) -> None:
+        """Count a transfer in `refused`."""
+        self._refused[reason] += 1
+
+    def collect(
+        self,
+        source: str,
+        chunk: bytes | memoryview,
+        now_s: float,
+        allowed: Mapping[ChunkKind, int] | None = None,
+        *,
+        parsed: tuple[ChunkHeader, memoryview] | None = None,
+    ) -> ReceivedChunks | None:
+        """Add one chunk as `add` does, but leave joining and hashing to the caller.
+
+        Args:
+            source: as in `add`.
+            chunk: as in `add`.
+            now_s: as in `add`.
+            allowed: as in `add`.
+            parsed: what `shoal.protocol.chunking.parse` has returned for the chunk; None parses it here.
+
+        Raises:
+            TooLargeError: the transfer is larger than ``allowed``.
+            WireError: the chunk is malformed, or neither memory nor the spool has room.
+        """
+        try:
+            header, body = parse(chunk) if parsed is None else parsed
         except WireError:
             self._refused["malformed"] += 1
             raise
         most = self._max_transfer_bytes if allowed is None else allowed.get(header.kind, 0)
         if header.size > most:
             self._refuse_size(header, most)
-        # A single chunk needs no buffer: its payload is used in place.
         if header.total == 1:
-            return self._complete(source, header, body)
+            return ReceivedChunks(source, header, [body])
         key = (header.kind, header.round, header.transfer_id, header.size, header.chunk_bytes)
         transfers = self._sources.get(source, {})
         pending = transfers.get(key)
@@ -272,14 +384,14 @@ class Reassembler:
         del self._sources[source][key]
         self._release(source, pending)
         try:
-            payload = pending.join(header.size, self._spool)
-        except MemoryError:
-            self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
+            return ReceivedChunks(source, header, pending.take(header.size, self._spool))
+        except NoRoomError:
+            self.count_refused("no-room")
+            raise
         except OSError as error:
             self._refuse("no-room", f"a chunk can't be read again: {text_of(error)}")
         finally:
             self._free_places(pending)
-        return self._complete(source, header, payload)
 
     def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
         """Return the transfers that received no chunk for a while, each at most once in that time.
@@ -373,19 +485,6 @@ class Reassembler:
         self._spooled_bytes -= sum(chunk.size for chunk in pending.chunks.values() if isinstance(chunk, _Spooled))
         if not self._sources[source]:
             del self._sources[source], self._held[source]
-
-    def _complete(self, source: str, header: ChunkHeader, payload: memoryview) -> Transfer:
-        found = Fingerprint.of(payload)
-        if found.transfer_id != header.transfer_id:
-            self._refuse("digest", "the payload is not what its transfer id promises")
-        return Transfer(
-            source=source,
-            kind=header.kind,
-            round=header.round,
-            transfer_id=found.transfer_id,
-            payload=payload,
-            signed=found.signed,
-        )
 
     def _refuse_size(self, header: ChunkHeader, most: int) -> NoReturn:
         self._refused["oversized"] += 1

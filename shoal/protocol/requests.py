@@ -5,7 +5,8 @@ above it, so that a recorded request has no effect when it is sent again. A requ
 one back for a week. An answer names the transfer id of the sealed request: it can't be taken for the answer to another.
 
 Example: `OwnerRequest` 7 asks to pause run 2. The aggregator stores the number together with the order, and sends an
-`OwnerAnswer` with outcome DONE. A request START is followed by an encoded `RunPackage`, an answer by a JSON document.
+`OwnerAnswer` with outcome DONE. A request START is followed by an encoded `RunPackage`, CHOOSE by a signed `ModelChoice`, and an
+answer by a JSON document.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LATEST_RECORDS: Final = 1000
 
 
 class RequestAction(IntEnum):
-    """The owner's wish. START stores a run, LIST to LOGS only read."""
+    """The owner's wish. START stores a run, CHOOSE a choice of models; LIST to LOGS only read."""
 
     START = 1
     PAUSE = 2
@@ -34,6 +35,7 @@ class RequestAction(IntEnum):
     LIST = 5
     STATUS = 6
     LOGS = 7
+    CHOOSE = 8
 
 
 class Outcome(IntEnum):

@@ -48,6 +48,7 @@ class TopicKind(Enum):
     PLAN = "s/plan/#"
     ROUND = "s/round/#"
     MODEL = "s/model/{label}/#"
+    NOTICE = "s/notice"
     UP = "d/{device}/up"
     CTL = "d/{device}/ctl"
     STATE = "d/{device}/state"
@@ -157,6 +158,11 @@ class Topics:
     def roster_change(self) -> str:
         """Retained change from the previous roster to the newest, with the owner's signature of the newest."""
         return self.at(TopicKind.ROSTER_CHANGE)
+
+    @property
+    def notice(self) -> str:
+        """Retained notice of the owner's orders, from the aggregator."""
+        return self.at(TopicKind.NOTICE)
 
     def model(self, label: str) -> str:
         """Retained mean or checkpoint with the topic label ``label``."""

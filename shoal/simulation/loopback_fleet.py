@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.membership import AggregatorMembership
+from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend
 from aggregator.owner_requests import OwnerRequests
 from aggregator.run_control import RunControl
@@ -172,6 +173,7 @@ class LoopbackFleet:
         moved = self.broker.pump() > 0 or moved
         if self.service is not None:
             self.service.flush(self.now_s)
+            self._notices.keep_up(None if self.service.finished else self.service.plan)
         return self.broker.pump() > 0 or moved
 
     def personalise(self, name: str) -> bool:
@@ -307,12 +309,14 @@ class LoopbackFleet:
             if self._is_request(requests, event):
                 control.apply(self.now_s)
                 return
+            self._notices.on_event(event)
             service.on_event(event, self.now_s)
 
         transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
         orders = OwnerOrders(membership.directory)
         control = RunControl(membership, orders, lambda: self.service)
         requests = OwnerRequests(membership, transport, orders, control)
+        self._notices = NoticeBoard(membership, transport, orders)
         service = RunService(
             membership,
             run.plan,

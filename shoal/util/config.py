@@ -1,4 +1,8 @@
-"""Layered configuration: flag, then SHOAL_* environment, then TOML file, then default; unknown keys are refused."""
+"""Layered configuration: flag, then SHOAL_* environment, then systemd's credential, then TOML file, then default.
+
+Unknown keys are refused. A credential (``LoadCredential=NAME:FILE``) has the name of the key: its text is the value of a secret
+text such as ``broker``, and its file the value of a path.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.util.service_manager import credential, read_credential
 from shoal.util.wanted import wanted
 
 C = TypeVar("C")
@@ -26,22 +31,34 @@ class Loaded(Generic[C]):
     origins: Mapping[str, str]
 
 
-def shown(loaded: Loaded[C]) -> Iterator[str]:
-    """Yield a line for each value with its origin; an address that may contain a password is shown without it."""
+def shown(loaded: Loaded[C]) -> dict[str, dict[str, Any] | None]:
+    """Return name -> value and source of each field; an address that may contain a password is shown without it."""
     values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
-    return lines(type(loaded.values), values, loaded.origins)
+    return document(type(loaded.values), values, loaded.origins)
 
 
 def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of `shown` for ``kind``; ``values`` and ``origins`` come from `gather` and may lack fields."""
+    for name, found in document(kind, values, origins).items():
+        yield f"{name} = (not set)" if found is None else f"{name} = {found['value']}  # {found['source']}"
+
+
+def document(
+    kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> dict[str, dict[str, Any] | None]:
+    """Return name -> value and source of each field, as for `lines`; None for a field that is not set."""
+    found: dict[str, dict[str, Any] | None] = {}
     for field in dataclasses.fields(kind):
         if field.name not in values:
-            yield f"{field.name} = (not set)"
+            found[field.name] = None
             continue
         value = values[field.name]
         if value and not field.repr:
-            value = BrokerAddress.parse(value)
-        yield f"{field.name} = {value}  # {origins[field.name]}"
+            value = str(BrokerAddress.parse(value))
+        elif isinstance(value, Path):
+            value = str(value)
+        found[field.name] = {"value": value, "source": origins[field.name]}
+    return found
 
 
 def load(
@@ -104,11 +121,23 @@ def gather(
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
             values[name], origins[name] = _parse(environment[variable], hints[name], variable), variable
+        elif (secret := _credential(name, field, hints[name], environment)) is not None:
+            values[name], origins[name] = secret, f"credential {name}"
         elif name in table:
             values[name], origins[name] = _parse(table[name], hints[name], f"{file}: {name}"), str(file)
         elif field.default is not dataclasses.MISSING:
             values[name], origins[name] = field.default, "default"
     return values, origins
+
+
+def _credential(name: str, field: Any, hint: Any, environment: Mapping[str, str]) -> str | Path | None:
+    """Return a field's value from the service manager: for secret texts, which ``repr`` does not show, and for paths."""
+    path = credential(name, environment)
+    if path is None:
+        return None
+    if hint is Path or Path in typing.get_args(hint):
+        return path
+    return None if field.repr else read_credential(path)
 
 
 def _variable(section: str, name: str) -> str:

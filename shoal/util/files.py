@@ -28,6 +28,9 @@ UNFINISHED_AFTER_S: Final = 60.0
 """A temporary file older than this is abandoned, even if its writer's process id is in use."""
 LINK_HINT: Final = "find out who put it there, and remove it"
 
+CREDENTIALS_VARIABLE: Final = "CREDENTIALS_DIRECTORY"
+"""Names the folder of the credentials that systemd hands to a service; only the service's user can enter it."""
+
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 RANDOM_BYTES: Final = 8
 """Random bytes in a temporary name, so that other users can't create a file of that name beforehand."""
@@ -288,7 +291,9 @@ def _check_private(path: Path, found: os.stat_result, *, pipe: bool = False) -> 
             f"{path} belongs to another user (uid {found.st_uid})",
             hint="find out who put it there; if it is yours, change its owner with chown",
         )
-    if mode & 0o077:
+    # systemd hands a credential to the service's user by an access list, which the mode shows as the group's right to read.
+    allowed = stat.S_IRGRP if str(path.parent) == os.environ.get(CREDENTIALS_VARIABLE) and found.st_uid == 0 else 0
+    if mode & 0o077 & ~allowed:
         raise ConfigError(f"{path} is readable by others (mode {mode:04o})", hint=f"chmod 600 {path}")
 
 

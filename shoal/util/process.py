@@ -1,13 +1,15 @@
-"""Memory and CPU settings of a long-running process: deferred imports, garbage collection, and the malloc heap."""
+"""Settings of a long-running process: deferred imports, garbage collection, the malloc heap, and traces of native crashes."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
@@ -60,6 +62,12 @@ def leave_out(name: str) -> None:
     """Let later imports of the module ``name`` fail as if it were not installed, unless it is loaded already."""
     if name not in sys.modules:
         sys.modules[name] = None  # type: ignore[assignment]
+
+
+def trace_crashes() -> None:
+    """Print the running functions of all threads, without values, if native code ends the process."""
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or no file
+        faulthandler.enable()
 
 
 def settle() -> None:

@@ -22,14 +22,6 @@ def span(seconds: int) -> str:
     return " ".join(part for part in parts if part)
 
 
-def utc(at_s: int) -> str:
-    """Return unix seconds as date and minute in UTC; a time out of `time.gmtime`'s range as the number."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
-    except (OverflowError, OSError, ValueError):
-        return f"second {at_s}"
-
-
 def second(at_s: int) -> str:
     """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a time out of `time.gmtime`'s range as the number."""
     try:

@@ -34,7 +34,9 @@ def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]
     """Tests, results, documents and deployment files stay out, also those that might stand inside a package."""
     assert {name.split("/")[0] for name in shipped} == PACKAGES
     page = {f"shoal/page/assets/{name}" for name in ("page.html", "page.css", "page.js")}
-    assert {name for name in shipped if not name.endswith(".py")} - page <= {
+    starts = {name for name in shipped if name.startswith("shoal/new/templates/") and name.endswith(".txt")}
+    assert len(starts) == 8
+    assert {name for name in shipped if not name.endswith(".py")} - page - starts <= {
         f"{package}/py.typed" for package in PACKAGES
     }
     assert page <= set(shipped)

@@ -19,7 +19,9 @@ FILE = re.compile(
 FILE_NAME = re.compile(
     r"(?<![\w./*-])(?:\.\./)*((?:[\w-]+/)*[\w-]+\.(?:py|md))\b(?!:\w)"
 )  # file.py:function stands for any file
-MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests)(?!\.(?:conf|acl|card|grant)\b)(?:\.\w+)+")
+NO_MODULES = "conf|acl|card|grant|strategies|splits|tasks"
+"""Last parts of files, and of groups of entry points."""
+MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests)(?!\.(?:{NO_MODULES})\b)(?:\.\w+)+")
 NAME = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)(?:\(\))?`(?!`)")
 HEADING = re.compile(r'([\w-]+\.md)`?(?:\]\([^)]*\))?, "([^"]+)"')
 COMMENT = re.compile(r"(?:^|  )# .*$", re.MULTILINE)

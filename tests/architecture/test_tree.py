@@ -134,7 +134,7 @@ INSTALLED_BY = {
     ("edge_client", "shoal/task"): ["edge"],
     ("aggregator",): ["aggregator"],
     ("shoal/owner",): ["edge", "fleet"],
-    ("shoal/simulation", "shoal/experiments", "shoal/bench", "shoal/demo", "shoal/report", "shoal/cli"): [
+    ("shoal/simulation", "shoal/experiments", "shoal/new", "shoal/bench", "shoal/demo", "shoal/report", "shoal/cli"): [
         "edge",
         "aggregator",
         "fleet",
@@ -166,6 +166,8 @@ def test_imports_are_declared(parts, extras):
         declared += project["optional-dependencies"][extra]
     if parts == ("shoal/transport",):
         declared += ["amqtt"]  # the embedded broker: looked for before it is used
+    if "shoal/simulation" in parts:
+        declared += ["mlflow"]  # a writer's, which says what to install
     names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
     imported = set()
     for path in (path for part in parts for path in modules_of(part)):

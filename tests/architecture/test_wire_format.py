@@ -108,7 +108,7 @@ def test_the_page_lists_every_chunk_kind():
     listed = dict(
         re.findall(
             r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint"
-            r"|request|answer)\b",
+            r"|request|answer|notice)\b",
             PAGE,
         )
     )

@@ -12,9 +12,10 @@ import pytest
 
 from shoal.page.history import RunHistory, history_of
 from shoal.page.page import write_still
+from shoal.protocol.messages import Vitals
 from tests.browser.conftest import impaired
 from tests.helpers.browsers import complaints, look, requested
-from tests.helpers.pages import PagePlace, names, record
+from tests.helpers.pages import NOW_S, PagePlace, names, record
 from tests.helpers.trees import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -237,6 +238,8 @@ def test_a_lost_aggregator_is_said_and_figures_stay(browser, tmp_path):
         browser.get(place.url)
         until(lambda: "Live" in text_of(browser, "#feed"))
         assert text_of(browser, "#verdict h3") == "All is well"
+        place.publish(received=3, computing=True)
+        until(lambda: "3 uploads are in, and the new models are being computed" in text_of(browser, "#verdict"))
         place.publish(connected=False)
         until(lambda: text_of(browser, "#verdict h3") == "No connection to the broker")
         assert "To do" not in text_of(browser, "#verdict h3")
@@ -259,6 +262,33 @@ def test_a_fleet_without_a_run_and_one_before_its_first_round_have_a_page(browse
         place.publish()
         until(lambda: text_of(browser, "#verdict h3") == "All is well")
         assert "begins with the first closed round" in text_of(browser, "#tree")
+        assert browser.execute_script(AUDIT) == []
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_devices_that_report_their_condition_have_it_in_the_table(browser, tmp_path, width):
+    look(browser, width=width)
+    vitals = Vitals(
+        disk_free_bytes=12_300_000_000,
+        memory_bytes=1_000_000_000,
+        memory_free_bytes=412_000_000,
+        load=0.52,
+        cores=4,
+        temperature_c=51.4,
+        battery_percent=80,
+        charging=True,
+    )
+    with PagePlace(tmp_path, names(3)) as place:
+        place.publish()
+        browser.get(place.url)
+        until(lambda: "dev-001" in text_of(browser, "#device-table"))
+        assert "Condition" not in text_of(browser, "#device-table")
+        place.publish(changes={"dev-001": {"vitals": vitals, "vitals_at_s": NOW_S}})
+        until(lambda: "Condition" in text_of(browser, "#device-table"))
+        words = text_of(browser, "#device-table")
+        assert "disk 12.3 GB free, memory 412 MB of 1 GB free, load 0.52 on 4 cores, 51.4 °C" in words
+        assert "battery 80 %, charging" in words
         assert browser.execute_script(AUDIT) == []
 
 

@@ -61,6 +61,7 @@ def test_models_lists_them_newest_first(call, finished):
         "validation_samples": 20,
         "answers": True,
         "pinned": False,
+        "chosen_by_owner": False,
     }
 
 
@@ -86,7 +87,7 @@ def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, fini
 
 
 def test_rollback_to_a_run_that_is_not_there_names_those_that_are(call, finished):
-    made = call("shoal-edge", "rollback", "dev-1", "9", status=3)
+    made = call("shoal-edge", "rollback", "dev-1", "9", status=2)
     assert "error: this device has no finished model of run 9: it has runs 3, 2, 1\n" in made.err
     assert "hint: give one of them: shoal-edge rollback dev-1 RUN\n" in made.err
     call("shoal-edge", "rollback", "dev-1", "1")

@@ -19,7 +19,7 @@ from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import RunPackage, RunPlan
-from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed
+from shoal.protocol.messages import Decline, DeclineReason, Notice, Presence, Reminder, RunOrder, Sealed
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from shoal.protocol.topics import Topics
@@ -153,6 +153,7 @@ class Scene:
                 runtime.session.round.stage,
             ),
             (member.roster_bytes, member.grant, member.next),
+            runtime.session.notice,
         )
 
 
@@ -287,6 +288,20 @@ def control(scene, signer, fleet, _):
     return seal_to_group(signer or scene.aggregator, scene.group, head, encode(last))
 
 
+def notice(scene, signer, fleet, _):
+    """The run is paused, as the aggregator says."""
+    now = Notice(
+        fleet=fleet,
+        sequence=1 << 40,
+        sent_at_s=0,
+        run=1,
+        run_id=scene.fleet.plan.run_id,
+        order=RunOrder.PAUSED,
+        choice=b"",
+    )
+    return told(scene, signer, fleet, "notice", encode(now))
+
+
 def keys(scene, signer, fleet, _):
     """A grant with other secrets, drawn later."""
     changes = {"fleet": fleet, "version_secret": bytes(32), "keys_since": scene.owner.roster.sequence + 1}
@@ -305,6 +320,7 @@ CHANNELS = {
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
     "mean": Channel(lambda s: TOPICS.model(s.label(mean_number(0, 1))), ChunkKind.MEAN, mean),
     "checkpoint": Channel(lambda s: TOPICS.model(s.label(checkpoint_number(0))), ChunkKind.CHECKPOINT, checkpoint),
+    "notice": Channel(lambda _: TOPICS.notice, ChunkKind.NOTICE, notice),
     "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
     "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
     "change": Channel(lambda _: TOPICS.roster_change, ChunkKind.ROSTER, change),

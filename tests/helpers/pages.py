@@ -78,7 +78,7 @@ def record(round_, devices, *, final=False, missing=(), **changes):
     }
 
 
-def facts(devices, round_, *, received=0, connected=True, changes=None, run=1):
+def facts(devices, round_, *, received=0, connected=True, changes=None, run=1, computing=False):
     """Return the facts of a daemon whose run has opened ``round_``; ``changes`` has a device's fields unlike a healthy one's."""
     healthy = DeviceFacts(online=True, since_s=NOW_S, last_seen_s=NOW_S, last_upload_s=NOW_S, version="0.1.0")
     known = {d: dataclasses.replace(healthy, **(changes or {}).get(d, {})) for d in devices}
@@ -92,6 +92,7 @@ def facts(devices, round_, *, received=0, connected=True, changes=None, run=1):
         needed=len(devices),
         received=received,
         waiting=waiting,
+        computing=computing,
     )
     reason = "" if connected else "the broker closed the connection"
     connection = ConnectionFacts(broker=BROKER, connected=connected, since_s=NOW_S, reason=reason)

@@ -12,7 +12,14 @@ from crypto.seal.signed import sign_document
 from edge_client.membership import DeviceMembership, EarlierVersion, EarlierVersions
 from edge_client.models.fresh_start import TensorFigures
 from edge_client.models.private_values import PrivateFile
-from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
+from edge_client.storage.finished_models import (
+    FinishedList,
+    FinishedModel,
+    FinishedNode,
+    RollbackChoice,
+    TakenChoice,
+    Validation,
+)
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
 from edge_client.storage.residual import ResidualHead
@@ -34,6 +41,7 @@ from shoal.protocol.documents import (
     DeviceGrant,
     GrantFile,
     Member,
+    ModelChoice,
     ReceivingNotice,
     Roster,
     RosterChange,
@@ -46,10 +54,12 @@ from shoal.protocol.messages import (
     Control,
     Decline,
     DeclineReason,
+    Notice,
     Presence,
     Reminder,
     Sealed,
     Upload,
+    Vitals,
 )
 from shoal.protocol.requests import Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.transport.faults import Hop
@@ -182,6 +192,10 @@ class Scene:
                 encode(OwnerAnswer(fleet="demo", request=bytes(16), outcome=Outcome.DONE, accepted=7, answered_at_s=1))
             ],
             Presence: self.plains(sender=DEVICE, ending="/state"),
+            Notice: self.plains(ending="/s/notice"),
+            Vitals: [encode(Vitals(load=0.5, cores=4, temperature_c=48.5, battery_percent=80, charging=True))],
+            ModelChoice: [encode(ModelChoice(fleet="demo", sequence=3, run=1, run_id=b"r" * 16, latest=2))],
+            TakenChoice: [encode(TakenChoice(3, RollbackChoice(b"r" * 16, b"n" * 16)))],
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],
             Card: [self.card[64:]],

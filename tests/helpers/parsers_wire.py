@@ -33,7 +33,7 @@ from shoal.membership.statements import check_certificate
 from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.models.histories import head_in_presence
+from shoal.owner.models.histories import open_presence
 from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.chunking import parse as parse_chunk
@@ -143,7 +143,7 @@ def _states():
             keys=keys,
             roster=made.roster(),
             length=2,
-            min_contributors=2,
+            signers=2,
         )
 
     def certified(data):
@@ -153,7 +153,7 @@ def _states():
             fleet=keys.fleet,
             run_id=keys.run_id,
             roster=made.roster(),
-            min_contributors=2,
+            needed=2,
         )
 
     return [
@@ -251,7 +251,7 @@ def _owners(scene):
         """Parse any bytes in the envelope of a presence that a device of the fleet has sealed."""
         device = fleets.device_identity(scene.fleet, DEVICE)
         sealed = seal_to_group(device, scene.group, PRESENCE.head("demo", DEVICE), data)
-        return head_in_presence(sealed, DEVICE, scene.fleet.stage.fleet)
+        return open_presence(sealed, DEVICE, scene.fleet.stage.fleet)
 
     card = device_card(scene.newcomer)
     statement = encode(

@@ -117,6 +117,12 @@ def digest_of(upload, body):
     return hashlib.sha256(encode(upload) + body).digest()
 
 
+def append_upload(store, upload, body, norm, digest):
+    """Write an upload and append it to the store's open batch."""
+    store.open_updates(upload.round)
+    store.append(store.write(upload, body, norm, digest))
+
+
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):
     """Return a contribution with vector ``values`` (d,), or without one."""
     vector = None if values is None else np.asarray(values, np.float32)

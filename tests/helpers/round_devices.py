@@ -11,6 +11,7 @@ import numpy as np
 from aggregator.membership import AggregatorMembership
 from aggregator.run_service import RunService
 from aggregator.storage.run_status import read_records
+from aggregator.workers import RunWorkers
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
@@ -101,7 +102,7 @@ class RoundFleet:
     def make(self):
         """Return a service on the fleet's directory."""
         server = self.parties.server
-        return RunService(server, self.plan, PACKAGE, self.line, server.directory, syncer=self.disk)
+        return RunService(server, self.plan, PACKAGE, self.line, server.directory, workers=RunWorkers(self.disk))
 
     def kill(self):
         """Start the aggregator again from its files."""
@@ -263,7 +264,7 @@ class RoundDevice:
                         fleet="reef",
                         run_id=self.fleet.plan.run_id,
                         roster=self.fleet.parties.owner.roster,
-                        min_contributors=self.fleet.plan.min_contributors,
+                        needed=self.fleet.plan.min_contributors,
                     )
                 except ShoalError:
                     continue
@@ -320,7 +321,7 @@ class RoundDevice:
             keys=self.keys_of(ref.round),
             roster=self.fleet.parties.owner.roster,
             length=D if ref.state.round == 0 else len(range(D)[self.fleet.span_of(ref.state.model)]),
-            min_contributors=self.fleet.plan.min_contributors,
+            signers=self.fleet.plan.min_contributors,
         )
         return state
 

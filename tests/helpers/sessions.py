@@ -93,7 +93,7 @@ class IdleWorker:
         self.closed = True
 
 
-def new_runtime(membership, transport, worker=None):
+def new_runtime(membership, transport, worker=None, **options):
     """Return the runtime of a device that has no samples, not started."""
 
     def no_samples(_manifest):
@@ -107,6 +107,7 @@ def new_runtime(membership, transport, worker=None):
         birth=5,
         results=lambda callback: callback(),
         uniform=lambda: 0.0,
+        **options,
     )
 
 

@@ -8,9 +8,11 @@ import numpy as np
 from aggregator.inbound import Inbound
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline, OpenRound, Stored
+from aggregator.rounds.snapshot import dump
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
+from aggregator.workers import RunWorkers
 from crypto.seal.envelope import seal_to_member
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
@@ -65,15 +67,15 @@ class Recorder:
 
 
 class SlowDisk:
-    """A syncer whose job ends when the test says so; uploads that arrive meanwhile wait for the next batch."""
+    """A disk whose job ends when the test says so; uploads that arrive meanwhile wait for the next batch."""
 
     def __init__(self):
         self.waiting = []
 
-    def submit(self, job, done):
+    def submit(self, job, done, **_options):
         """Run ``job`` at once, and ``done`` later."""
-        job()
-        self.waiting.append(done)
+        result = job()
+        self.waiting.append(lambda: done(result))
 
     def done(self):
         """Finish the job that is under way, if there is one."""
@@ -83,6 +85,46 @@ class SlowDisk:
 
     def close(self):
         """Do nothing: there is no thread."""
+
+
+class SlowWorkers:
+    """Workers whose jobs run, and call back, when the test says so: those of one key in order, others in any order."""
+
+    def __init__(self):
+        self.jobs, self.results = {}, {}
+
+    def submit(self, job, done=None, *, key="", **_options):
+        """Hold ``job``."""
+        self.jobs.setdefault(key, []).append((job, done))
+
+    def run(self, key):
+        """Run the oldest job of a key."""
+        job, done = self._oldest(self.jobs, key)
+        result = job()
+        if done is not None:
+            self.results.setdefault(key, []).append(lambda: done(result))
+
+    def call_back(self, key):
+        """Hand the oldest result of a key to the driver."""
+        self._oldest(self.results, key)()
+
+    def _oldest(self, held, key):
+        oldest = held[key].pop(0)
+        if not held[key]:
+            del held[key]
+        return oldest
+
+    def finish(self):
+        """Run all jobs and hand over all results."""
+        while self.jobs or self.results:
+            for key in list(self.jobs):
+                self.run(key)
+            for key in list(self.results):
+                self.call_back(key)
+
+    def close(self):
+        """Drop what has not been handed over."""
+        self.jobs, self.results = {}, {}
 
 
 @dataclass(frozen=True)
@@ -115,7 +157,7 @@ class Scene:
     The engine's state survives `restart` as a snapshot would keep it; the uploads only survive in the store.
     """
 
-    def __init__(self, directory, disk=None):
+    def __init__(self, directory, disk=None, intake=None):
         self.run = run_plan(segments=(SegmentSpec("cluster", LENGTH),), rounds=1000)
         server = identity("aggregator")
         roster = Roster(
@@ -130,6 +172,8 @@ class Scene:
         self.membership = SimpleNamespace(identity=server, roster=roster)
         self.engine = Engine(self.run, make_strategy(self.run), bytes(16))
         self.disk = disk or SlowDisk()
+        self.workers = RunWorkers(self.disk, intake) if intake else RunWorkers(self.disk)
+        self.refused = []
         self.publisher = Recorder()
         self.now_s = 0.0
         self.store = Store(directory / "run", self.run, lambda: bytes(16))
@@ -139,7 +183,8 @@ class Scene:
             self._handle(CameOnline(device))
 
     def _build(self):
-        self._deferred = []
+        self._events = []
+        self.computing = False
         self._inbound = Inbound(self.membership, self.engine, self.store.directory)
         self.uploads = Uploads(
             self.run,
@@ -148,7 +193,7 @@ class Scene:
             driver=self,
             inbound=self._inbound,
             store=self.store,
-            syncer=self.disk,
+            workers=self.workers,
             publisher=self.publisher,
         )
 
@@ -157,41 +202,56 @@ class Scene:
         directory = self.store.directory
         self.close()
         self.disk.waiting.clear()
+        self.workers.intake.close()
         self.store = Store(directory, self.run)
         self.state, _ = self.engine.resume(
             DEVICES, self._opened.before, self._opened.held, self._opened.plan.round, self._opened.available
         )
         self._build()
-        self.on_committed([Stored(*found) for found in self.store.uploads(self.state.round)])
+        stored = [Stored(*found) for found in self.store.uploads(self.state.round)]
+        if stored:
+            self.on_committed(stored)
+
+    def snapshot(self):
+        """Store the open round, which retires the files of earlier ones."""
+        opened = self._opened
+        encoded = dump(opened.before, opened.held)
+        self.store.snapshot(opened.plan.round, opened.available, encoded, self.state.resume_metadata)
 
     def close(self):
         """Close the files."""
         self._inbound.close()
         self.store.close()
 
-    def _handle(self, event):
-        self.state, actions = self.engine.handle(self.state, event)
+    def _handle(self, *events):
+        before = self.state
+        self.state, actions = self.engine.advance(before, self.engine.record(before, events))
         for action in actions:
             if isinstance(action, OpenRound):
                 self._opened = action
 
     def feed(self, event):
         """See `aggregator.uploads.uploads.EngineDriver`."""
-        if self.uploads.committing:
-            self._deferred.append(event)
-        else:
-            self._handle(event)
+        self._events.append((self.uploads.newest, event))
+        self.on_progress()
+
+    def on_progress(self):
+        """See `aggregator.uploads.uploads.EngineDriver`."""
+        while self._events and not self.uploads.holds_back(self._events[0][0]):
+            self._handle(self._events.pop(0)[1])
 
     def on_committed(self, stored):
         """See `aggregator.uploads.uploads.EngineDriver`."""
-        for event in stored:
-            self._handle(event)
+        self._handle(*stored)
 
-    def on_answered(self):
+    def on_refused(self, device, error):
         """See `aggregator.uploads.uploads.EngineDriver`."""
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            self.feed(event)
+        self.refused.append((device, error))
+
+    def take_refused(self):
+        """Return the errors reported since the last time."""
+        refused, self.refused = self.refused, []
+        return [error for _, error in refused]
 
     def packet(self, device, value=1.0, signer=None, **changes):
         """Return an upload for the open round whose coordinates are all ``value``."""

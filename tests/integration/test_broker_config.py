@@ -386,3 +386,34 @@ def test_no_device_administers_the_broker(dynamic_reef):
     for client in (device, owner, aggregator):
         client.transport.close()
     dynamic_reef.client("owner", client_id="again").start().transport.close()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_home_assistant_reads_its_sensors_and_nothing_of_the_fleet(tmp_path, dynamic):
+    if find_mosquitto() is None or (dynamic and not debian_plugin().exists()):
+        pytest.skip("mosquitto or its plugin is not installed")
+    made = Reef(tmp_path, dynamic=dynamic)
+    write_broker_config(made.owner, tmp_path / "broker", expected=("dev-3",), home_assistant="homeassistant")
+    made.start()
+    home, aggregator, device = made.client("home-assistant"), made.client("aggregator"), made.client("dev-1")
+    sensor, state = "homeassistant/sensor/shoal_reef/devices/config", "homeassistant/shoal_reef/state"
+    try:
+        home.start("homeassistant/#", "#", "shoal/v1/reef/#", TOPICS.round)
+        aggregator.start(TOPICS.state("dev-1"))
+        device.start("homeassistant/#", TOPICS.round)
+        time.sleep(0.5)
+        home.transport.publish(TOPICS.state("dev-1"), b"forged")
+        home.transport.publish(TOPICS.up("home-assistant"), b"forged")
+        for topic in (TOPICS.round, sensor, "homeassistant/sensor/other/config"):
+            aggregator.transport.publish(topic, b"x")
+        aggregator.transport.publish(state, b"last")
+        assert set(home.until(b"last")) == {sensor, state}
+        device.transport.publish(TOPICS.state("dev-1"), b"here")
+        assert aggregator.until(b"here") == [TOPICS.state("dev-1")]
+        aggregator.transport.publish(TOPICS.round, b"round")
+        assert set(device.until(b"round")) == {TOPICS.round}
+    finally:
+        for client in (home, aggregator, device):
+            client.transport.close()
+        made.process.terminate()
+        made.process.wait(10)

@@ -19,8 +19,8 @@ from shoal.errors import WireError
 from shoal.hints import is_enum
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
-from shoal.protocol.documents import Member, RunPlan, SegmentSpec
-from shoal.protocol.messages import DeclineReason
+from shoal.protocol.documents import Member, ModelChoice, RunPlan, SegmentSpec
+from shoal.protocol.messages import FULL_PERCENT, DeclineReason, Vitals
 from shoal.protocol.requests import LATEST_RECORDS, OwnerRequest, RequestAction
 from shoal.protocol.states import (
     RETAINED_STEPS,
@@ -121,8 +121,8 @@ def messages(kind):
             lambda found: (*(kept for kept in found[:-1] if kept.step.recipes), *found[-1:])
         )
         fields["checkpoints"] = in_order(messages(CheckpointRef), lambda ref: ref.state)
-    if kind.__name__ == "OwnerRequest":
-        return owner_requests(fields)
+    if kind in OWN:
+        return OWN[kind](fields)
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
@@ -145,6 +145,24 @@ def owner_requests(fields):
     return st.sampled_from(RequestAction).flatmap(
         lambda action: st.builds(OwnerRequest, **fields | {"action": st.just(action)} | more.get(action, {}))
     )
+
+
+def vitals(fields):
+    """Return a strategy of vitals, whose measurements are numbers."""
+    measured = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+    battery = st.none() | st.integers(0, FULL_PERCENT)
+    return st.builds(Vitals, **fields | {"load": measured, "temperature_c": measured, "battery_percent": battery})
+
+
+def model_choices(fields):
+    """Return a strategy of choices of a run up to the newest."""
+    fields = fields | {"run_id": st.binary(min_size=16, max_size=16).filter(any)}
+    return st.integers(1, 2**32 - 1).flatmap(
+        lambda newest: st.builds(ModelChoice, **fields | {"latest": st.just(newest), "run": st.integers(1, newest)})
+    )
+
+
+OWN = {OwnerRequest: owner_requests, Vitals: vitals, ModelChoice: model_choices}
 
 
 def in_order(items, key, most=3):

@@ -262,7 +262,7 @@ class Fleet:
             keys=keys,
             roster=ROSTER,
             length=LENGTH,
-            min_contributors=NEEDED,
+            signers=NEEDED,
         )[0]
 
     def all_equal(self):

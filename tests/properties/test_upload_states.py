@@ -1,4 +1,7 @@
-"""Any interleaving of uploads, copies, forgeries, replays, lost chunks, deadlines and disk errors obeys the upload's rules."""
+"""Any interleaving of uploads, copies, forgeries, replays, lost chunks, workers, deadlines and disk errors obeys the rules.
+
+The intake's workers are in turn the caller's thread and workers that run, and call back, whenever hypothesis likes.
+"""
 
 import shutil
 import tempfile
@@ -13,13 +16,15 @@ from aggregator.rounds.events import DeadlinePassed
 from aggregator.uploads.states import ANSWERED, UploadState
 from shoal.errors import ShoalError
 from shoal.protocol.messages import Action
-from tests.helpers.uploads import DEVICES, Scene, SlowDisk
+from tests.helpers.uploads import DEVICES, Scene, SlowDisk, SlowWorkers
 
 devices = st.sampled_from(DEVICES)
 chunk_sets = st.sets(st.integers(0, 2))
 SEALED = {}
 """Sealed uploads by (device, round, variant): seals are random, and slow."""
 VARIANTS = {"honest": {}, "second": {"value": 2.0}, "too long": {"value": 50.0}, "miscounted": {"tested": 1}}
+IN_ORDER = ("honest", "second")
+"""Variants that break no rule: of those of one device, the first that is complete counts."""
 
 
 class BrokenDisk(SlowDisk):
@@ -27,23 +32,24 @@ class BrokenDisk(SlowDisk):
 
     fails = False
 
-    def submit(self, job, done):
+    def submit(self, job, done, **options):
         """Fail if it should, like an fsync on a failing disk."""
         if self.fails:
             self.fails = False
             raise OSError(5, "Input/output error")
-        super().submit(job, done)
+        super().submit(job, done, **options)
 
 
 class Uploads(RuleBasedStateMachine):
     """Drives the aggregator's uploads and checks each answer at the time that it is given."""
 
-    @initialize()
-    def start(self):
+    @initialize(slow=st.booleans())
+    def start(self, slow):
         """Open a run."""
         self.directory = Path(tempfile.mkdtemp())
-        self.scene = Scene(self.directory, BrokenDisk())
-        self.packets, self.answers, self.turn = {}, {}, 0
+        self.intake = SlowWorkers()
+        self.scene = Scene(self.directory, BrokenDisk(), self.intake if slow else None)
+        self.packets, self.answers, self.turn, self.first = {}, {}, 0, {}
 
     def teardown(self):
         """Let every device deliver its upload to the open round, and close the files."""
@@ -62,9 +68,13 @@ class Uploads(RuleBasedStateMachine):
         return packet
 
     def send(self, packet, *args, **options):
-        """Let chunks arrive; return whether they were refused."""
+        """Let chunks arrive, and remember which upload of a device was complete first; return whether a chunk was refused."""
+        before = self.state_of(packet)
         with suppress(ShoalError):
             self.scene.send(packet, *args, **options)
+            in_order = packet in [SEALED.get((packet.device, packet.header.round, v)) for v in IN_ORDER]
+            if in_order and before is UploadState.RECEIVING is not self.state_of(packet):
+                self.first.setdefault((packet.device, packet.header.round), packet.transfer)
             return False
         return True
 
@@ -78,17 +88,28 @@ class Uploads(RuleBasedStateMachine):
         """A whole upload arrives, for the first time or again."""
         packet = self.packet(device, variant)
         before = self.scene.state_of(packet)
-        refused = self.send(packet)
+        assert not self.send(packet)
         if before is not UploadState.RECEIVING:
-            assert not refused
             assert self.scene.state_of(packet) is before
 
     @rule(device=devices)
     def forgery_arrives(self, device):
         """An upload that another device has signed."""
         packet = self.packet(device, "forged")
-        assert self.send(packet)
-        assert self.scene.state_of(packet) is UploadState.RECEIVING
+        self.send(packet)
+        assert self.scene.state_of(packet) in {UploadState.RECEIVING, UploadState.VERIFYING}
+
+    @precondition(lambda self: self.intake.jobs)
+    @rule(data=st.data())
+    def worker_runs(self, data):
+        """A worker verifies, opens and writes the oldest upload of a device."""
+        self.intake.run(data.draw(st.sampled_from(sorted(self.intake.jobs))))
+
+    @precondition(lambda self: self.intake.results)
+    @rule(data=st.data())
+    def worker_calls_back(self, data):
+        """The driver hears of the oldest upload of a device that workers have done."""
+        self.intake.call_back(data.draw(st.sampled_from(sorted(self.intake.results))))
 
     @rule(device=devices, data=st.data())
     def replay_arrives(self, device, data):
@@ -140,6 +161,11 @@ class Uploads(RuleBasedStateMachine):
         self.check()
         self.answers = {}
         self.scene.restart()
+        # What was not durable is lost: the next one that is complete is the first.
+        self.first = {}
+        for (device, transfer), packet in self.packets.items():
+            if self.scene.state.received.get(device, (0, b""))[1] == packet.digest:
+                self.first[device, packet.header.round] = transfer
 
     @rule()
     def deadline_passes(self):
@@ -164,6 +190,7 @@ class Uploads(RuleBasedStateMachine):
             assert packet is not SEALED.get((sent.device, packet.header.round, "forged"))
             if sent.action is Action.ACK:
                 assert self.scene.durable(packet.header.round)[sent.device] == packet.digest
+                assert self.first[sent.device, packet.header.round] == sent.transfer
             before = self.answers.setdefault((sent.device, sent.transfer), (sent.action, sent.reason))
             assert before == (sent.action, sent.reason)
         in_progress = [
@@ -178,12 +205,15 @@ class Uploads(RuleBasedStateMachine):
 
     def deliver_all(self):
         """Without further faults, every upload to the open round is answered, and the first of each device is stored."""
-        self.scene.disk.done()
+        self.intake.finish()
+        self.scene.commit()
+        self.check()
         round_ = self.scene.state.round
         packets = [self.packet(device) for device in DEVICES]
         self.scene.now_s += 1000.0
         for packet in packets:
             self.deliver(packet)
+            self.intake.finish()
             self.scene.commit()
             self.check()
         assert all(self.state_of(packet) in ANSWERED for packet in packets)

@@ -126,6 +126,16 @@ def describe(
     }
 
 
+def has_gap(figures: Mapping[str, Any]) -> bool:
+    """Whether a cut has a separation gap: each cosine within a side is above each across (cfl Def. 2).
+
+    Args:
+        figures: measures of the cut, see `describe`.
+    """
+    within = [least for least in figures["intra_min"] if least is not None]
+    return bool(within) and min(within) > figures["cross_max"]
+
+
 def noise(similarity: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each update's noise gamma, shape (n,), if all are of one distribution whose true update is their mean.
 

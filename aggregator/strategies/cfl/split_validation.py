@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import ClusterModel, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
+
+WEAK_P_VALUE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Trial:
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
         firsts: the halves' models after the first trial round.
+        extended: how often it was extended, since the evidence was near.
     """
 
     cluster: int
@@ -53,6 +56,7 @@ class Trial:
     trained: int = 0
     waited: int = 0
     firsts: tuple[ClusterModel, ...] = ()
+    extended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,12 @@ def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float
 
     # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
     return float(stdtr(count - 1.0, -mean / (spread / math.sqrt(count))))
+
+
+def goes_on(sides: Sequence[Verdict]) -> bool:
+    """Return whether a trial that does not convince yet may still: there is weak evidence, and neither side speaks against it."""
+    weak = combined_p_value([v.p_value for v in sides]) < WEAK_P_VALUE
+    return weak and all(v.p_value <= 1.0 - WEAK_P_VALUE for v in sides)
 
 
 def combined_p_value(p_values: Sequence[float]) -> float:

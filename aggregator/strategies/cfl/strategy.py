@@ -42,8 +42,8 @@ from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, settled
-from aggregator.strategies.cfl.split_validation import Half, Trial, combined_p_value, judge, trial_assignment
+from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, has_gap, settled
+from aggregator.strategies.cfl.split_validation import Half, Trial, combined_p_value, goes_on, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
@@ -54,6 +54,8 @@ MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
 NEAR: Final = 10
 """A refused candidate whose combined p-value is below so many times the limit is tried again after half of the cool-down."""
+MAX_EXTENSIONS: Final = 12
+"""How often the trial of a cut with a separation gap goes on for another `trial_rounds`."""
 FEWEST_COMPARED: Final = 20
 """Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
@@ -292,7 +294,10 @@ class Cfl:
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
         }
-        if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused):
+        if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused + trial.extended):
+            if has_gap(trial.figures) and goes_on(verdicts) and trial.extended < MAX_EXTENSIONS:
+                trial = dataclasses.replace(trial, trained=0, extended=trial.extended + 1)
+                return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
             return self._end_trial(state, trial, detail, round_)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)

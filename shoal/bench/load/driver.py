@@ -110,12 +110,14 @@ class DriverReport:
         nacks: questions for missing chunks that the devices received.
         reminders: reminders that they sent.
         cpu_s: CPU seconds of the process.
+        spans_s: of the rounds in order, from the first upload that was published to the last answer that came; `--prepared` only.
     """
 
     uploads: int
     nacks: int
     reminders: int
     cpu_s: float
+    spans_s: list[float] = field(default_factory=list)
 
 
 class Pull:

@@ -81,7 +81,10 @@ _LIBC: Final = ctypes.CDLL(None)
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """State of the aggregator and the broker at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes."""
+    """State of the processes at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes.
+
+    ``main_cpu_s`` is the CPU of the aggregator's main thread, which runs its loop; it is part of ``aggregator_cpu_s``.
+    """
 
     at_s: float
     closed: int
@@ -90,6 +93,8 @@ class Sample:
     rss_mb: float
     rss_mb_max: float
     open_files: int
+    main_cpu_s: float = 0.0
+    drivers_cpu_s: float = 0.0
 
 
 class LoadFleet:
@@ -259,7 +264,7 @@ class LoadFleet:
         try:
             rss_mb, rss_mb_max = _memory_mb(pid)
             files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-            cpu_s = cpu_seconds(pid)
+            cpu_s, main_s = cpu_seconds(pid), cpu_seconds(pid, pid)
         except OSError as error:
             raise StageError(f"the aggregator has ended:\n{self.aggregator.tail()}") from error
         broker_s = cpu_seconds(self.broker.pid) if self.broker.pid else 0.0
@@ -271,6 +276,8 @@ class LoadFleet:
             rss_mb=rss_mb,
             rss_mb_max=rss_mb_max,
             open_files=files,
+            main_cpu_s=main_s,
+            drivers_cpu_s=sum(cpu_seconds(program.pid) for program, _ in self._drivers),
         )
 
     def check(self) -> None:
@@ -316,10 +323,11 @@ class LoadFleet:
         self.close()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system CPU seconds of a process."""
+def cpu_seconds(pid: int, thread: int = 0) -> float:
+    """Return the user and system CPU seconds of a process, or of one ``thread`` of it."""
     # The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    place = f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat"
+    fields = Path(place).read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
 

@@ -37,6 +37,9 @@ class LoadFigures:
         broker_cpu_s: CPU seconds of the broker in those rounds.
         uploads_measured: uploads in those rounds.
         drivers_cpu_s: CPU seconds of all driver processes from start to end.
+        main_cpu_s: CPU seconds of the aggregator's main thread in those rounds.
+        measured_drivers_cpu_s: CPU seconds of all driver processes in those rounds.
+        spans_s: of each of those rounds, from the first upload that was published to the last answer; `--prepared` only.
         churn: share of the devices that left after each round, and were back after the next.
         uploads_fewest: uploads counted in the round that counted the fewest.
         out_of_step: uploads left out since they were trained from another state than most.
@@ -60,10 +63,15 @@ class LoadFigures:
     churn: float = 0.0
     uploads_fewest: int = 0
     out_of_step: int = 0
+    main_cpu_s: float = 0.0
+    measured_drivers_cpu_s: float = 0.0
+    spans_s: tuple[float, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
         churn = {"churn": self.churn, "uploads_fewest": self.uploads_fewest, "out_of_step": self.out_of_step}
+        others_s = self.broker_cpu_s + self.measured_drivers_cpu_s
+        speed = {"uploads_per_s_median": self.devices / median(self.spans_s)} if self.spans_s else {}
         return {
             "devices": self.devices,
             "model_bytes": self.model_bytes,
@@ -71,6 +79,9 @@ class LoadFigures:
             "rounds": self.rounds,
             "seconds_per_round_median": median(self.seconds),
             "aggregator_cpu_ms_per_upload": 1e3 * self.aggregator_cpu_s / self.uploads_measured,
+            "main_thread_cpu_ms_per_upload": 1e3 * self.main_cpu_s / self.uploads_measured,
+            "others_cpu_share": others_s / max(others_s + self.aggregator_cpu_s, 1e-9),
+            **speed,
             "broker_cpu_s_per_round": self.broker_cpu_s / len(self.seconds),
             "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
             "open_files_max": self.open_files_max,
@@ -213,4 +224,7 @@ def figures(
         churn=fleet.churn,
         uploads_fewest=min(r["contributed"] for r in records),
         out_of_step=sum(len(r["out_of_step"]) for r in records),
+        main_cpu_s=max(0.0, end.main_cpu_s - begin.main_cpu_s),
+        measured_drivers_cpu_s=max(0.0, end.drivers_cpu_s - begin.drivers_cpu_s),
+        spans_s=tuple(s for report in reports for s in report.spans_s[first : fleet.rounds]),
     )

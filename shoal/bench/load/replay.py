@@ -259,6 +259,8 @@ class Replay:
         self._heard_s = 0.0
         self._answered: set[tuple[int, str]] = set()
         self._answers: list[tuple[str, bytes]] = []
+        self._begun_s: dict[int, float] = {}
+        self._answered_s: dict[int, float] = {}
         self._sent = self._again = 0
 
     def stop(self) -> None:
@@ -288,6 +290,7 @@ class Replay:
         parsed = self._topics.parse(event.topic)
         if parsed.kind is TopicKind.CTL:
             self._answered.add((header.round, parsed.device))
+            self._answered_s[header.round] = self._heard_s
             self._answers.append((event.topic, event.payload))
         # The last chunk of an announcement: devices could answer from here on. Its content is known already.
         elif header.kind is ChunkKind.ROUND and header.index == header.total - 1 and header.round > self._round:
@@ -302,6 +305,7 @@ class Replay:
     def _publish_round(self, round_: int, *, again: bool = False) -> int:
         """Publish the uploads of a round, or ``again`` those that have no answer; return how many."""
         count = 0
+        self._begun_s.setdefault(round_, time.monotonic())
         for item in read_items(Path(self._spec.prepared, _round_file(round_))):
             if again and (round_, item.device) in self._answered:
                 continue
@@ -328,7 +332,8 @@ class Replay:
             if transfer is not None:
                 purpose, plain = self._member.open_broadcast(transfer.payload, transfer.signed)
                 nacks += purpose == channels.CONTROL.purpose and decode(plain, Control).action == Action.NACK
-        return DriverReport(self._sent, nacks, self._again, time.process_time())
+        spans_s = [self._answered_s[r] - begun_s for r, begun_s in self._begun_s.items() if r in self._answered_s]
+        return DriverReport(self._sent, nacks, self._again, time.process_time(), spans_s)
 
 
 def main() -> None:

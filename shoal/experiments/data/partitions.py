@@ -13,6 +13,7 @@ from shoal.errors import DataError, UsageError
 from shoal.experiments.data.shares import CFL_SHARES, cut
 from shoal.experiments.data.splits import dirichlet_rows
 from shoal.simulation.api.partitions import SHARES
+from shoal.util.extensions import SPLITS_GROUP, extension_names, load_extension
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 Rows = list[NDArray[np.int64]]
@@ -25,7 +26,9 @@ def split(x: ArrayLike, y: ArrayLike, kind: str, *, devices: int = 20, seed: int
         x: shape (n, ...).
         y: shape (n, ...).
         kind: ``iid``, random samples in equal numbers; ``dirichlet:ALPHA``, each class by a Dirichlet draw, more skewed
-            the smaller ALPHA is; ``shards:N``, samples sorted by y and cut, N pieces a device (McMahan et al.).
+            the smaller ALPHA is; ``shards:N``, samples sorted by y and cut, N pieces a device (McMahan et al.); or
+            ``NAME`` or ``NAME:VALUE`` of an installed package's function (`shoal.util.extensions`). It is called with y,
+            ``devices``, VALUE as text and a numpy generator, and returns each device's places in y, (k,) int64.
         devices: number of partitions.
         seed: equal seeds give equal partitions.
 
@@ -37,20 +40,43 @@ def split(x: ArrayLike, y: ArrayLike, kind: str, *, devices: int = 20, seed: int
     if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
         raise DataError(f"x of shape {inputs.shape} and y of shape {labels.shape}: they need one entry a sample each")
     name, _, value = kind.partition(":")
-    if name not in _KINDS or bool(value) != (name != "iid"):
+    deal = _KINDS.get(name) or load_extension(SPLITS_GROUP, name)
+    if deal is None or (name in _KINDS and bool(value) != (name != "iid")):
+        others = "".join(f", {other}" for other in extension_names(SPLITS_GROUP))
         raise UsageError(
-            f"no split {kind!r}", hint="there are iid, dirichlet:ALPHA (dirichlet:0.3) and shards:N (shards:2)"
+            f"no split {kind!r}", hint=f"there are iid, dirichlet:ALPHA (dirichlet:0.3), shards:N (shards:2){others}"
         )
     if devices < 1 or devices * MIN_SAMPLES > len(inputs):
         raise UsageError(
             f"{len(inputs)} samples can't give each of {devices} devices {MIN_SAMPLES}", hint="take fewer devices"
         )
-    rows = _KINDS[name](labels, devices, value, np.random.default_rng(seed))
+    rows = deal(labels, devices, value, np.random.default_rng(seed))
+    if name not in _KINDS:
+        _check_rows(rows, len(labels), devices, name)
     found = []
     for mine in rows:
         shards = cut(inputs, labels, mine, CFL_SHARES)
         found.append({share: (s.x, s.y) for share, s in zip(SHARES, shards, strict=True)})
     return found
+
+
+def _check_rows(rows: Any, samples: int, devices: int, name: str) -> None:
+    """Check what a package's function has dealt.
+
+    Raises:
+        DataError: it is not one list of places for each device, a place is out of range or dealt twice, or a device has too few.
+    """
+    try:
+        dealt = [np.asarray(mine, np.int64) for mine in rows]
+        places = np.concatenate(dealt)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"split {name!r} gave no lists of places: {error}") from error
+    if len(dealt) != devices or any(mine.ndim != 1 for mine in dealt):
+        raise DataError(f"split {name!r} gave {len(dealt)} lists of places for {devices} devices")
+    if places.min() < 0 or places.max() >= samples or len(np.unique(places)) != len(places):
+        raise DataError(f"split {name!r} dealt a sample twice, or one that is not there")
+    if min(map(len, dealt)) < MIN_SAMPLES:
+        raise DataError(f"split {name!r} leaves a device fewer than {MIN_SAMPLES} samples")
 
 
 def _iid(y: NDArray[Any], devices: int, _value: str, rng: np.random.Generator) -> Rows:

@@ -25,7 +25,7 @@ from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.metrics import adjusted_rand
-from shoal.simulation.engine.personal import Personal
+from shoal.simulation.engine.personal import Alone, Personal
 from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
 from shoal.util.console import counted
 
@@ -140,8 +140,20 @@ def _alone(name: str, seed: int, data_dir: Path | None, samples: int | None, tes
     All algorithms of a scenario need it, so the latest is cached.
     """
     fleet = _fleet(name, seed, data_dir, samples, test_images)
+    return _train_alone(fleet, rounds, seed)
+
+
+def _train_alone(fleet: Fleet, rounds: int, seed: int) -> _Ended:
     # A device that trains alone sends nothing, so there is no mask.
     return _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=seed), None)
+
+
+def _with_validation(fleet: Fleet, places: NDArray[np.int64]) -> Fleet:
+    """Return some of the devices, which train on their validation samples too."""
+    data, later = fleet.population.of(places).with_validation(), None
+    if fleet.later is not None:
+        later = fleet.later.of(places).with_validation()
+    return dataclasses.replace(fleet, population=data, later=later)
 
 
 def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, options: Options, told: Any) -> _Ended:
@@ -191,26 +203,12 @@ def _true_groups(fleet: Fleet, chosen: RunOptions, participation: float, rounds:
     parts: list[_Part] = []
     for group in sorted(set(data.groups)):
         places = np.flatnonzero(groups == group)
-        part = Fleet(population=_some(data, places), network=fleet.network, local=fleet.local)
+        part = Fleet(population=data.of(places), network=fleet.network, local=fleet.local)
         present = max(1, round(participation * len(places)))
         own = dataclasses.replace(chosen, min_contributors=min(chosen.min_contributors, present))
         length = rounds if fleet.later is None else max(1, rounds - rounds // 2)
         parts.append((part, places, _train(part, own, participation, length, options, None)))
     return parts
-
-
-def _some(population: Population, places: Sequence[int] | NDArray[np.int64]) -> Population:
-    def of(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(values[int(i)] for i in places)
-
-    assert population.groups is not None
-    return Population(
-        of(population.train),
-        of(population.validation),
-        of(population.test),
-        of(population.groups),
-        names=of(population.names),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +226,16 @@ class _Measured:
     clusters: NDArray[np.int64]
 
 
-def _measure(parts: Sequence[_Part], alone: _Ended, kind: str) -> _Measured:
-    count = len(alone.models)
+def _measure(parts: Sequence[_Part], alone: Alone, kind: str) -> _Measured:
+    count = len(alone.thetas)
     plain, own = np.empty(count), np.empty(count)
     clusters = np.empty(count, np.int64)
     choices = [""] * count
     for number, (_, places, ended) in enumerate(parts):
+        mine = Alone(alone.thetas[places], lambda few, of=places: alone.again(of[few]))  # type: ignore[misc]
         workforce, round_ = ended.done.workforce, ended.done.all_rounds + 1
         plain[places] = _figures(personal.measure(workforce, ended.thetas), kind)
-        finished = personal.finish(workforce, ended.thetas, round_, alone.thetas[places])
+        finished = personal.finish(workforce, ended.thetas, round_, mine)
         own[places] = _figures(finished, kind)
         # Runs within single groups number their models from 0 each.
         clusters[places] = ended.models if len(parts) == 1 else number
@@ -265,7 +264,11 @@ def _result(
     rounds: int,
 ) -> Result:
     kind = fleet.network.kind
-    found = _measure(parts, alone, kind)
+
+    def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        return _train_alone(_with_validation(fleet, places), rounds, options.seed).thetas
+
+    found = _measure(parts, Alone(alone.thetas, again), kind)
     groups = fleet.last.groups
     assert groups is not None
     # Faulty devices stay in the population's first data: fleets with faults do not change.

@@ -21,13 +21,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from aggregator.page.home_assistant import check_prefix, sensor_topics
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.broker.address import CA_FILE
 from shoal.owner.broker.dynamic import CONTROL, DOCUMENT_FILE, document
-from shoal.owner.keys.broker_users import ENROL_USER
+from shoal.owner.keys.broker_users import ENROL_USER, HOME_ASSISTANT_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.outputs import check_output
 from shoal.owner.keys.run_list import signed_plans
@@ -81,7 +82,8 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     """Return mosquitto's access list for the users of a fleet; a user that is not listed may do nothing."""
     aggregator = fleet.roster.aggregator
     head = f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."
-    lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
+    prefix = fleet.users.home_assistant
+    lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name, prefix)]
     for name in devices:
         lines += ["", f"user {name}", *_access("topic", fleet.name, Party.DEVICE, name)]
     return "\n".join(lines) + "\n"
@@ -104,12 +106,15 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
     return "\n".join(lines) + "\n"
 
 
-def pattern_acl(fleet: str, aggregator: str) -> str:
-    """Return the access list for a broker with the dynamic security plugin, which creates devices' users while it runs."""
+def pattern_acl(fleet: str, aggregator: str, prefix: str = "") -> str:
+    """Return the access list for a broker with the dynamic security plugin, which creates devices' users while it runs.
+
+    ``prefix`` is Home Assistant's; empty without access for its sensors.
+    """
     topics = Topics(fleet)
     lines = [
         f"# Fleet {fleet}. Made by `shoal-fleet broker-config --dynamic`. A new device needs no change here: %u is its user.",
-        *_common_access(fleet, aggregator),
+        *_common_access(fleet, aggregator, prefix),
         "",
         f"user {OWNER_NAME}",
         f"topic readwrite {CONTROL}/#",
@@ -120,14 +125,15 @@ def pattern_acl(fleet: str, aggregator: str) -> str:
             f"topic deny {topics.root}/{branch}/#"
             for branch in sorted(_branches(Party.DEVICE) - _branches(Party.NEWCOMER))
         ),
+        *(["", f"user {HOME_ASSISTANT_USER}", f"topic deny {topics.root}/#"] if prefix else []),
         "",
         *_access("pattern", fleet, Party.DEVICE, "%u"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _common_access(fleet: str, aggregator: str | None) -> list[str]:
-    """Return the access of all users other than devices."""
+def _common_access(fleet: str, aggregator: str | None, prefix: str = "") -> list[str]:
+    """Return the access of all users other than devices; with Home Assistant's ``prefix`` also that of its sensors."""
     lines = [
         "",
         "# Enrolment: the client id is the token's id, which only its holder and the owner know.",
@@ -140,6 +146,9 @@ def _common_access(fleet: str, aggregator: str | None) -> list[str]:
     ]
     if aggregator is not None:
         lines += ["", f"user {aggregator}", *_access("topic", fleet, Party.AGGREGATOR, aggregator)]
+        if prefix:
+            lines += [f"topic write {topic}" for topic in sensor_topics(fleet, prefix)]
+            lines += ["", f"user {HOME_ASSISTANT_USER}", f"topic read {prefix}/#", f"topic write {prefix}/status"]
     return lines
 
 
@@ -246,6 +255,7 @@ def write_broker_config(
     upload_bytes: int | None = None,
     dynamic: bool | None = None,
     plugin: Path | None = None,
+    home_assistant: str | None = None,
 ) -> Written:
     """Write password, access and certificate files for the fleet's broker, and each user's address.
 
@@ -261,15 +271,22 @@ def write_broker_config(
         dynamic: whether mosquitto's dynamic security plugin has the users, so that approve and revoke change them; None as
             before.
         plugin: the plugin's file on the broker's host; by default Debian's for this machine's processor.
+        home_assistant: Home Assistant's discovery prefix, for a user of its own and the aggregator's sensors; empty for
+            neither, None as before.
 
     Raises:
-        ConfigError: the fleet has no aggregator yet, an expected name is not allowed for a device, the CA's certificate and
-            key don't match, or the folder is inside the owner's directory or holds other files.
+        ConfigError: the prefix is no plain topic, the fleet has no aggregator yet, an expected name is not allowed for a
+            device, the CA's certificate and key don't match, or the folder is inside the owner's directory or holds other
+            files.
     """
     check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
+    if home_assistant:
+        check_prefix(home_assistant)
     with fleet.changing():
         if dynamic is not None:
             fleet.users.set_dynamic(dynamic)
+        if home_assistant is not None:
+            fleet.users.set_home_assistant(home_assistant)
         return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes, plugin)
 
 
@@ -293,14 +310,16 @@ def _write(
     devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
     for name in expected:
         fleet.check_name(name)
-    users = (OWNER_NAME, ENROL_USER, aggregator.name, *devices)
+    prefix = fleet.users.home_assistant
+    home = (HOME_ASSISTANT_USER,) if prefix else ()
+    users = (OWNER_NAME, ENROL_USER, aggregator.name, *home, *devices)
     address = BrokerAddress.parse(fleet.secrets.broker)
     fleet.users.make()
     private_directory(folder)
     if fleet.users.dynamic:
         plugin = plugin or debian_plugin()
         write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
-        access = pattern_acl(fleet.name, aggregator.name)
+        access = pattern_acl(fleet.name, aggregator.name, prefix)
     else:
         plugin = None
         write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
@@ -310,7 +329,7 @@ def _write(
     write_private(folder / "shoal.acl", access.encode())
     text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet), plugin)
     write_private(folder / CONFIG_FILE, text.encode())
-    for name in (aggregator.name, *devices):
+    for name in (aggregator.name, *home, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:
         _write_certificates(fleet, folder, address.host)

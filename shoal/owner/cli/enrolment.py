@@ -179,6 +179,7 @@ def revoke(
     revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
     if not json:
         say(f"{device} revoked by roster {fleet.roster.sequence}")
+    _note_too_few(fleet)
     broker_users(fleet, f"shuts {device} out", published=not offline)
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
@@ -186,6 +187,19 @@ def revoke(
         _publish_signed(fleet, ca, cert, key)
     if json:
         say_json(revoked)
+
+
+def _note_too_few(fleet: FleetDirectory) -> None:
+    """Print a warning if the newest run takes means of more devices than are left."""
+    from shoal.owner.keys.run_list import signed_plans
+
+    plans = signed_plans(fleet, lambda _complaint: None)
+    left = fleet.roster.active_count
+    if plans and left < plans[-1].min_contributors:
+        note(
+            f"warning: {counted(left, 'device')} left, and run {plans[-1].run} takes means of "
+            f"{plans[-1].min_contributors}: if it is under way, it waits until another device is admitted"
+        )
 
 
 def rotate(
@@ -260,6 +274,15 @@ def broker_config(
         Path | None,
         typer.Option(help="The plugin on the broker's host.", show_default="Debian's, for this machine's processor"),
     ] = None,
+    home_assistant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Home Assistant's discovery prefix (homeassistant): a user for it, and access for the aggregator's sensors; '' "
+            "for none.",
+            show_default="as before, at first none",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
@@ -280,6 +303,7 @@ def broker_config(
         upload_bytes=upload_bytes,
         dynamic=dynamic,
         plugin=plugin,
+        home_assistant=home_assistant,
     )
     config = str(made.folder / "shoal.conf")
     if json:

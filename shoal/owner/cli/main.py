@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,11 +19,14 @@ from shoal.owner.cli.options import AsJson, Directory
 from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import add_version, note, run_program, say, say_json
+from shoal.util.progress import working
+
+if TYPE_CHECKING:
+    from shoal.owner.keys.directory import FleetDirectory
 
 app = typer.Typer(
     help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,13 +53,17 @@ def init(
             "private file that SHOAL_PASSPHRASE_FILE names.",
         ),
     ] = False,
+    json: AsJson = False,
 ) -> None:
     """Make a fleet: the owner's key, the fleet's secrets, an empty roster."""
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.unlock import ask
 
     fleet = FleetDirectory.create(directory, name, broker, ask(twice=True) if passphrase else None)
-    say(f"owner {fleet.fingerprint}")
+    if json:
+        say_json({"fleet": fleet.name, "owner": fleet.fingerprint, "broker": fleet.broker})
+    else:
+        say(f"owner {fleet.fingerprint}")
     note("next: shoal-aggregator init DIR on the server, then shoal-fleet add-aggregator")
 
 
@@ -67,7 +74,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.keys.vault import is_under_passphrase
-    from shoal.util.times import day
+    from shoal.util.times import day, second
 
     fleet = open_fleet(directory)
     roster = fleet.roster
@@ -78,6 +85,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "broker": fleet.broker,
         "roster": roster.sequence,
         "expires": day(roster.expires_at_s),
+        "expires_at": second(roster.expires_at_s),
         "expires_at_s": roster.expires_at_s,
         "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
         "passphrase": is_under_passphrase(directory),
@@ -100,14 +108,14 @@ def show(directory: Directory, json: AsJson = False) -> None:
 
 
 @app.command("add-device")
-def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Add a device; prints the grant to carry back to it."""
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
     keys_since = fleet.roster.keys_since
     grant = fleet.add_device(card.read_bytes(), fingerprint)
-    say(str(grant))
+    _say_grant(grant, fleet, as_json=json)
     note(f"owner {fleet.fingerprint}")
     note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
     if fleet.roster.keys_since > keys_since:
@@ -118,24 +126,37 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
     broker_users(fleet, f"accepts {grant.stem}, unless --device named it before", published=False)
 
 
+def _say_grant(grant: Path, fleet: FleetDirectory, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence})
+    else:
+        say(str(grant))
+
+
 @app.command("add-aggregator")
-def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Name the aggregator; prints the grant to carry back to it, which contains no secret of a mask."""
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    say(str(fleet.add_aggregator(card.read_bytes(), fingerprint)))
+    _say_grant(fleet.add_aggregator(card.read_bytes(), fingerprint), fleet, as_json=json)
     note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
 
 
 @app.command()
-def renew(directory: Directory) -> None:
+def renew(directory: Directory, json: AsJson = False) -> None:
     """Sign the roster for another year."""
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.keys.vault import ROSTER_FILE
+    from shoal.util.times import second
 
-    open_fleet(directory).renew()
-    say(str(directory / ROSTER_FILE))
+    fleet = open_fleet(directory)
+    fleet.renew()
+    path, roster = directory / ROSTER_FILE, fleet.roster
+    if json:
+        say_json({"file": str(path), "roster": roster.sequence, "expires_at": second(roster.expires_at_s)})
+    else:
+        say(str(path))
     note(f"next: shoal-fleet publish {directory}, or hand this file to the aggregator, into its directory")
 
 
@@ -176,6 +197,7 @@ def compile_(
     missing: Annotated[
         str, typer.Option(help="error; mean: a missing value is the feature's mean, if the task standardises.")
     ] = "error",
+    json: AsJson = False,
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it.
 
@@ -200,22 +222,35 @@ def compile_(
     data = declare(features=features, label=label, labels=labels, standardise=standardise, missing=missing)
     if ":" not in source:
         options = {**sizes_of(source, data), **options}
-    made = load_user(source) if ":" in source else build(source, **options)
-    bundle = compile_task(
-        made.model,
-        made.loss,
-        made.example,
-        name=name or (source if ":" not in source else Path(source.split(":")[0]).stem.lower().replace("_", "-")),
-        kind=made.kind,
-        hyper=made.hyper,
-        shared=shared or (),
-        private=private or (),
-        data=data,
-    )
+    with working("compiling the task with torch"):
+        made = load_user(source) if ":" in source else build(source, **options)
+        bundle = compile_task(
+            made.model,
+            made.loss,
+            made.example,
+            name=name or (source if ":" not in source else Path(source.split(":")[0]).stem.lower().replace("_", "-")),
+            kind=made.kind,
+            hyper=made.hyper,
+            shared=shared or (),
+            private=private or (),
+            data=data,
+        )
     write_signed(bundle, Source(source, options), fleet.owner, out)
-    say(
-        f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
-    )
+    graphs = sum(map(len, (bundle.score, bundle.grad, bundle.predict)))
+    if json:
+        say_json(
+            {
+                "task": str(out),
+                "digest": bundle.digest.hex(),
+                "coordinates": bundle.length,
+                "private_coordinates": bundle.manifest.private_length,
+                "graph_bytes": graphs,
+                "lite": lite_words(bundle),
+                "standardise": data.standardise,
+            }
+        )
+        return
+    say(f"{out}: {bundle.length} coordinates, {graphs} bytes of graphs")
     say(lite_words(bundle))
     if bundle.private:
         say(private_words(bundle.manifest))

@@ -1,4 +1,4 @@
-"""The trained models of finished runs: `shoal-fleet models list` and `models get`."""
+"""The trained models of finished runs: `shoal-fleet models list`, `models get` and `models rollback`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from shoal.owner.models.reader import ModelReader
     from shoal.protocol.documents import RunPlan
 
-app = typer.Typer(help="List and fetch the trained models of a finished run.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch and choose the trained models of finished runs.", no_args_is_help=True)
+
+WAIT_S = 10.0
 
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the broker's next message.", min=0.1, max=3600)]
 
@@ -46,8 +48,9 @@ def list_(
         note(str(error))
     _note_histories(reader)
     runs = [_run(plan, reader) for plan in signed_plans(fleet, lambda _complaint: None)]
+    answering = _answering(reader)
     if json:
-        say_json({"runs": runs, "histories": reader.histories()})
+        say_json({"runs": runs, "histories": reader.histories(), "answering": answering})
         return
     if not runs:
         note("no run is signed yet")
@@ -59,6 +62,18 @@ def list_(
             say(
                 f"  model {model['model']}: state of round {model['round']}{'' if model['sealed'] else ', not certified'}"
             )
+
+    for number, devices in answering.items():
+        models = "no finished model yet" if number == "0" else f"the model of run {number}"
+        say(f"{counted(len(devices), 'online device')} with {models}")
+
+
+def _answering(reader: ModelReader) -> dict[str, list[str]]:
+    """Return run -> the online devices that answer with its finished model, the newest run first; "0" for none yet."""
+    found: dict[int, list[str]] = {}
+    for device, run in sorted(reader.answers.items()):
+        found.setdefault(run, []).append(device)
+    return {str(run): found[run] for run in sorted(found, reverse=True)}
 
 
 def _note_histories(reader: ModelReader) -> None:
@@ -138,3 +153,46 @@ def get(
         say(str(out / model["onnx"]["file"]))
         say(str(out / model["state"]["file"]))
     say(str(out / LIST_FILE))
+
+
+@app.command()
+def rollback(
+    directory: Directory,
+    run: Annotated[int | None, typer.Argument(help="Number of the run whose models are to answer.", min=1)] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="End a rollback: each device follows its own rule again.")
+    ] = False,
+    wait: Wait = WAIT_S,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Let all devices answer with the finished model of an earlier run, until a later run finishes.
+
+    No model is sent: a device stores the last three runs' models, and takes the one that you name. A device that is off takes it
+    when it connects; one that has no model of that run keeps its own. A run that is under way goes on. `models list` shows which
+    run's model each online device answers with. `run start --from FOLDER` begins a new run with models that you have fetched.
+    """
+    from aggregator.status.answers import RunList, decoded
+    from shoal.errors import UsageError
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.console.connection import ask
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.owner.models.choosing import sign_choice
+    from shoal.protocol.requests import RequestAction
+
+    if (run is None) is not newest:
+        raise UsageError("give the number of a run, or --newest", hint="shoal-fleet models list shows the runs")
+    fleet = open_fleet(directory)
+    signed = sign_choice(fleet, run or 0, note)
+    document, _ = ask(fleet, Tls(ca, cert, key), wait, note, RequestAction.CHOOSE, package=signed)
+    known = decoded(RunList, document).runs
+    if json:
+        say_json({"run": run, "newest": newest, "finished": None if not known else known[0].phase == "finished"})
+        return
+    if run is None:
+        say("the aggregator tells all devices to follow their own rule again")
+    else:
+        say(f"the aggregator tells all devices to answer with the model of run {run}, until a later run finishes")
+    note("devices that are off take it when they connect: shoal-fleet models list shows the effect")

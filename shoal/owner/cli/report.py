@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.util.console import say
+from shoal.owner.cli.options import AsJson
+from shoal.util.console import say, say_json
+from shoal.util.progress import working
 
 
 def register(app: typer.Typer) -> None:
@@ -20,6 +22,7 @@ def report(
         Path, typer.Argument(help="The run's directory at the aggregator, such as server/run-000001, or a copy of it.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .html.", dir_okay=False)],
+    json: AsJson = False,
 ) -> None:
     """Write a run's pictures as one HTML file: clusters, accuracy and loss, cosines, participation, bytes and times.
 
@@ -29,5 +32,9 @@ def report(
     from shoal.page.page import READABLE
     from shoal.util.files import write_atomic
 
-    write_atomic(out, run_report(run), mode=READABLE, durable=False)
-    say(str(out))
+    with working("reading the rounds"):
+        write_atomic(out, run_report(run), mode=READABLE, durable=False)
+    if json:
+        say_json({"run": str(run), "file": str(out), "bytes": out.stat().st_size})
+    else:
+        say(str(out))

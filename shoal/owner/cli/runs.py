@@ -21,11 +21,17 @@ from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS
 from shoal.util.console import note, say, say_json
+from shoal.util.progress import working
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from aggregator.status.answers import RunEntry
     from shoal.owner.keys.directory import FleetDirectory
+    from shoal.owner.task_compiler.signed import Source
     from shoal.protocol.requests import RequestAction
+    from shoal.task.bundle import TaskBundle
 
 MOST_ROUNDS: Final = 2**32 - 2
 """A plan stores 32 bits, and the final round is one more."""
@@ -166,6 +172,18 @@ def start(
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
     ] = defaults.DEFAULT_EVALUATE_EVERY,
+    begin_with: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Begin with the models in this folder, which `models get` wrote, and not with random ones.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    from_model: Annotated[
+        int | None, typer.Option(help="With --from: begin with this model of several.", min=0)
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -204,6 +222,8 @@ def start(
         )
     if run is not None and (task is not None or algorithm is not None):
         raise UsageError("--run sends a run that is signed already; --task and --algorithm sign a new one")
+    if from_model is not None and begin_with is None:
+        raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and (task is None or algorithm is None):
         raise UsageError(
             f"{'--task' if task is None else '--algorithm'} is missing",
@@ -254,17 +274,28 @@ def start(
     check_devices(draft, devices)
     for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
-    from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
-
-    note("drawing the starting models")
-    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
-    origins = make_origins(
-        source.spec, draft.without_statistics.origins, None, manifest=bundle.manifest, **source.options
-    )
+    origins = _origins(begin_with, from_model, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         write_run(fleet, plan, bundle, origins)
     _deliver(ctx, fleet, plan.run, out, link, json=json)
+
+
+def _origins(
+    folder: Path | None, model: int | None, bundle: TaskBundle, source: Source, count: int
+) -> NDArray[np.float32]:
+    """Return a run's starting models, (count, d) float32: those in ``folder``, or random ones."""
+    if folder is not None:
+        from shoal.owner.models.files import read_models
+        from shoal.owner.runs.plan import chosen_origins
+
+        return chosen_origins(read_models(folder, bundle), count, model)
+    note("drawing the starting models")
+    with working("drawing the starting models with torch"):
+        from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
+
+        # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
+        return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
 
 
 app.command("sign", cls=RunCommand, hidden=True)(start)
@@ -280,7 +311,7 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
 
     path = run_file(fleet.path, run)
     if not path.exists():
-        raise ConfigError(f"{path} does not exist", hint="shoal-fleet show DIR lists the runs that are signed")
+        raise UsageError(f"there is no signed run {run}", hint="shoal-fleet show DIR lists the runs that are signed")
     if out is not None or ctx.info_name == "sign":
         if out is not None:
             write_atomic(out, read_private(path))

@@ -11,6 +11,7 @@ import typer
 from shoal.errors import ConfigError
 from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.util.console import note, say, say_json
+from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from crypto.seal.passphrase import Lock
@@ -42,8 +43,9 @@ def backup(
         raise ConfigError(f"{file} lies in the directory that it is a backup of", hint="store it on another disk")
     lock: Lock = ask() if locked else ask(SUBJECT, twice=True)
     fleet = FleetDirectory(directory, lock if locked else None)
-    made, data = pack(fleet, lock)
-    write_atomic(file, data)
+    with working("encrypting the backup"):
+        made, data = pack(fleet, lock)
+        write_atomic(file, data)
     record(fleet, made)
     figures = {
         "file": str(file),
@@ -96,7 +98,8 @@ def restore(
     data = read_limited(file, MAX_FILE_BYTES)
     newest = None if roster is None else read_limited(roster, MAX_FILE_BYTES)
     lock = ask(SUBJECT)
-    found = unpack(data, lock)
+    with working("opening the backup"):
+        found = unpack(data, lock)
     figures = {
         "fleet": found.fleet,
         "backup_roster": found.roster,
@@ -108,7 +111,8 @@ def restore(
         say_json(figures) if json else say(text)
         return
     options = Recovery(roster=newest, older=older, offline=offline, tls=Tls(ca, cert, key))
-    fleet = restored(found, directory, lock, options, note)
+    with working("comparing with the fleet and writing the files"):
+        fleet = restored(found, directory, lock, options, note)
     if json:
         say_json({**figures, "directory": str(directory), "roster": fleet.roster.sequence})
     else:
@@ -123,7 +127,9 @@ def doctor(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = No
     from shoal.owner.doctor import diagnose
     from shoal.util.checks import report
 
-    report(diagnose(directory, Tls(ca, cert, key)), as_json=json)
+    with working("checking files and broker"):
+        found = diagnose(directory, Tls(ca, cert, key))
+    report(found, as_json=json)
 
 
 def register(app: typer.Typer) -> None:

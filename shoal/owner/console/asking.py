@@ -20,7 +20,6 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.membership.grants import OWNER_NAME
-from shoal.membership.roster import aggregator_of
 from shoal.owner.console.numbers import RequestNumbers
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
@@ -79,7 +78,9 @@ class Question:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
-        self._aggregator = aggregator_of(fleet.roster)
+        if fleet.roster.aggregator is None:
+            raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator DIR CARD")
+        self._aggregator = fleet.roster.aggregator
         self._topics = Topics(fleet.name)
         self._key = X25519PrivateKey.generate()
         self._numbers = RequestNumbers(fleet)

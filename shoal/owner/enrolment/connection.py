@@ -18,6 +18,7 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import Member
 from shoal.transport.base import TakenOver, TransportEvent
 from shoal.transport.mqtt import MqttTransport
+from shoal.util.progress import working
 
 POLL_S: Final = 0.2
 DRAIN_POLL_S: Final = 0.02
@@ -82,6 +83,10 @@ class OwnerConnection:
             TakenOverError: another `shoal-fleet` took over the connection.
             BrokerUnreachableError: as `flush`.
         """
+        with working("waiting for the broker's messages"):
+            self._listen(seconds, enough)
+
+    def _listen(self, seconds: float, enough: Callable[[], bool]) -> None:
         last_s = time.monotonic()
         end_s = last_s + max(seconds, SETTLE_S)
         while (now_s := time.monotonic()) < end_s and not (now_s - last_s >= SETTLE_S and enough()):
@@ -147,7 +152,8 @@ class OwnerConnection:
             BrokerUnreachableError: the broker did not take everything within FLUSH_S.
             TakenOverError: another `shoal-fleet` took over the connection.
         """
-        self.registrar.flush()
+        with working("waiting for the broker to take everything"):
+            self.registrar.flush()
 
     def _drain(self) -> None:
         end_s = time.monotonic() + FLUSH_S

@@ -15,11 +15,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.errors import IntegrityError
 from shoal.membership.grants import OWNER_NAME
-from shoal.util.files import read_private, sync_directory, write_private
+from shoal.util.files import read_if_there, read_private, sync_directory, write_private
 
 USERS_FILE: Final = "broker.key"
 DYNAMIC_FILE: Final = "broker.dynamic"
 """An empty file that marks a broker with the dynamic security plugin."""
+HOME_ASSISTANT_FILE: Final = "broker.home-assistant"
+"""Has Home Assistant's discovery prefix, if the broker's files let the aggregator publish its sensors."""
 USERS_HINT: Final = (
     "take it from a backup, or remove it: broker-config then makes new passwords, which every party needs"
 )
@@ -28,7 +30,10 @@ PASSWORD_BYTES: Final = 18
 ENROL_USER: Final = "enrol"
 """User for enrolment requests; its password is in the lines that `shoal-fleet invite` prints."""
 
-DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, "aggregator")
+HOME_ASSISTANT_USER: Final = "home-assistant"
+"""User with which Home Assistant reads the fleet's sensors."""
+
+DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, HOME_ASSISTANT_USER, "aggregator")
 ITERATIONS: Final = 101
 """mosquitto's own default; more iterations would add nothing to passwords of 144 random bits."""
 
@@ -55,6 +60,7 @@ class BrokerUsers:
             IntegrityError: the file is damaged.
         """
         self._file, self._dynamic = directory / USERS_FILE, directory / DYNAMIC_FILE
+        self._prefix = directory / HOME_ASSISTANT_FILE
         self._secret = self._read()
 
     def __bool__(self) -> bool:
@@ -119,6 +125,20 @@ class BrokerUsers:
         else:
             self._dynamic.unlink(missing_ok=True)
             sync_directory(self._dynamic.parent)
+
+    @property
+    def home_assistant(self) -> str:
+        """Home Assistant's discovery prefix; empty if the broker's files have no access for its sensors."""
+        data = read_if_there(self._prefix)
+        return "" if data is None else data.decode("ascii", errors="replace")
+
+    def set_home_assistant(self, prefix: str) -> None:
+        """Record the prefix, or remove it if it is empty; durable on return. Call it in `FleetDirectory.changing`."""
+        if prefix:
+            write_private(self._prefix, prefix.encode())
+        else:
+            self._prefix.unlink(missing_ok=True)
+            sync_directory(self._prefix.parent)
 
 
 def _base64(data: bytes) -> str:

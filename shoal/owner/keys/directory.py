@@ -14,7 +14,7 @@ from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
 from crypto.seal.signed import sign_document
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
 from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
@@ -384,12 +384,14 @@ class FleetDirectory:
         gets its new grant there.
 
         Raises:
-            ConfigError: there is no such device, or it is revoked already.
+            UsageError: there is no such device.
+            ConfigError: it is revoked already.
         """
         with self.changing():
+            if name in self.roster.revoked:
+                raise ConfigError(f"device {name!r} is revoked already", hint="shoal-fleet show lists the devices")
             if self.roster.device(name) is None:
-                what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
-                raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
+                raise UsageError(f"device {name!r} is not in the roster", hint="shoal-fleet show lists the devices")
             left = (device for device in self.roster.active() if device != name)
             self._draw_secrets(self.receiving.advanced(left), revoked=(*self.roster.revoked, name))
 

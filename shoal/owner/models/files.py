@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_client.export import export
 from edge_client.learning.statistics import scale_from
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, IntegrityError, TaskError
 from shoal.owner.keys.outputs import check_output
 from shoal.util.files import private_directory, read_private, remove_unfinished, write_atomic, write_failed
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from edge_client.storage.scales import Scale
     from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
+    from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
 
@@ -104,6 +105,51 @@ def write_models(run: FinishedRun, owner: Path, folder: Path, *, force: bool = F
     remove_unfinished(folder)
     write_atomic(folder / LIST_FILE, f"{json.dumps(document, indent=2, allow_nan=False)}\n".encode())
     return document
+
+
+def read_models(folder: Path, bundle: TaskBundle) -> dict[int, Float32Vector]:
+    """Return the models in a folder that `write_models` has written, without private parameters: model -> (d,) float32.
+
+    Args:
+        folder: with models.json.
+        bundle: the task that the models are of.
+
+    Raises:
+        ConfigError: the folder holds no complete list of models.
+        TaskError: the models are of another task.
+        IntegrityError: a file is not the one that is listed.
+    """
+    path = folder / LIST_FILE
+    try:
+        document = json.loads(read_private(path))
+        entries = {int(e["model"]): (str(e["state"]["file"]), str(e["state"]["sha256"])) for e in document["models"]}
+        digest = document["task"]["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no list of models", hint="shoal-fleet models get writes one") from error
+    if digest != bundle.digest.hex():
+        raise TaskError(
+            f"the models in {folder} are of another task",
+            hint="give the task that their run was signed with; compiled again it is another task",
+        )
+    return {model: _read_state(folder, name, sha256, bundle) for model, (name, sha256) in sorted(entries.items())}
+
+
+def _read_state(folder: Path, name: str, sha256: str, bundle: TaskBundle) -> Float32Vector:
+    """Return the federated parameters of a model's archive, (d,) float32."""
+    path = folder / name
+    data = read_private(path) if _OURS.fullmatch(name) else b""
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise IntegrityError(f"{path} is not the file that {LIST_FILE} lists", hint="fetch the models again")
+    length = bundle.manifest.federated_length
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as found:
+            parts = [np.asarray(found[p.name], np.float32).reshape(-1) for p in bundle.manifest.parameters]
+        theta = np.concatenate(parts)[:length]
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise IntegrityError(f"{path} is damaged", hint="fetch the models again") from error
+    if len(theta) != length or not np.isfinite(theta).all():
+        raise IntegrityError(f"{path} does not hold the task's parameters", hint="fetch the models again")
+    return theta
 
 
 def _ours(folder: Path) -> tuple[str, ...]:

@@ -248,7 +248,7 @@ class FinalRound:
             keys=self._keys(ref),
             roster=roster,
             length=length_of(plan, held, ref.state),
-            min_contributors=plan.min_contributors,
+            signers=plan.min_contributors,
             most_task_bytes=self.most_task_bytes,
         )
         signers = check_certificate(
@@ -257,7 +257,7 @@ class FinalRound:
             fleet=plan.fleet,
             run_id=plan.run_id,
             roster=roster,
-            min_contributors=plan.min_contributors,
+            needed=plan.min_contributors,
         )
         return OpenedState(state, task, read_head(inner)[0].sender, ref.round, signers)
 

@@ -15,14 +15,15 @@ from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
-from shoal.protocol.states import FORKED_ROUND, TranscriptHead
+from shoal.protocol.states import FORKED_ROUND
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
+    from shoal.protocol.states import TranscriptHead
 
 
-def head_in_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory) -> TranscriptHead | None:
-    """Return the head of the transcript in a device's presence; None if the device has given none.
+def open_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory) -> Presence:
+    """Return a device's presence.
 
     Raises:
         UntrustedError: it is not the presence of a device in the roster, or under keys that the owner no longer has.
@@ -37,7 +38,8 @@ def head_in_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirect
             presence = decode(open_from_group(group, sealed, head, at, member.sign_key), Presence)
         except SealError:
             continue
-        return presence.head if presence.device == device else None
+        if presence.device == device:
+            return presence
     raise UntrustedError(f"a presence of {device} that is forged, or under keys that the owner does not have")
 
 

@@ -13,7 +13,7 @@ from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, reason_of
 from shoal.membership.roster import aggregator_of
 from shoal.owner.models.final_round import FinalRound
-from shoal.owner.models.histories import disagreements, head_in_presence
+from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels, sizes
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import TranscriptHead
@@ -43,6 +43,7 @@ class ModelReader:
     Attributes:
         last: the announced round; None if none has arrived.
         heads: device -> the head of the transcript in its presence.
+        answers: online device -> number of the run whose finished model it answers with; 0 before its first.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ModelReader:
         self._reasons: dict[StateId, str] = {}
         self.last: FinalRound | None = None
         self.heads: dict[str, TranscriptHead] = {}
+        self.answers: dict[str, int] = {}
 
     def start(self) -> None:
         """Subscribe to presences, then to announcements."""
@@ -97,9 +99,11 @@ class ModelReader:
         try:
             transfer = self._chunks.add(f"presence {device}", chunk, now_s, channels.PRESENCE.limit())
             if transfer is not None:
-                head = head_in_presence(transfer.payload, device, self._fleet)
-                if head is not None:
-                    self.heads[device] = head
+                presence = open_presence(transfer.payload, device, self._fleet)
+                if presence.head is not None:
+                    self.heads[device] = presence.head
+                if presence.online:
+                    self.answers[device] = presence.answers
         except ShoalError:
             return  # not the device's own, or under keys of long ago: it shows nothing
 

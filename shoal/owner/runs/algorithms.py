@@ -7,13 +7,13 @@ import inspect
 import sys
 
 from aggregator.strategies.base import Strategy
-from aggregator.strategies.registry import STRATEGIES
+from aggregator.strategies.registry import find_strategy, strategy_names
 from aggregator.strategies.settings import AUTO, AUTO_TEXT
 
 
 def describe() -> list[str]:
     """Return a text for each algorithm: name and paper, then its settings with defaults and meaning."""
-    return [_describe(name, strategy) for name, strategy in STRATEGIES.items()]
+    return [_describe(name, find_strategy(name)) for name in strategy_names()]
 
 
 def _describe(name: str, strategy: type[Strategy]) -> str:

@@ -16,7 +16,7 @@ from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
-from shoal.errors import ConfigError, WireError
+from shoal.errors import ConfigError, UsageError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
 
 RANGES_HINT: Final = "`shoal-fleet run start --help` lists the range of each option"
 
@@ -192,6 +193,27 @@ def _check_hidden(plan: RunPlan) -> None:
             "devices report no sample counts under weighting uniform, and normalise=samples needs them",
             hint="choose weighting samples, or another normalise",
         )
+
+
+def chosen_origins(models: Mapping[int, Float32Vector], count: int, model: int | None) -> NDArray[np.float32]:
+    """Return trained models as the origins of a run, shape (count, d), float32.
+
+    Args:
+        models: model -> (d,), those of an earlier run.
+        count: number of origins that the algorithm takes.
+        model: the one to begin with; None takes all of them.
+
+    Raises:
+        UsageError: the number of models does not fit the algorithm, or there is no such model.
+    """
+    known = ", ".join(map(str, models)) or "none"
+    if model is not None and model not in models:
+        raise UsageError(f"--from-model {model}: there is no such model", hint=f"the folder has the models {known}")
+    chosen = list(models.values()) if model is None else [models[model]]
+    if len(chosen) != count:
+        hint = f"--from-model N chooses one of {known}" if count == 1 else "give an algorithm with as many models"
+        raise UsageError(f"the algorithm begins with {count} models, and --from gives {len(chosen)}", hint=hint)
+    return np.stack(chosen)
 
 
 def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:

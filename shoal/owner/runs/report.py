@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.storage.run_status import read_plan, take_records
-from shoal.errors import DataError
+from shoal.errors import ConfigError
 from shoal.page.history import RunHistory
 from shoal.page.page import still
 from shoal.protocol.codec import decode
@@ -19,12 +19,12 @@ def run_report(directory: Path) -> bytes:
     """Return the page of the run in ``directory``, which its aggregator may be writing.
 
     Raises:
-        DataError: no run was started in that directory.
+        ConfigError: no run was started in that directory.
         IntegrityError: its database is damaged, or another version has written it.
     """
     encoded = read_plan(directory)
     if encoded is None:
-        raise DataError(
+        raise ConfigError(
             f"{directory} holds no run",
             hint="give a run's directory at the aggregator, such as server/run-000001, or a copy of it",
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.nn import functional
 from shoal.errors import TaskError
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import KINDS, Kind, LocalTraining
+from shoal.util.extensions import TASKS_GROUP, extension_names, load_extension
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Example = Callable[[int], tuple[Tensor, Tensor]]
@@ -150,33 +153,39 @@ BUILTIN: Mapping[str, Callable[..., TaskSource]] = {
 
 
 def build(name: str, **options: int | bool) -> TaskSource:
-    """Return a fresh built-in task: (model, loss, example, kind, hyper).
+    """Return a fresh task by its name: (model, loss, example, kind, hyper).
 
     Args:
-        name: linear, logistic, mlp, cnn or lstm.
-        options: sizes, the keyword arguments of the function of that name.
+        name: linear, logistic, mlp, cnn or lstm, or that of an installed package's function (`shoal.util.extensions`), which
+            returns what `load_user` describes.
+        options: sizes, the annotated keyword arguments of the function of that name.
 
     Raises:
         TaskError: no such task, an unknown option, or a size below 1.
     """
-    maker = BUILTIN.get(name)
-    if maker is None:
-        raise TaskError(
-            f"there is no built-in task {name!r}", hint=f"choose one of {', '.join(BUILTIN)}, or file.py:make_model"
-        )
+    maker = _maker(name)
     known = [arg for arg in maker.__annotations__ if arg != "return"]
     for option, value in options.items():
         if option not in known:
             raise TaskError(f"task {name!r} has no option {option!r}", hint=f"options: {', '.join(known)}")
         if not isinstance(value, int) or (not isinstance(value, bool) and not 1 <= value <= 1 << 24):
             raise TaskError(f"option {option!r} must be an integer of at least 1, not {value!r}")
-    return maker(**options)
+    return maker(**options) if name in BUILTIN else _checked(partial(maker, **options), name)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    maker = BUILTIN.get(name) or load_extension(TASKS_GROUP, name)
+    if maker is None:
+        names = (*BUILTIN, *extension_names(TASKS_GROUP))
+        raise TaskError(f"there is no task {name!r}", hint=f"choose one of {', '.join(names)}, or file.py:make_model")
+    if not inspect.isfunction(maker):
+        raise TaskError(f"the task {name!r} of an installed package is no function")
+    return cast(Callable[..., Any], maker)
 
 
 def sizes_of(name: str, data: DataDeclaration) -> dict[str, int]:
     """Return the options of a built-in that a declaration of data implies: as many inputs and classes as it names."""
-    maker = BUILTIN.get(name)
-    known = maker.__annotations__ if maker is not None else {}
+    known = _maker(name).__annotations__
     found = {"inputs": len(data.features), "classes": len(data.labels)}
     return {option: size for option, size in found.items() if size and option in known}
 
@@ -214,14 +223,20 @@ def user_factory(spec: str) -> Callable[[], TaskSource]:
     if not callable(maker):
         raise TaskError(f"{path} has no function {function!r}")
 
-    def make() -> TaskSource:
-        try:
-            made = maker()
-        except Exception as error:
-            raise TaskError(f"{spec} fails: {type(error).__name__}: {str(error)[:300]}") from error
-        return _source(made, spec)
+    return partial(_checked, maker, spec)
 
-    return make
+
+def _checked(maker: Callable[[], Any], name: str) -> TaskSource:
+    """Return the task that a function of the user makes.
+
+    Raises:
+        TaskError: the function fails, or returns something else.
+    """
+    try:
+        made = maker()
+    except Exception as error:  # the user's own code may raise anything
+        raise TaskError(f"{name} fails: {type(error).__name__}: {str(error)[:300]}") from error
+    return _source(made, name)
 
 
 def _source(made: Any, spec: str) -> TaskSource:

@@ -110,6 +110,7 @@
     if (now.phase === "gathering") return `${head}: ${now.received} of ${now.quorum} devices are here that it needs to go on.`;
     if (now.phase === "finished") return `Run ${now.run} is finished.`;
     if (now.phase === "not_served") return `${head}: it waits for its turn.`;
+    if (now.computing) return `${head}: ${now.received} uploads are in, and the new models are being computed.`;
     return `${head} is open: ${now.received} uploads are in, ${now.quorum} close it.`;
   }
   function drawState() {
@@ -501,10 +502,11 @@
     if (!box.firstChild) box.append(finder(), make("div", { id: "device-rows" }));
     const now = run(), places = now ? place(now) : new Map();
     const found = status.devices.filter((d) => d.name.toLowerCase().includes(query.toLowerCase()) && (!onlyImpaired || d.reason)).sort((a, b) => Boolean(b.reason) - Boolean(a.reason));
-    const shown = all ? found : found.slice(0, SHOWN_ROWS);
+    const shown = all ? found : found.slice(0, SHOWN_ROWS), reported = status.devices.some((d) => d.vitals);
     const rows = shown.map((d) => [d.name, standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : "–",
-      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), d.version || "–"]);
-    const heads = [text("Device"), text("State"), text("Reason, and what to do"), text("Cluster"), text("Last upload"), text("Version")];
+      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), d.version || "–",
+      ...(reported ? [vitals(d.vitals)] : [])]);
+    const heads = [text("Device"), text("State"), text("Reason, and what to do"), text("Cluster"), text("Last upload"), text("Version"), ...(reported ? [text("Condition")] : [])];
     const more = found.length > shown.length ? make("button", { type: "button", id: "all" }, `Show all ${found.length}`) : null;
     if (more) more.addEventListener("click", () => { all = true; drawDevices(); });
     const kept = box.querySelector(".scroll"), at = kept ? kept.scrollTop : 0;
@@ -516,6 +518,18 @@
     const kind = device.reason ? "bad" : { online: "ok", offline: "warn", unknown: "" }[words];
     const sign = { ok: "●", warn: "○", bad: "▲", "": "?" }[kind];
     return make("span", { class: `state ${kind}` }, make("span", { "aria-hidden": "true" }, `${sign} `), words);
+  }
+  // Only devices whose operators allow it report their condition, every ten minutes.
+  function vitals(v) {
+    if (!v) return "–";
+    const parts = [
+      v.disk_free_bytes != null && `disk ${bytes(v.disk_free_bytes)} free`,
+      v.memory_free_bytes != null && `memory ${bytes(v.memory_free_bytes)}${v.memory_bytes != null ? ` of ${bytes(v.memory_bytes)}` : ""} free`,
+      v.load != null && `load ${number(v.load)}${v.cores != null ? ` on ${many(v.cores, "core")}` : ""}`,
+      v.temperature_c != null && `${number(v.temperature_c)} °C`,
+      v.battery_percent != null && `battery ${v.battery_percent} %${v.charging ? ", charging" : ""}`,
+    ].filter(Boolean);
+    return make("div", { class: "reason" }, parts.join(", ") || "–", " ", make("small", {}, "at ", time(v.at)));
   }
   function finder() {
     const search = make("input", { type: "search", id: "find", autocomplete: "off" }), check = make("input", { type: "checkbox", id: "only" });

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoal.errors import TaskError, UsageError
-from shoal.owner.task_compiler.builtin import cross_entropy, squared_error, user_factory
+from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_error, user_factory
 from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.layers import refuse_random, refuse_stateful
@@ -99,7 +100,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
     """Return a model as given to `simulate`.
 
     Args:
-        model: an ``nn.Module``, a function that returns one, or ``file.py:function`` as the task compiler takes it.
+        model: an ``nn.Module``, a function that returns one, or as the task compiler takes it ``file.py:function`` or a name.
         task: a name of `KINDS`; a file names its own instead.
         seed: of torch's generator while a function makes the template; torch's own state is restored.
 
@@ -115,7 +116,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
         if isinstance(model, nn.Module):
             source = ModelSource(copy.deepcopy(model), None, kind, LocalTraining())
         elif isinstance(model, str):
-            factory = user_factory(model)
+            factory = user_factory(model) if ":" in model else partial(build, model)
             made = factory()
             loss = None if made.loss in (cross_entropy, squared_error) else made.loss
             source = ModelSource(made.model, lambda: factory().model, made.kind, made.hyper, loss)
@@ -124,7 +125,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
         else:
             raise UsageError(
                 f"model is a {type(model).__name__}",
-                hint="give an nn.Module, a function that returns one, or 'file.py:function'",
+                hint="give an nn.Module, a function that returns one, 'file.py:function', or the name of a task",
             )
     refuse_stateful(source.template)
     return source

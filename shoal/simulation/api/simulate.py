@@ -15,7 +15,7 @@ from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, read_settings
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.local import Local
-from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
+from aggregator.strategies.registry import STRATEGIES, build_strategy, check_members, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
@@ -28,11 +28,12 @@ from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
 from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.simulation.api.writers import HistoryWriter
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
-from shoal.simulation.engine.personal import drawn_start, finish
+from shoal.simulation.engine.personal import Alone, drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.threads import limited_threads
@@ -43,8 +44,6 @@ from shoal.util.console import note
 
 SAMPLES_TRIED: Final = 8
 """Samples on which a model is tried before the run."""
-MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final", "models_of")
-"""Attributes of a strategy that `simulate` uses."""
 
 
 def simulate(
@@ -66,6 +65,7 @@ def simulate(
     standardise: str = "off",
     precision: str = DEFAULT_PRECISION_UP,
     precision_down: str = DEFAULT_PRECISION_DOWN,
+    writer: HistoryWriter | None = None,
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -73,9 +73,9 @@ def simulate(
     devices, none of which weighs more than three times the median.
 
     Args:
-        model: an ``nn.Module``; a function that returns one; or ``file.py:function`` as ``shoal-fleet task compile`` takes
-            it, which also names task, loss and local training. A module starts with its own weights, unless the strategy
-            needs several different starting models (``ifca``): its layers then draw theirs again.
+        model: an ``nn.Module``; a function that returns one; or, as ``shoal-fleet task compile`` takes it, ``file.py:function``
+            or the name of a task, which also gives task, loss and local training. A module starts with its own weights,
+            unless the strategy needs several different starting models (``ifca``): its layers then draw theirs again.
         partitions: one mapping a device: ``train`` and optionally ``validation`` and ``test``, each (x, y) arrays.
         strategy: a name, or a class as `Strategy` describes.
         rounds: rounds to run; those of IFCA's discarded starts are not counted.
@@ -96,6 +96,7 @@ def simulate(
             `Result.standardised`.
         precision: encoding of updates: ``float32``, ``float16``, ``int8``, ``eden4`` or ``eden2``; rounding errors are fed back.
         precision_down: encoding of means, of the same list.
+        writer: gets each round as it closes, such as a `shoal.CsvWriter`.
 
     Raises:
         UsageError: an argument makes no sense.
@@ -149,7 +150,7 @@ def simulate(
         population,
         network,
         options,
-        _note_round(rounds) if progress else None,
+        _told(rounds if progress else 0, writer, source.kind),
         start=start,
         backend=NumpyBackend(),
         strategy=own,
@@ -194,10 +195,7 @@ def _strategy(strategy: Any) -> tuple[str, type[Strategy] | None]:
         raise UsageError(
             f"strategy is a {type(strategy).__name__}", hint="give a name or the class itself: each run makes its own"
         )
-    if missing := [member for member in MEMBERS if not hasattr(strategy, member)]:
-        raise UsageError(
-            f"strategy {strategy.__name__} has no {missing[0]!r}", hint="see shoal.Strategy; shoal.FedAvg has all of it"
-        )
+    check_members(strategy)
     return name, strategy
 
 
@@ -243,8 +241,14 @@ def _flattened(population: Population) -> Population:
     return Population(flat(population.train), flat(population.validation), flat(population.test))
 
 
-def _note_round(rounds: int) -> Callable[[SimRound], None]:
+def _told(rounds: int, writer: HistoryWriter | None, kind: Kind) -> Callable[[SimRound], None]:
+    """Return a function that notes a round, of ``rounds`` unless that is 0, and gives it to the writer."""
+
     def tell(record: SimRound) -> None:
+        if writer is not None:
+            writer.write(_round(record, kind))
+        if not rounds:
+            return
         loss = "" if record.loss is None else f"loss {record.loss:.4g}, "
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:.1f} %, "
         note(f"round {record.round} of {rounds}: {loss}{accuracy}clusters {record.clusters}")
@@ -286,18 +290,17 @@ def _personal(
         min_contributors=1,
         evaluate_every=0,
     )
-    alone = engine.simulate(
-        Local.name,
-        {},
-        workforce.population,
-        workforce.network,
-        alone_options,
-        start=drawn_start(workforce.network, start[0], workforce.run.seed, private),
-    )
+    origin = drawn_start(workforce.network, start[0], workforce.run.seed, private)
+
+    def trained(population: Population) -> NDArray[np.float32]:
+        return _taken(engine.simulate(Local.name, {}, population, workforce.network, alone_options, start=origin))
+
+    def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        return trained(workforce.population.of(places).with_validation())
+
     with limited_threads(options.threads):
-        found = finish(
-            workforce, _taken(result), result.all_rounds + 1, _taken(alone), above=_above(result), weight=weight
-        )
+        alone = Alone(trained(workforce.population), again)
+        found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
     accuracy = np.full(len(found.tested), np.nan)
     tested = found.tested > 0
     accuracy[tested] = found.correct[tested] / found.tested[tested]

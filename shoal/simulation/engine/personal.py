@@ -7,7 +7,7 @@ the same batches and the same fresh start of the model that is trained alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_client.learning.personal import ALONE, CLUSTER, DITTO, EPOCHS, choose, ditto_recipe, one_epoch
+from edge_client.learning.personal import ALONE, CLUSTER, DITTO, EPOCHS, choose, ditto_recipe, is_trained, one_epoch
 from edge_client.learning.update import BatchOrder
 from edge_client.models import fresh_start
 from shoal.protocol.documents import LocalSettings
@@ -23,6 +23,7 @@ from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.workforce import Workforce
+from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.networks import Network, tensor, unflatten
 from shoal.types import Float32Vector
 
@@ -55,59 +56,116 @@ def measure(workforce: Workforce, models: NDArray[np.float32]) -> Personal:
     return Personal(losses, correct, tested, (CLUSTER,) * count)
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The models that devices train alone.
+
+    Attributes:
+        thetas: one of each device, shape (devices, d), float32.
+        again: trains the devices at ``places`` (c,) once more, on their training and validation samples: (c, d), float32.
+    """
+
+    thetas: NDArray[np.float32]
+    again: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+
+
 def finish(
     workforce: Workforce,
     models: NDArray[np.float32],
     round_: int,
-    alone: NDArray[np.float32] | None = None,
+    alone: Alone | None = None,
     *,
     above: Sequence[Mapping[str, Float32Vector]] = (),
     weight: float = 0.0,
 ) -> Personal:
-    """Let every device choose its model.
+    """Let every device choose its model, and train a chosen one again with the validation samples.
 
     Args:
         workforce: the devices' data and the recipe of local training, of which an epoch is taken at a time.
         models: the model of each device's cluster, shape (devices, d), here and below with private coordinates if there are any.
         round_: number of the final round; the batch orders of the rounds from there on are used.
-        alone: a model that each device trained alone, shape (devices, d); None if there are none.
+        alone: the models that devices trained alone; None if there are none.
         above: of each device the models above its own in cfl's tree, by candidate; empty if there are none.
         weight: of Ditto's proximal term; 0 leaves that candidate out.
 
     Raises:
         TaskError: training diverged.
     """
+    chosen, choices = chosen_models(workforce, models, round_, alone, above=above, weight=weight)
+    return dataclasses.replace(measure(workforce, chosen), choices=choices)
+
+
+def chosen_models(
+    workforce: Workforce,
+    models: NDArray[np.float32],
+    round_: int,
+    alone: Alone | None = None,
+    *,
+    above: Sequence[Mapping[str, Float32Vector]] = (),
+    weight: float = 0.0,
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Return the model (devices, d) that each device keeps, and the name of its candidate; see `finish`."""
     found = candidates(workforce, models, round_, alone, above=above, weight=weight)
     losses = [sample_losses(workforce, i, each) for i, each in enumerate(found)]
     choices = tuple(choose(each) if each else CLUSTER for each in losses)
-    chosen = torch.stack([each[choice] for each, choice in zip(found, choices, strict=True)])
-    return dataclasses.replace(measure(workforce, chosen.numpy()), choices=choices)
+    chosen = torch.stack([each[choice] for each, choice in zip(found, choices, strict=True)]).numpy()
+    for name in sorted(set(choices)):
+        if is_trained(name):
+            places = np.flatnonzero(np.array(choices) == name)
+            chosen[places] = _trained_again(workforce, models[places], places, name, round_, alone, weight)
+    return chosen, choices
+
+
+def _trained_again(
+    workforce: Workforce,
+    models: NDArray[np.float32],
+    places: NDArray[np.int64],
+    choice: str,
+    round_: int,
+    alone: Alone | None,
+    weight: float,
+) -> NDArray[np.float32]:
+    """Train the candidate ``choice`` of the devices at ``places`` (c,) on their training and validation samples: (c, d).
+
+    ``models`` (c, d) are those of their clusters; the other arguments are as for `finish`.
+    """
+    if choice == ALONE:
+        assert alone is not None
+        return alone.again(places)
+    shelf = Shelf(workforce.population.of(places).with_validation().train, workforce.device)
+    local, thetas = workforce.run.local, torch.from_numpy(models).clone()
+    if choice == DITTO:
+        _train(workforce, thetas, round_, ditto_recipe(local, weight), shelf, places)
+    else:
+        for epoch in range(int(choice)):
+            _train(workforce, thetas, round_ + epoch, one_epoch(local), shelf, places)
+    return thetas.numpy()
 
 
 def candidates(
     workforce: Workforce,
     models: NDArray[np.float32],
     round_: int,
-    alone: NDArray[np.float32] | None = None,
+    alone: Alone | None = None,
     *,
     above: Sequence[Mapping[str, Float32Vector]] = (),
     weight: float = 0.0,
 ) -> list[dict[str, Tensor]]:
     """Return the candidates (d,) of every device by name, in the order of `edge_client.learning.finish`; see `finish`."""
     local = workforce.run.local
-    start = torch.from_numpy(models)
+    start, shelf, places = torch.from_numpy(models), workforce.shelf(Share.TRAIN), np.arange(len(models))
     stacked = {CLUSTER: start}
     thetas = start.clone()
     for epoch in range(1, max(EPOCHS) + 1):
-        _train(workforce, thetas, round_ + epoch - 1, one_epoch(local))
+        _train(workforce, thetas, round_ + epoch - 1, one_epoch(local), shelf, places)
         if epoch in EPOCHS:
             stacked[str(epoch)] = thetas.clone()
     later: dict[str, Tensor] = {}
     if weight:
         later[DITTO] = start.clone()
-        _train(workforce, later[DITTO], round_, ditto_recipe(local, weight))
+        _train(workforce, later[DITTO], round_, ditto_recipe(local, weight), shelf, places)
     if alone is not None:
-        later[ALONE] = torch.from_numpy(alone)
+        later[ALONE] = torch.from_numpy(alone.thetas)
     found = []
     for i in range(len(models)):
         nodes = above[i] if above else {}
@@ -146,14 +204,15 @@ def drawn_start(
     return found
 
 
-def _train(workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:
-    """Train every device's model (devices, d) by a recipe, in place."""
-    shelf, names = workforce.shelf(Share.TRAIN), workforce.population.names
+def _train(
+    workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSettings, shelf: Shelf, places: NDArray[np.int64]
+) -> None:
+    """Train the models (c, d) of the devices at ``places`` (c,) on the samples of ``shelf`` by a recipe, in place."""
+    names = workforce.population.names
     with torch.no_grad():
-        ids = np.arange(len(thetas))
-        trainer = workforce.trainers.trainer(ids, recipe)
-        for part in shelf.parts(ids, *trainer.limits(1)):
-            orders = [BatchOrder(workforce.run, names[int(place)], round_) for place in part]
+        trainer = workforce.trainers.trainer(places, recipe)
+        for part in shelf.parts(np.arange(len(thetas)), *trainer.limits(1)):
+            orders = [BatchOrder(workforce.run, names[int(place)], round_) for place in places[part]]
             models = thetas[torch.from_numpy(part)]
             trained = trainer.train(
                 models, np.arange(len(part)), shelf.block(part), orders, recipe, workforce.run.rounds

@@ -1,8 +1,8 @@
 """Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
 
 Messages to the aggregator (upload, decline, reminder, presence, the owner's letter and request) and to devices (announcement,
-mean, checkpoint, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for
-another fleet, self-signed, and under another mode.
+mean, checkpoint, notice, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed,
+reordered, for another fleet, self-signed, and under another mode.
 Messages to the owner: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
 """
@@ -119,6 +119,7 @@ NO_MODE = {
     "announcement",
     "checkpoint",
     "decline",
+    "notice",
     "reminder",
     "presence",
     "letter",

@@ -137,6 +137,8 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, wei
         for name in fleet.stage.devices:
             fleet.personalise(name)
         by_device = [choice(fleet, name) for name in fleet.stage.devices]
+        kept = [FinishedModels(fleet.stage.device_dir(name)) for name in fleet.stage.devices]
+        thetas = [store.personal(store.models()[-1])[1] for store in kept]
         origin = draw_origins(fleet.bundle.manifest, 1, fleet.plan.seed)[0]
         lengths = fleet.bundle.manifest.lengths
 
@@ -152,9 +154,13 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, wei
     alone_options = dataclasses.replace(options, rounds=alone_rounds(local, 4), local=alone_recipe(local))
     start = personal.drawn_start(network, origin, fleet.plan.seed)
     assert [int(np.prod(shape)) for shape in network.shapes] == list(lengths)
-    alone = simulate.simulate(Local.name, {}, population, network, alone_options, start=start)
+
+    def trained(people):
+        ended = simulate.simulate(Local.name, {}, people, network, alone_options, start=start)
+        return np.stack([ended.thetas[int(model)] for model in ended.taken()])
+
     np.testing.assert_allclose(done.thetas[0], models[0], atol=1e-5)
-    own = np.stack([alone.thetas[int(model)] for model in alone.taken()])
+    own = personal.Alone(trained(population), lambda places: trained(population.of(places).with_validation()))
     found = personal.candidates(done.workforce, models, done.all_rounds + 1, own, weight=weight)
     for i, told in enumerate(by_device):
         losses = personal.sample_losses(done.workforce, i, found[i])
@@ -164,3 +170,9 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, wei
         )
         assert told.choice == choose(losses)
     assert {told.choice for told in by_device} != {"cluster"}
+    # The models that they keep: those trained again with the validation samples.
+    chosen, choices = personal.chosen_models(done.workforce, models, done.all_rounds + 1, own, weight=weight)
+    assert choices == tuple(told.choice for told in by_device)
+    for told, theta, simulated in zip(by_device, thetas, chosen, strict=True):
+        if told.choice != "cluster":
+            np.testing.assert_allclose(np.frombuffer(theta, "<f4"), simulated, atol=1e-4)

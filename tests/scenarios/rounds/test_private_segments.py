@@ -338,7 +338,8 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
         "local", {}, population, network, SimOptions(rounds=4, local=MINI, seed=seed, min_contributors=1), start=fresh
     )
     trained = np.stack([alone.thetas[int(model)] for model in alone.taken()])
-    found = personal.candidates(done.workforce, whole, done.all_rounds + 1, trained)[place]
+    by_itself = personal.Alone(trained, lambda places: trained[places])
+    found = personal.candidates(done.workforce, whole, done.all_rounds + 1, by_itself)[place]
     losses = personal.sample_losses(done.workforce, place, found)
     assert [fit.name for fit in choice.fits] == list(losses)
     np.testing.assert_allclose([f.loss for f in choice.fits], [each.mean() for each in losses.values()], rtol=1e-3)

@@ -11,7 +11,13 @@ from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.messages import Sealed
 
 DEVICES = {name: Identity.generate(name) for name in ("gone", "here", "late")}
-ROSTER = SimpleNamespace(devices=tuple(i.member for i in DEVICES.values()), revoked=("gone", "unlisted"), sequence=8)
+REVOKED = ("gone", "unlisted")
+ROSTER = SimpleNamespace(
+    devices=tuple(i.member for i in DEVICES.values()),
+    revoked=REVOKED,
+    sequence=8,
+    device=lambda name: DEVICES[name].member if name in DEVICES and name not in REVOKED else None,
+)
 
 
 class Publisher:
@@ -56,6 +62,13 @@ def test_a_revoked_device_is_sent_the_roster_though_its_message_can_not_be_opene
 
 
 def test_a_device_that_is_not_revoked_is_sent_nothing(revocations, publisher):
+    revocations.look("here", message("here"), 0.0)
+    assert publisher.sent == []
+
+
+def test_the_list_of_the_revoked_is_not_searched_for_active_devices(revocations, publisher, monkeypatch):
+    """It may hold thousands of names, and every message of every device comes through here."""
+    monkeypatch.setattr(ROSTER, "revoked", None)
     revocations.look("here", message("here"), 0.0)
     assert publisher.sent == []
 
@@ -112,7 +125,7 @@ def test_pauses_double_up_to_the_longest(revocations, publisher):
 
 
 def test_each_device_has_pauses_of_its_own(publisher):
-    roster = SimpleNamespace(devices=ROSTER.devices, revoked=("gone", "late"), sequence=8)
+    roster = SimpleNamespace(devices=ROSTER.devices, revoked=("gone", "late"), sequence=8, device=lambda _name: None)
     revocations = Revocations(SimpleNamespace(fleet="reef", roster=roster, roster_bytes=b"r"), publisher)
     for device in ("gone", "late", "gone", "late"):
         revocations.look(device, message(device), 0.5)

@@ -5,7 +5,11 @@ import pytest
 from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
 from aggregator.storage.owner_orders import OwnerOrders
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
 from shoal.owner.keys.run_files import run_file
+from shoal.owner.models.choosing import sign_choice
+from shoal.protocol.documents import ModelChoice
 from shoal.protocol.requests import Outcome, RequestAction
 from tests.helpers.owner_requests import request_of
 from tests.helpers.run_places import RunPlace
@@ -131,3 +135,29 @@ def test_status_reports_the_next_run_and_refreshes_the_facts_first(desk):
 
 def test_a_fleet_without_a_run_has_a_status(desk):
     assert desk.ask(RequestAction.STATUS).status.run is None
+
+
+def test_a_choice_of_models_is_stored_with_the_run_that_it_names(desk):
+    plan, package = desk.sign()
+    desk.one(RequestAction.START, package)
+    signed = sign_choice(desk.place.owner, plan.run, print)
+    assert desk.one(RequestAction.CHOOSE, signed).run == plan.run
+    assert desk.orders.choice == signed
+    assert desk.one(RequestAction.CHOOSE, signed).run == plan.run, "sending it again is safe"
+    back = sign_choice(desk.place.owner, 0, print)
+    assert desk.ask(RequestAction.CHOOSE, back).runs == ()
+    assert OwnerOrders(desk.place.server).choice == back, "also after a restart"
+    assert desk.refused(RequestAction.CHOOSE, signed).outcome is Outcome.REFUSED
+    assert desk.orders.choice == back
+
+
+def test_a_choice_that_the_owner_of_this_fleet_has_not_made_is_refused(desk):
+    made = ModelChoice(fleet="reef", sequence=9, run=0, run_id=bytes(16), latest=3)
+    elsewhere = ModelChoice(fleet="other", sequence=9, run=0, run_id=bytes(16), latest=3)
+    for signed in (
+        b"junk",
+        sign_document(Identity.generate("owner"), made),
+        sign_document(desk.place.owner.owner, elsewhere),
+    ):
+        assert desk.refused(RequestAction.CHOOSE, signed).outcome is Outcome.REFUSED
+    assert desk.orders.choice == b""

@@ -5,11 +5,10 @@ import logging
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed, Declined, Ordered, RoundRecord, WentOffline
+from aggregator.rounds.events import DeadlinePassed, Ordered, RoundRecord, WentOffline
 from aggregator.rounds.orders import Order
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
-from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
-from shoal.protocol.messages import DeclineReason
+from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, declined_by, too_small, waiting_for
 from tests.helpers.engines import give, opened
 from tests.helpers.plans import run_plan
 
@@ -160,30 +159,6 @@ def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
     assert lines.figures == {}
 
 
-def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
-    engine, state = opened(min_contributors=2, quorum=1.0)
-    state, _ = engine.handle(state, WentOffline("dev-5"))
-    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    assert "--min-contributors" not in shortage(state).hint
-    assert "shoal-fleet revoke" in shortage(state).hint
-
-
-def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again():
-    engine, state = opened(min_contributors=4, quorum=1.0)
-    state, _ = engine.handle(state, WentOffline("dev-5"))
-    state, _ = give(engine, state, "dev-1", "dev-2")
-    nonce = engine.nonce(state.round)
-    for device, reason in (("dev-3", DeclineReason.TASK), ("dev-4", DeclineReason.DISK)):
-        state, _ = engine.handle(state, Declined(device, nonce, reason))
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    assert shortage(state).unable == ("dev-3",)
-    assert shortage(state).hint.startswith(
-        "read the reason in the log of dev-3, and sign a run that avoids it; start dev-4, dev-5 again, or take them "
-        "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
-    )
-
-
 def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
     """It named the devices whose uploads could not arrive, and after the deadline said to start them again."""
     engine, state = opened()
@@ -205,7 +180,5 @@ def test_the_line_says_who_has_paused_or_stopped_the_run():
     assert waiting_for(state).endswith("; paused by the owner after this round")
     state, _ = give(engine, state, *state.waiting)
     assert waiting_for(state) == "round 1: paused by the owner"
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    assert shortage(state) is None
     state, _ = engine.handle(state, Ordered(Order.STOP))
     assert "owner" not in waiting_for(state)  # the final round is open

@@ -5,95 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.rounds.events import DeadlinePassed
-from aggregator.run_service import LOOK_S, RunService
-from aggregator.storage.run_status import read_records
-from aggregator.storage.store import Store
-from crypto.seal.envelope import seal_to_member
+from aggregator.run_service import LOOK_S
 from edge_client.protocol.presence import presence
-from shoal.protocol import channels
-from shoal.protocol.chunking import ChunkKind, split
-from shoal.protocol.codec import encode
-from shoal.protocol.documents import RunPackage
 from shoal.transport.base import Connected, Disconnected, Message
-from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
-from tests.helpers.plans import run_plan, upload_of
-from tests.helpers.uploads import SlowDisk
-
-PACKAGE = encode(RunPackage(b"plan", b"task", b"origins"))
-DEADLINE_S = 30.0
-
-
-class Scene:
-    """A service with two devices, on a line that records; ``order`` has snapshots and announcements as they are made."""
-
-    def __init__(self, root, **plan):
-        self.parties = Parties(root, "dev-1", "dev-2")
-        roster = self.parties.owner.roster
-        fields = {"rounds": 3, "quorum": 0.5, "deadline_s": DEADLINE_S, **plan}
-        self.plan = run_plan(fleet="reef", roster_sequence=roster.sequence, **fields)
-        self.line, self.disk, self.order, self.now_s = Line(), SlowDisk(), [], 0.0
-        publish = self.line.publish
-
-        def announce(topic, payload, *, retain=False, qos=1):
-            if topic.startswith(TOPICS.round):
-                self.order.append("announce")
-            publish(topic, payload, retain=retain, qos=qos)
-
-        self.line.publish = announce
-        self.service = self.make()
-        self.service.start(0.0)
-
-    def make(self):
-        """Return a service on the scene's directory."""
-        order = self.order
-
-        class Watched(Store):
-            def snapshot(self, *arguments, **options):
-                order.append("snapshot")
-                super().snapshot(*arguments, **options)
-
-        server = self.parties.server
-        return RunService(
-            server,
-            self.plan,
-            PACKAGE,
-            self.line,
-            server.directory,
-            syncer=self.disk,
-            store_factory=Watched,
-        )
-
-    @property
-    def state(self):
-        return self.service.state
-
-    def come(self, *devices):
-        for device in devices:
-            topic, chunk = presence(self.parties.members[device], 1, online=True)
-            self.service.on_event(Message(topic, chunk), self.now_s)
-
-    def upload(self, *devices, commit=True):
-        """Let devices upload to the open round."""
-        server = self.parties.server.identity.member
-        for device in devices:
-            signer = self.parties.members[device].identity
-            header, body = upload_of(self.service._engine, self.state, device, recipient=server.seal_key, signer=signer)
-            head = channels.UPLOAD.head("reef", device, "aggregator")
-            sealed = seal_to_member(signer, server.seal_key, head, encode(header), body)
-            (chunk,) = split(sealed, kind=ChunkKind.UPLOAD, round=header.round)
-            self.service.on_event(Message(TOPICS.up(device), chunk), self.now_s)
-        self.service.flush(self.now_s)
-        if commit:
-            self.disk.done()
-
-    def finish(self):
-        """Do all rounds of the run."""
-        self.come("dev-1", "dev-2")
-        while not self.service.finished:
-            self.upload(*self.state.waiting)
-
-    def records(self):
-        return read_records(self.parties.server.directory / "run-000001")
+from tests.helpers.parties import TOPICS, owners_roster
+from tests.helpers.service_scene import DEADLINE_S, Scene
 
 
 @pytest.fixture

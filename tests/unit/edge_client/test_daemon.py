@@ -88,6 +88,25 @@ def test_events_reach_the_device_in_order_and_callbacks_are_called_between_them(
     assert runtime.events == [event, "job done", event]
 
 
+def test_the_service_manager_hears_of_the_loop_unless_a_step_of_training_hangs(monkeypatch):
+    told, quiet = [], [0.0]
+    manager = SimpleNamespace(
+        alive=lambda _: told.append("alive"),
+        wants_status=lambda _: True,
+        status=lambda text, _: told.append(text),
+    )
+    runtime, worker = SimpleNamespace(state_line="run 1, round 2: working"), SimpleNamespace(quiet_s=lambda: quiet[0])
+    daemon._tell(manager, runtime, worker)
+    quiet[0] = daemon.MOST_STEP_S
+    daemon._tell(manager, runtime, worker)
+    assert told == ["alive", "run 1, round 2: working", "run 1, round 2: working"]
+    turns = []
+    inbox = Inbox()
+    monkeypatch.setattr(inbox, "batch", lambda _: iter(()) if len(turns) < 3 else iter((None,)))
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), Runtime(), inbox, "dev-1", lambda: turns.append(None))
+    assert len(turns) == 3
+
+
 def test_events_after_the_request_to_stop_are_not_handled():
     runtime, inbox = Runtime(), Inbox()
     for event in (None, Connected(session_present=True)):

@@ -9,7 +9,15 @@ import pytest
 from crypto.seal.replay import ReplayWatermark
 from edge_client.learning.update import Finished
 from edge_client.protocol.round_state import RoundState, Stage
-from edge_client.reporting import ALIVE_EVERY_S, RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
+from edge_client.reporting import (
+    ALIVE_EVERY_S,
+    CLOCK_HINT,
+    CLOCK_OFF_S,
+    RUNS_REMEMBERED,
+    SAVE_MODEL_EVERY_S,
+    STATUS_EVERY_S,
+    Results,
+)
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import MODEL_FILE, STATUS_FILE, DeviceState
 from shoal.protocol.messages import Assignment, Phase, Share
@@ -146,6 +154,17 @@ def test_the_status_is_written_when_the_connection_has_changed(place):
     place.results.keep_status(at(Stage.FETCHING), 20.0)
     found = place.files.load_status()["connection"]
     assert (found["connected"], found["reason"]) == (False, "Connection refused")
+
+
+def test_the_line_for_the_service_manager(place):
+    line = place.results.state_line
+    assert line(at(Stage.IDLE)) == "connecting"
+    place.results.connected("mqtt://reef:1883")
+    assert line(at(Stage.IDLE)) == "fleet reef: waiting for a run"
+    following = new_session(round=RoundState(0, stage=Stage.WORKING, plan=run_plan(run=4)))
+    assert line(following) == "fleet reef, run 4, round 0: working"
+    place.results.disconnected("mqtt://reef:1883", "Connection refused")
+    assert line(following) == "not connected to mqtt://reef:1883"
 
 
 def test_an_unchanged_status_shows_once_a_minute_that_the_device_is_alive(place):
@@ -296,6 +315,19 @@ def test_doubts_are_logged_and_shown_once_until_the_next_run(place, caplog):
     assert caplog.text.count("scale it; now") == 1
     place.begin(run=2)
     assert "warnings" not in place.status()
+
+
+def test_a_clock_that_is_behind_the_aggregators_is_shown_and_logged_once_until_it_is_right(place, caplog):
+    now_s = 1_800_000_000  # the clock of `Place`
+    for sent_at_s in (now_s - 10**6, now_s, now_s + CLOCK_OFF_S):
+        place.results.compare_clock(sent_at_s)
+        assert "clock" not in place.status(), "a message may be old, and a small difference has no effect"
+    for _ in range(2):
+        place.results.compare_clock(now_s + 7200)
+        assert place.status()["clock"] == f"at least 2 h behind the aggregator's; {CLOCK_HINT}"
+    assert caplog.text.count("this machine's clock is at least 2 h behind the aggregator's") == 1
+    place.results.compare_clock(now_s)
+    assert "clock" not in place.status()
 
 
 def test_a_finished_model_that_is_no_better_is_shown(place):

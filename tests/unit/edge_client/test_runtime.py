@@ -2,15 +2,16 @@
 
 import pytest
 
-from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.protocol.presence import PRESENCE_AGAIN_S
 from edge_client.protocol.session import ANNOUNCED_WITHIN_S
+from edge_client.vitals import EVERY_S
 from shoal.errors import ConfigError, DataError, StorageError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import Action, Control, Decline, DeclineReason
+from shoal.protocol.messages import Action, Control, Decline, DeclineReason, Presence, Vitals
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
@@ -79,7 +80,7 @@ def reasons(caplog):
 
 
 def test_a_device_listens_to_what_is_for_all_and_to_its_own_topics_alone(place):
-    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND)
+    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE)
     own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
     assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
     assert place.line.sent == [], "nothing is published before the connection"
@@ -93,6 +94,45 @@ def test_a_connection_publishes_presence_and_receiving_keys_now_and_once_more(pl
     assert place.line.take() == both
     place.runtime.tick(99.0)
     assert place.line.take() == []
+
+
+def told_vitals(parties, line):
+    """Return the vitals in each presence that was published since the last time."""
+    member, found = parties.members["dev-1"], []
+    sent, line.sent = line.sent, []
+    for topic, chunk, _ in sent:
+        if topic == TOPICS.state("dev-1"):
+            payload = Reassembler().add("x", chunk, 0.0).payload
+            head, at = read_head(payload)
+            plain = open_from_group(member.group, payload, head, at, member.identity.member.sign_key)
+            found.append(decode(plain, Presence).vitals)
+    return found
+
+
+def test_vitals_are_told_at_the_connection_and_every_ten_minutes_while_it_lasts(tmp_path):
+    parties, line, uptimes = Parties(tmp_path, "dev-1"), Line(), iter(range(9))
+    runtime = new_runtime(
+        parties.members["dev-1"],
+        line,
+        vitals=lambda: Vitals(uptime_s=next(uptimes)),
+    )
+    runtime.start()
+    runtime.on_event(CONNECTED, 10.0)
+    runtime.tick(10.0 + PRESENCE_AGAIN_S)
+    runtime.tick(10.0 + EVERY_S)
+    assert [v.uptime_s for v in told_vitals(parties, line)] == [0, 1], "once more after a connection, and not yet again"
+    runtime.tick(10.0 + PRESENCE_AGAIN_S + EVERY_S)
+    assert [v.uptime_s for v in told_vitals(parties, line)] == [2]
+    runtime.on_event(Disconnected("gone"), 700.0)
+    runtime.tick(700.0 + 9 * EVERY_S)
+    assert told_vitals(parties, line) == []
+    runtime.on_event(CONNECTED, 700.0 + 9 * EVERY_S)
+    assert [v.uptime_s for v in told_vitals(parties, line)] == [3]
+
+
+def test_without_the_option_no_vitals_are_told(place):
+    place.runtime.on_event(CONNECTED, 10.0)
+    assert told_vitals(place.parties, place.line) == [None]
 
 
 def control(device="dev-1", fleet="reef"):

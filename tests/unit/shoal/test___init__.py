@@ -86,20 +86,23 @@ def test_defaults_are_the_fleets():
     assert list(given) == [
         *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
         *("robust", "settings", "local", "task", "progress", "personal", "private"),
-        *("standardise", "precision", "precision_down"),
+        *("standardise", "precision", "precision_down", "writer"),
     ]
 
 
 @pytest.mark.torch
-def test_the_page_runs():
+def test_the_page_runs(tmp_path, monkeypatch):
     """Every Python block of docs/python.md, one after another; an own strategy takes at most 20 lines there."""
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
     results = []
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), names)
         results.append(names["result"])
-    clustered, robust = results
+    clustered, robust, swept, written = results
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 1 + len(written.history)
+    assert swept.accuracy.mean() > 0.7
     assert clustered.accuracy.mean() > 0.9
     assert list(clustered.clusters[:5] == clustered.clusters[0]) == [True] * 5
     assert list(clustered.clusters[5:] == clustered.clusters[0]) == [False] * 5

@@ -203,7 +203,7 @@ def test_a_figure_in_no_folder_is_refused_before_the_soak(tmp_path, monkeypatch)
 
 def test_every_command_is_there():
     app = typer.main.get_command(cli.app)
-    assert set(app.commands) == {"demo", "bench", "data", "simulate"}
+    assert set(app.commands) == {"demo", "bench", "data", "new", "simulate"}
     assert set(app.commands["bench"].commands) == {
         *("round", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links"),
     }

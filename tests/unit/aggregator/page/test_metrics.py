@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aggregator.page import feed as feed_module
 from aggregator.page.metrics import MOST_CLUSTERS
-from tests.helpers.pages import PagePlace, names
+from shoal.protocol.messages import Vitals
+from tests.helpers.pages import NOW_S, PagePlace, names
 from tests.helpers.trees import ROOT
 
 
@@ -66,6 +67,34 @@ def test_the_values_are_those_of_the_fleet(place):
     assert {name: found[name] for name in expected} == expected
     assert found["shoal_round_loss"] == pytest.approx(0.2 + 1.5 / 4)
     assert found["shoal_process_resident_memory_bytes"] > 1e6
+
+
+def test_the_worst_condition_of_the_devices_that_report_it(place):
+    place.publish()
+    assert values(place)["shoal_devices_reporting", ()] == 0
+    assert "shoal_devices_disk_free_bytes_min" not in families(place)
+    reports = {
+        "dev-000": Vitals(disk_free_bytes=9, load=1.0, cores=4, temperature_c=40.0, battery_percent=90),
+        "dev-001": Vitals(disk_free_bytes=7, load=1.0, cores=1, temperature_c=71.5),
+        "dev-002": Vitals(),
+    }
+    place.publish(changes={d: {"vitals": v, "vitals_at_s": NOW_S} for d, v in reports.items()})
+    found = {name: value for (name, labels), value in values(place).items() if not labels}
+    expected = {
+        "shoal_devices_reporting": 3,
+        "shoal_devices_disk_free_bytes_min": 7,
+        "shoal_devices_load_ratio_max": 1,
+        "shoal_devices_temperature_celsius_max": 71.5,
+        "shoal_devices_battery_ratio_min": 0.9,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert "shoal_devices_memory_free_bytes_min" not in found
+
+
+@pytest.mark.parametrize("computing", [False, True])
+def test_a_round_that_is_being_closed_is_counted_as_one(place, computing):
+    place.publish(computing=computing)
+    assert values(place)["shoal_round_computing", ()] == computing
 
 
 def test_one_phase_is_1_and_the_others_are_0(place):

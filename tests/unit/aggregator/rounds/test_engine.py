@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.engine import (
+    PRODUCTS_PER_UPDATE,
     CameOnline,
     DeadlinePassed,
     Left,
     OpenRound,
+    Stored,
     WentOffline,
 )
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.engines import DEVICES, give, kinds, mean_of, online, opened
-from tests.helpers.plans import engine_of, run_plan
+from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 
 # ---------------------------------------------------------------------------------------------------- rounds
 
@@ -318,3 +320,50 @@ def test_nonces_depend_on_round_and_seed():
     nonces = [engine_of(run, seed).nonce(r) for seed in (bytes(16), b"s" * 16) for r in (1, 2)]
     assert len(set(nonces)) == 4
     assert all(len(n) == 16 for n in nonces)
+
+
+# ----------------------------------------------------------------------------------------- the steps of a transition
+
+
+def durable(engine, state, device):
+    """Return the event of a durable upload."""
+    upload, body = upload_of(engine, state, device)
+    return Stored(stored(upload, body), digest_of(upload, body))
+
+
+def test_uploads_that_became_durable_together_count_in_one_round():
+    """After the deadline the first of them already makes the quorum; the others must not fall into the next round."""
+    engine, state = opened(quorum=0.6)
+    state, _ = give(engine, state, *DEVICES[:2])
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert not actions
+    recorded = engine.record(state, [durable(engine, state, device) for device in DEVICES[2:]])
+    assert recorded.plan is state.plan
+    after, actions = engine.advance(state, recorded)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert actions[0].record.contributed == len(DEVICES)
+    assert (after.round, len(after.received)) == (2, 0)
+
+
+def test_the_two_steps_of_a_transition_give_what_handle_gives():
+    engine, state = opened(quorum=1.0)
+    for device in DEVICES:
+        event = durable(engine, state, device)
+        whole = engine.handle(state, event)
+        assert engine.advance(state, engine.record(state, (event,)))[0].resume_metadata == whole[0].resume_metadata
+        assert kinds(engine.advance(state, engine.record(state, (event,)))[1]) == kinds(whole[1])
+        state = whole[0]
+    assert state.round == 2
+
+
+def test_only_a_closing_round_is_work():
+    engine, state = opened(quorum=1.0)
+    assert engine.closing_work(state) == 0
+    for device in DEVICES[:-1]:
+        state, _ = give(engine, state, device)
+        assert engine.closing_work(state) == 0
+    recorded = engine.record(state, (durable(engine, state, DEVICES[-1]),))
+    assert engine.closing_work(recorded) == 5 * (6 * engine.run.length + PRODUCTS_PER_UPDATE)
+    finished = dataclasses.replace(recorded, finished=True)
+    assert engine.closing_work(finished) == 0
+    assert engine.advance(finished, engine.record(finished, (DeadlinePassed(1),))) == (finished, ())

@@ -36,6 +36,17 @@ def test_in_a_round_those_that_have_not_uploaded_are_waited_for():
     assert (found.deadline_passed, found.shortage, found.obstacle) == (False, "", "")
 
 
+def test_a_round_that_is_being_closed_waits_for_no_device():
+    engine, state = opened(quorum=0.8)
+    state, _ = give(engine, state, "dev-1")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    found = facts(state)
+    assert (found.computing, found.waiting, bool(found.shortage)) == (False, DEVICES[1:], True)
+    found = run_facts(state, since_s=100, deadline_at_s=160, computing=True)
+    assert (found.computing, found.phase, found.received) == (True, "round", 1)
+    assert (found.waiting, found.shortage) == ((), "")
+
+
 def test_a_finished_run_waits_for_nothing():
     engine, state = opened(rounds=1)
     for _ in range(2):

@@ -7,8 +7,8 @@ import pytest
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import record
 from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts
-from aggregator.status.record import NOT_SERVED, Facts, StoredRun, build
-from shoal.protocol.messages import DeclineReason
+from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
+from shoal.protocol.messages import DeclineReason, Vitals
 
 NOW = 1_795_000_000
 NAMES = ("dev-1", "dev-2", "dev-3")
@@ -282,6 +282,13 @@ def test_a_run_that_is_finished_or_comes_next():
     assert status(run=None).run is None
 
 
+def test_a_round_that_is_being_closed_is_said_to_be():
+    assert status().document()["run"]["computing"] is False
+    closing = status(live(run=dataclasses.replace(ROUND, computing=True, waiting=())))
+    assert closing.document()["run"]["computing"] is True
+    assert closing.run.missing == ()
+
+
 def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
     document = status().document()
     assert {"running", "connected", "broker", "since", "run", "devices"} <= set(document)
@@ -306,3 +313,32 @@ def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
     assert wanted <= set(document["devices"][0])
     assert document["devices"][0]["last_seen"] == "2026-11-18T11:05:40Z"
     assert document["devices"][0]["clock_ahead_s"] is None
+
+
+def test_the_condition_that_a_device_reports_is_in_the_record():
+    vitals = Vitals(disk_free_bytes=1 << 40, load=0.5, cores=4, temperature_c=48.5)
+    reporting = dataclasses.replace(HERE, vitals=vitals, vitals_at_s=NOW - 30, answers=3)
+    built = status(live(devices={"dev-2": reporting}))
+    assert device(built).reason == ""
+    assert device(built).model_run == 3
+    found = {d["name"]: d["vitals"] for d in built.document()["devices"]}
+    assert (found["dev-1"], found["dev-3"]) == (None, None)
+    assert found["dev-2"] == {
+        "at": "2026-11-18T11:06:10Z",
+        "uptime_seconds": None,
+        "disk_free_bytes": 1 << 40,
+        "memory_bytes": None,
+        "memory_free_bytes": None,
+        "load": 0.5,
+        "cores": 4,
+        "temperature_c": 48.5,
+        "battery_percent": None,
+        "charging": None,
+    }
+
+
+def test_a_device_whose_disk_is_almost_full_says_so_before_it_stops():
+    full = dataclasses.replace(HERE, vitals=Vitals(disk_free_bytes=1000), vitals_at_s=NOW)
+    found = device(status(live(devices={"dev-2": full})))
+    assert found.reason == "its disk is almost full: 1000 bytes were free"
+    assert found.advice == DECLINE_HINTS[DeclineReason.DISK]

@@ -6,7 +6,8 @@ import pytest
 
 from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.status import text
-from aggregator.status.record import DeviceStatus, FleetStatus, MissingDevice, Problem, RunStatus
+from aggregator.status.facts import ConnectionFacts, LiveFacts, RunFacts
+from aggregator.status.record import DeviceStatus, FleetStatus, MissingDevice, Problem, RunStatus, VitalsStatus
 
 AT = 1_795_000_000
 STATUS = FleetStatus(
@@ -31,6 +32,32 @@ RUN = RunStatus(
     received=2,
     missing=(MissingDevice("dev-2", AT, "offline", "start it"),),
 )
+
+
+@pytest.mark.parametrize(
+    ("connected", "run", "line"),
+    [
+        (False, None, "not connected to mqtt://reef:1883"),
+        (True, None, "idle: waiting for a run"),
+        (True, {"phase": "finished"}, "idle: waiting for a run"),
+        (
+            True,
+            {"phase": "gathering", "order": "paused by the owner"},
+            "run 4: 2 devices online, 3 needed, paused by the owner",
+        ),
+        (True, {"phase": "round"}, "run 4, round 7: 2 uploads, 3 needed"),
+    ],
+)
+def test_the_line_for_the_service_manager(connected, run, line):
+    facts = {"run": 4, "round": 7, "since_s": AT, "deadline_at_s": None, "needed": 3, "received": 2, "waiting": ()}
+    found = LiveFacts(
+        version="0.1.0",
+        started_at_s=AT,
+        connection=ConnectionFacts(broker="mqtt://reef:1883", connected=connected, since_s=AT),
+        devices={},
+        run=None if run is None else RunFacts(**facts, **run),
+    )
+    assert text.service_line(found) == line
 
 
 def device(name, online=True, reason="", **changes):
@@ -95,6 +122,10 @@ def test_of_many_devices_some_are_shown():
             "round 7: 2 uploads, 3 needed, since 2026-11-18T11:06:40Z, deadline passed at 2026-11-18T11:07:40Z",
         ),
         (
+            {"computing": True, "missing": (), "deadline_passed": True},
+            "round 7: 2 uploads, computing; the round began 2026-11-18T11:06:40Z",
+        ),
+        (
             {"phase": "gathering", "missing": (), "deadline_at_s": None},
             "gathering: 2 devices online, 3 needed, since 2026-11-18T11:06:40Z",
         ),
@@ -130,3 +161,35 @@ def test_a_run_that_is_not_served_has_a_line_too():
 def test_a_finished_run_has_no_more_rounds_than_planned():
     run = dataclasses.replace(RUN, phase="finished", round=21, rounds=20)
     assert text.run_words(run).endswith("finished, round 20 of 20")
+
+
+VITALS = VitalsStatus(
+    at_s=AT,
+    uptime_seconds=7300,
+    disk_free_bytes=12_300_000_000,
+    memory_bytes=1_000_000_000,
+    memory_free_bytes=412_000_000,
+    load=0.52,
+    cores=4,
+    temperature_c=51.4,
+    battery_percent=80,
+    charging=True,
+)
+
+
+def test_a_device_that_reports_its_condition_has_a_line():
+    found = with_devices(device("dev-1", vitals=VITALS), device("dev-2"))
+    assert text.device_lines(found) == [
+        "devices: 2 of 2 online",
+        "  dev-1 reports disk 12.3 GB free, memory 412 MB of 1 GB free, load 0.52 on 4 cores, 51 °C, battery 80 %, "
+        "charging or full, up 2 h 1 min (2026-11-18T11:06:40Z)",
+    ]
+    many = text.device_lines(with_devices(*(device(f"dev-{i}", vitals=VITALS) for i in range(NAMES_SHOWN + 2))))
+    assert len(many) == NAMES_SHOWN + 2
+    assert many[-1] == "  and 2 more report their condition: --json lists all"
+
+
+def test_figures_that_a_device_can_not_measure_are_left_out():
+    assert text.vitals_words(VitalsStatus(at_s=AT)) == "no figure (2026-11-18T11:06:40Z)"
+    few = VitalsStatus(at_s=AT, disk_free_bytes=999, load=3.0, cores=1, battery_percent=7, charging=False)
+    assert text.vitals_words(few).startswith("disk 999 B free, load 3 on 1 core, battery 7 % (")

@@ -18,7 +18,7 @@ from aggregator.storage.vector_log import UpdateFiles
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.util.state_codec import Encoded
 from tests.helpers.fleets import make_fleet
-from tests.helpers.plans import KEY_VERSION, digest_of, engine_of, resumed, run_plan, upload_of
+from tests.helpers.plans import KEY_VERSION, append_upload, digest_of, engine_of, resumed, run_plan, upload_of
 
 RUN = run_plan()
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, num
     engine = engine_of(RUN)
     state = resumed(engine, ("dev-1",))
     header, body = upload_of(engine, state, "dev-1")
-    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
     store.commit()
 
     def fail(*_arguments):

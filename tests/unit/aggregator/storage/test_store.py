@@ -14,7 +14,17 @@ from aggregator.storage.store import Store
 from aggregator.strategies.base import norm_of
 from shoal.errors import IntegrityError
 from shoal.util.state_codec import Encoded
-from tests.helpers.plans import KEY_VERSION, ROUND_KEY, D, digest_of, engine_of, resumed, run_plan, upload_of
+from tests.helpers.plans import (
+    KEY_VERSION,
+    ROUND_KEY,
+    D,
+    append_upload,
+    digest_of,
+    engine_of,
+    resumed,
+    run_plan,
+    upload_of,
+)
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
 RUN = run_plan()
@@ -50,7 +60,7 @@ def upload(device, round_=1):
 def append(store, *devices, round_=1):
     for device in devices:
         header, body = upload(device, round_)
-        store.append(header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
+        append_upload(store, header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
 
 
 def test_what_was_committed_comes_back_as_it_was(open_store):
@@ -125,7 +135,7 @@ def test_a_report_without_a_vector_needs_no_file(open_store, folder):
     store = open_store()
     header, _ = upload("dev-1")
     header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
-    store.append(header, memoryview(b""), 0.0, digest_of(header, b""))
+    append_upload(store, header, memoryview(b""), 0.0, digest_of(header, b""))
     (given,) = store.commit()
     assert given.vector is None
     assert not list((folder / "updates").iterdir())
@@ -300,13 +310,13 @@ def test_open_files_do_not_grow_with_the_uploads(open_store):
     """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
     store = open_store()
     header, body = upload("dev-1")
-    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
     store.commit()
     before = len(list(Path("/proc/self/fd").iterdir()))
     given = []
     for number in range(200):
         one = dataclasses.replace(header, device=f"dev-{number + 2}")
-        store.append(one, memoryview(body), 1.0, digest_of(one, body))
+        append_upload(store, one, memoryview(body), 1.0, digest_of(one, body))
         given += store.commit()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert all(c.vector.tobytes() == VECTORS["dev-1"].tobytes() for c in given)

@@ -43,6 +43,7 @@ def files_on_disk():
 
 
 def store(files, count, round_=1):
+    files.open(round_)
     return [
         files.view(round_, files.append(round_, memoryview(row(number).tobytes()).cast("B")), D)
         for number in range(count)

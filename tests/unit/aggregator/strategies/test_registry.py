@@ -4,9 +4,11 @@ import pytest
 
 from aggregator.strategies.base import ORTHOGONAL_MODES
 from aggregator.strategies.fedavg import FedAvg
-from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy, make_strategy
+from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy, make_strategy, strategy_names
 from crypto.mask.modes.registry import MODES
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, UsageError
+from shoal.util.extensions import STRATEGIES_GROUP
+from tests.helpers.extensions import install
 from tests.helpers.plans import run_plan
 
 
@@ -31,6 +33,35 @@ def test_a_mode_that_a_strategy_does_not_declare_is_refused(monkeypatch):
         with pytest.raises(ConfigError, match="sorted does not work in mask mode rotation") as caught:
             build(run_plan(mode="rotation"))
         assert caught.value.hint == "it works in: none, permutation"
+
+
+EXTRA = """
+from aggregator.strategies.fedavg import FedAvg
+
+class Slow(FedAvg):
+    name = "slow"
+
+class Impostor(FedAvg):
+    name = "fedavg"
+"""
+
+
+def test_a_packages_strategy_is_found_by_its_name(tmp_path, monkeypatch):
+    install(
+        tmp_path, monkeypatch, STRATEGIES_GROUP, {"slow": "Slow", "other": "Slow", "text": "EXTRA"}, EXTRA + "EXTRA = 1"
+    )
+    assert make_strategy(run_plan(algorithm="slow")).name == "slow"
+    assert [*STRATEGIES, "other", "slow", "text"] == strategy_names()
+    with pytest.raises(ConfigError, match="installed as 'other' calls itself 'slow'"):
+        find_strategy("other")
+    with pytest.raises(UsageError, match="a strategy is a class, not 1"):
+        find_strategy("text")
+
+
+def test_a_package_cannot_replace_a_strategy_of_ours(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, STRATEGIES_GROUP, {"fedavg": "Impostor"}, EXTRA)
+    assert find_strategy("fedavg") is FedAvg
+    assert strategy_names() == list(STRATEGIES)
 
 
 def test_an_unknown_name_is_refused():

@@ -69,6 +69,7 @@ class Scene:
 
     def queue(self, transfer=TRANSFER):
         """Put an upload on its way to the disk."""
+        self.table.move(UploadRef("dev-1", transfer), UploadEvent.COMPLETE)
         self.table.move(UploadRef("dev-1", transfer), UploadEvent.VALIDATED)
 
     def remind(

@@ -18,9 +18,15 @@ from aggregator.uploads.states import (
 REF = UploadRef("dev-1", b"t" * 16)
 PATHS = {
     UploadState.RECEIVING: (),
-    UploadState.VALID: (UploadEvent.VALIDATED,),
-    UploadState.COMMITTING: (UploadEvent.VALIDATED, UploadEvent.COMMIT_STARTED),
-    UploadState.ACKNOWLEDGED: (UploadEvent.VALIDATED, UploadEvent.COMMIT_STARTED, UploadEvent.COMMITTED),
+    UploadState.VERIFYING: (UploadEvent.COMPLETE,),
+    UploadState.VALID: (UploadEvent.COMPLETE, UploadEvent.VALIDATED),
+    UploadState.COMMITTING: (UploadEvent.COMPLETE, UploadEvent.VALIDATED, UploadEvent.COMMIT_STARTED),
+    UploadState.ACKNOWLEDGED: (
+        UploadEvent.COMPLETE,
+        UploadEvent.VALIDATED,
+        UploadEvent.COMMIT_STARTED,
+        UploadEvent.COMMITTED,
+    ),
     UploadState.REFUSED: (UploadEvent.REJECTED,),
 }
 """Events that lead to each state."""
@@ -69,6 +75,7 @@ def test_the_reason_of_a_refusal_is_remembered():
 
 def test_the_oldest_answers_are_forgotten_first_and_uploads_in_progress_never():
     table = UploadTable(answers_remembered=2)
+    table.move(REF, UploadEvent.COMPLETE)
     table.move(REF, UploadEvent.VALIDATED)
     others = [UploadRef(f"dev-{n}", REF.transfer) for n in range(2, 6)]
     for other in others:

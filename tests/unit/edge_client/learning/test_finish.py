@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Dataset, split
+from edge_client.learning.data import Dataset, joined, split
 from edge_client.learning.finish import Ended, finish, sample_losses
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import Cancelled, train
@@ -60,11 +60,49 @@ def test_all_candidates_are_compared_in_order(shares, backend):
     assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
 
 
-def test_the_chosen_model_has_the_loss_that_is_reported(shares, backend):
-    done = finish(ended(), shares, backend, never)
-    assert done.choice != "cluster"
-    assert sample_losses(done.theta, shares.validation, backend).mean() == done.losses[done.choice]
-    assert done.losses[done.choice] < done.losses["cluster"]
+@pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
+def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, backend, monkeypatch, choice):
+    """By the recipe of the candidate; the losses reported are those of the first training, which has not seen them."""
+    monkeypatch.setattr("edge_client.learning.finish.choose", lambda losses: choice if choice in losses else "cluster")
+    done = finish(ended(weight=0.5), shares, backend, never)
+    both = joined(shares.train, shares.validation)
+    more = finish(ended(weight=0.5), dataclasses.replace(shares, train=both), backend, never)
+    assert done.choice == choice
+    assert done.losses[choice] != more.losses[choice]
+    assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
+
+
+def test_a_second_training_that_diverges_leaves_the_first(shares, caplog):
+    steps = 10 * -(-len(shares.train) // MINI.batch_size)
+
+    class Diverging:
+        """A backend whose gradients are not finite after the candidates with epochs on top."""
+
+        grads = 0
+
+        def score(self, theta, x, y):
+            return real.score(theta, x, y)
+
+        def grad(self, theta, x, y):
+            self.grads += 1
+            return real.grad(theta, x, y) if self.grads <= steps else (float("nan"), np.zeros_like(theta))
+
+    real = backend_of()
+    with caplog.at_level(logging.WARNING, "shoal.edge"):
+        done = finish(ended(start=None), shares, Diverging(), never)
+    assert done.choice == "10"
+    assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+    assert caplog.records[0].kv["candidate"] == "the chosen one with the validation samples"
+
+
+def test_the_clusters_model_is_not_trained_again(shares, backend, monkeypatch):
+    monkeypatch.setattr(
+        "edge_client.learning.finish.choose", lambda losses: "node-0" if "node-0" in losses else "cluster"
+    )
+    above = ORIGIN * 2
+    assert finish(ended(above={"node-0": above}), shares, backend, never).theta is above
+    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _: "cluster")
+    assert finish(ended(), shares, backend, never).theta is ORIGIN
 
 
 def test_epochs_on_top_follow_the_runs_recipe_after_its_last_round(shares, backend):

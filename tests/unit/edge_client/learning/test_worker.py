@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -42,6 +43,27 @@ def test_a_job_that_is_done_is_let_go(kind):
     assert held() is None
     assert results == [True]
     worker.close()
+
+
+def test_each_step_of_a_job_is_a_sign_of_life():
+    step, ended = threading.Event(), threading.Event()
+
+    def job(cancelled):
+        while not step.wait(0.01):
+            pass
+        time.sleep(0.2)
+        quiet.append(worker.quiet_s())
+        cancelled()
+        quiet.append(worker.quiet_s())
+
+    worker, quiet = ThreadWorker(), []
+    assert worker.quiet_s() == 0
+    worker.submit(job, lambda _: ended.set())
+    step.set()
+    assert ended.wait(5)
+    assert quiet[0] >= 0.2 > quiet[1]
+    worker.close()
+    assert worker.quiet_s() == 0
 
 
 def test_a_nice_worker_lowers_its_own_thread_and_no_other():

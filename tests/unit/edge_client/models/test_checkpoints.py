@@ -52,7 +52,7 @@ SEALED = seal_checkpoint(IDENTITIES[0], KEYS, HELD.held[STATE]).payload
 
 
 def open_(data=SEALED, signed=CERTIFICATE, **changes):
-    fields = {"wanted": STATE, "keys": KEYS, "roster": roster(), "length": LENGTH, "min_contributors": 2} | changes
+    fields = {"wanted": STATE, "keys": KEYS, "roster": roster(), "length": LENGTH, "signers": 2} | changes
     return open_checkpoint(data, signed, **fields)[0]
 
 

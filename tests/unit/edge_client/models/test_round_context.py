@@ -43,7 +43,7 @@ def test_the_checkpoints_are_in_the_order_of_their_models_each_as_long_as_the_he
     signed = certificate(states, 1, IDENTITIES[:2])
     for model, size in zip(head.models, head.sizes, strict=True):
         sealed, rest = rest[:size], rest[size:]
-        opened = {"keys": made.keys, "roster": roster(), "length": 2, "min_contributors": 2, "most_task_bytes": 99}
+        opened = {"keys": made.keys, "roster": roster(), "length": 2, "signers": 2, "most_task_bytes": 99}
         state, task = open_checkpoint(sealed, signed, wanted=StateId(model, 0), **opened)
         assert (state.digest, task) == (states.held[StateId(model, 0)].digest, TASK)
         with pytest.raises(UntrustedError):

@@ -15,7 +15,7 @@ from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
-from shoal.protocol.messages import Action, Control, DeclineReason
+from shoal.protocol.messages import Action, Control, DeclineReason, Notice, RunOrder
 from shoal.protocol.topics import TopicKind
 from tests.helpers.plans import run_plan
 from tests.helpers.sessions import NEXT_GROUP, Driver
@@ -23,7 +23,8 @@ from tests.unit.edge_client.protocol.test_round_state import announcement
 
 PLAN = run_plan(max_models=3, origins=2, rounds=5)
 TRANSFER = b"transfer-of-mine"
-AGAIN = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND))
+NOTICE = io.Resubscribe(TopicKind.NOTICE)
+AGAIN = (io.Resubscribe(TopicKind.PLAN), io.Resubscribe(TopicKind.ROUND), NOTICE)
 ANNOUNCED = announcement()
 
 
@@ -70,7 +71,14 @@ def test_it_begins_with_subscriptions_and_the_run_of_before():
     driver = Driver()
     done = driver.go(driver.session.started(driver.facts))
     kinds = [action.kind for action in done if isinstance(action, io.Subscribe)]
-    assert kinds == [TopicKind.ROSTER_CHANGE, TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.CTL]
+    assert kinds == [
+        TopicKind.ROSTER_CHANGE,
+        TopicKind.KEYS,
+        TopicKind.PLAN,
+        TopicKind.ROUND,
+        TopicKind.NOTICE,
+        TopicKind.CTL,
+    ]
     assert done[-1] == io.ResumeRun()
 
 
@@ -86,7 +94,7 @@ def test_a_device_whose_roster_has_expired_resumes_no_run_until_it_is_valid():
     done = driver.take()
     assert io.ResumeRun() in done
     assert io.PublishPresence() in done
-    assert tuple(done[-2:]) == AGAIN
+    assert tuple(done[-3:]) == AGAIN
 
 
 def test_an_announcement_without_its_run_waits_for_the_package():
@@ -277,14 +285,14 @@ def test_newer_keys_are_followed_by_receiving_keys_and_a_second_look():
     driver.tell(io.KeysTaken())
     done = driver.take()
     assert done[0] == io.OfferReceivingKeys()
-    assert done[-2:] == list(AGAIN)
+    assert done[-3:] == list(AGAIN)
 
 
 def test_another_broadcast_key_announces_the_presence_under_it():
     driver = following().at(group=NEXT_GROUP)
     driver.go(driver.session.settled(driver.facts))
     done = driver.take()
-    assert done[1:] == [io.PublishPresence(), io.Resubscribe(TopicKind.ROUND)]
+    assert done[1:] == [io.PublishPresence(), io.Resubscribe(TopicKind.ROUND), NOTICE]
     driver.go(driver.session.settled(driver.facts))
     assert driver.take() == []
 
@@ -384,3 +392,43 @@ def test_any_interleaving_keeps_the_rules(names):
         assert json.dumps(driver.session.summary())
         if driver.session.remind_at_s is not None:
             assert driver.session.round.stage is Stage.SENDING
+
+
+# ------------------------------------------------------------------------------------------------------------- notices
+
+
+def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
+    return Notice(fleet=fleet, sequence=sequence, sent_at_s=1000, run=1, run_id=b"r" * 16, order=order, choice=choice)
+
+
+def test_an_order_of_the_owner_is_known_until_another_comes():
+    driver = following()
+    assert driver.session.order == ""
+    done = driver.hear(channels.NOTICE, notice())
+    assert [a.text for a in done if isinstance(a, io.Log)] == ["run 1 is paused by the owner"]
+    assert io.PublishStatus() in done
+    assert driver.session.summary()["order"] == "run 1 is paused by the owner"
+    driver.hear(channels.NOTICE, notice(RunOrder.NONE, sequence=6))
+    assert driver.session.order == ""
+
+
+def test_a_notice_that_the_broker_repeats_has_no_effect():
+    driver = following()
+    driver.hear(channels.NOTICE, notice(RunOrder.STOPPED, sequence=6))
+    assert driver.hear(channels.NOTICE, notice()) == ()
+    assert driver.session.order == "run 1 is stopped by the owner"
+
+
+def test_a_choice_of_models_is_taken_when_it_changes():
+    driver = following()
+    assert io.TakeNotice(1000, b"first") in driver.hear(channels.NOTICE, notice(choice=b"first"))
+    again = driver.hear(channels.NOTICE, notice(choice=b"first"))
+    assert again == (io.TakeNotice(1000), io.PublishStatus()), "clocks are compared each time"
+    assert io.TakeNotice(1000, b"second") in driver.hear(channels.NOTICE, notice(choice=b"second", sequence=6))
+
+
+def test_a_notice_of_another_fleet_is_refused():
+    driver = following()
+    (refused,) = driver.hear(channels.NOTICE, notice(fleet="other"))
+    assert isinstance(refused.error, UntrustedError)
+    assert driver.session.order == ""

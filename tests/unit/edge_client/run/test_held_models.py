@@ -404,7 +404,7 @@ def test_the_statement_names_all_states_and_the_upload_carries_the_checkpoints_a
         keys=scene.keys(1),
         roster=scene.parties.members["dev-2"].roster,
         length=LENGTH,
-        min_contributors=2,
+        signers=2,
         most_task_bytes=1 << 20,
     )
     assert state.theta.tobytes() == origins()[0].tobytes()

@@ -15,8 +15,9 @@ from edge_client.storage.finished_models import (
     measured,
 )
 from edge_client.storage.state import OwnModel
-from shoal.errors import ConfigError, IntegrityError, ShoalError
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UsageError
 from shoal.protocol.codec import encode
+from shoal.protocol.documents import ModelChoice
 from shoal.util.checked_files import write_checked
 from shoal.util.files import private_directory, write_private
 from shoal.util.times import second
@@ -180,7 +181,7 @@ def test_rollback_refuses_a_run_that_is_not_there(store):
     with pytest.raises(ConfigError, match="no finished model yet"):
         store.rollback(None)
     add(store, 7)
-    with pytest.raises(ConfigError, match="no finished model of run 2: it has run 7") as caught:
+    with pytest.raises(UsageError, match="no finished model of run 2: it has run 7") as caught:
         store.rollback(2)
     assert "shoal-edge rollback" in caught.value.hint
 
@@ -354,3 +355,74 @@ def test_leftovers_go_at_the_next_start(store):
 def test_times_beyond_the_calendar_are_numbers():
     assert second(0) == "1970-01-01T00:00:00Z"
     assert second(2**63) == f"second {2**63}"
+
+
+def choice(run, sequence=7, latest=3):
+    run_id = bytes([run]) * 16 if run else bytes(16)
+    return ModelChoice(fleet="reef", sequence=sequence, run=run, run_id=run_id, latest=latest)
+
+
+def chosen(store):
+    """Return the run that answers, and whether the owner chose it."""
+    standing = store.standing()
+    return standing.answers.run, standing.by_owner
+
+
+def test_the_owners_choice_answers_until_a_later_run_finishes(store):
+    for run in (1, 2, 3):
+        add(store, run, run / 10)
+    assert store.choose(choice(1)) == "run 1's model answers until a later run finishes"
+    assert chosen(store) == (1, True)
+    assert [d["chosen_by_owner"] for d in store.standing().documents()] == [False, False, True]
+    add(store, 4, 0.9)
+    assert chosen(store) == (4, False)
+
+
+def test_a_choice_is_taken_once(store):
+    """The broker retains it: the device's own rollback stays in force, also over a restart."""
+    for run in (1, 2, 3):
+        add(store, run)
+    store.choose(choice(1))
+    store.rollback(2)
+    assert FinishedModels(store._device).choose(choice(1)) is None
+    assert chosen(store) == (2, False)
+    assert store.choose(choice(3, sequence=6)) is None, "an older one"
+    assert store.choose(choice(3, sequence=8)) is not None
+    assert chosen(store) == (3, True)
+
+
+def test_the_owner_gives_the_choice_back(store):
+    for run, fits in ((1, 0.2), (2, 0.9), (3, 0.5)):
+        add(store, run, fits)
+    store.choose(choice(1))
+    assert store.choose(choice(0, sequence=8)) == "the device follows its own rule again"
+    assert chosen(store) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("runs", "wanted", "effect"),
+    [
+        ((), choice(1), "no effect: this device has no finished model of run 1"),
+        ((2, 3), choice(1), "no effect: this device has no finished model of run 1"),
+        ((1, 4), choice(1), "no effect: run 4 has finished since"),
+    ],
+)
+def test_a_choice_that_does_not_fit_leaves_the_device_as_it_is(store, runs, wanted, effect):
+    for run in runs:
+        add(store, run)
+    before = run_in_use(store)
+    assert store.choose(wanted) == effect
+    assert run_in_use(store) == before
+    assert store.choose(wanted) is None
+
+
+def test_a_damaged_model_is_not_chosen(store):
+    for run in (1, 2):
+        add(store, run)
+    (path,) = [
+        p for p in store._folder.glob("model-*.bin") if p.name == f"model-{store.models()[0].own.file.hex()}.bin"
+    ]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError):
+        store.choose(choice(1))
+    assert chosen(store) == (2, False)

@@ -15,6 +15,7 @@ from shoal.membership.statements import (
     open_statement,
     read_claims,
     sign_statement,
+    signers_needed,
 )
 from shoal.protocol.documents import Card
 from shoal.protocol.states import HeldState, StateCertificate, Statement
@@ -40,7 +41,7 @@ def check(*statements, need=2, held=HELD, of=None):
         fleet=FLEET,
         run_id=RUN_ID,
         roster=of or roster(),
-        min_contributors=need,
+        needed=need,
     )
 
 
@@ -124,7 +125,7 @@ def test_documents_are_read_once_for_every_state_that_is_checked():
     claims = tuple(read_claims([b"short", *good, good[0][:-1]]))
     assert claims == tuple(Claim(statement(f"dev-{i}"), good[i]) for i in range(2))
     for held in (HELD, OTHER):
-        expected = {"fleet": FLEET, "run_id": RUN_ID, "roster": roster(), "min_contributors": 2}
+        expected = {"fleet": FLEET, "run_id": RUN_ID, "roster": roster(), "needed": 2}
         assert check_claims(claims, held, **expected) == ("dev-0", "dev-1")
 
 
@@ -137,7 +138,7 @@ def test_a_claim_is_checked_by_its_signature_not_its_contents():
             fleet=FLEET,
             run_id=RUN_ID,
             roster=roster(),
-            min_contributors=2,
+            needed=2,
         )
 
 
@@ -157,3 +158,18 @@ def test_a_statement_opens_to_what_was_signed():
 def test_a_device_signs_only_its_own_statement():
     with pytest.raises(UsageError, match="can't sign"):
         sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))
+
+
+@pytest.mark.parametrize(
+    ("least", "needed"),
+    [
+        (1, [1, 1, 1, 1, 1, 1, 1]),
+        (2, [2, 2, 2, 2, 2, 2, 2]),
+        (3, [2, 2, 2, 2, 3, 3, 3]),
+        (5, [2, 2, 2, 2, 3, 3, 4]),
+    ],
+)
+def test_in_a_small_fleet_more_than_half_of_the_others_certify(least, needed):
+    """Of 1 to 7 devices; never fewer than two if a mean takes several."""
+    assert [signers_needed(least, active) for active in range(1, 8)] == needed
+    assert signers_needed(least, 1000) == least

@@ -276,6 +276,33 @@ def test_a_message_is_acknowledged_by_hand_if_that_was_asked_for(peers):
     assert (sent[0], sent[2:4]) == (0x40, bytes([0, 7]))
 
 
+@pytest.mark.parametrize("properties", [b"", b"\x01\x01", b"\x26\0\1a\0\1b"], ids=["none", "format", "user's"])
+@pytest.mark.parametrize(("flags", "qos"), [(0x30, 0), (0x31, 0), (0x32, 1), (0x3B, 1)])
+def test_a_message_is_the_same_with_and_without_properties(peers, flags, qos, properties):
+    """Those without are decoded by a way of our own, the others by paho's."""
+    one = peers()
+    one.connect()
+    seen = []
+    one.events.on_message = lambda m: seen.append((m.topic, m.mid, m.payload, m.qos, m.retain, m.dup))
+    packet_id = b"\0\7" if qos else b""
+    body = b"\0\3t/x" + packet_id + bytes([len(properties)]) + properties + b"payload"
+    one.broker.sendall(bytes([flags, len(body)]) + body)
+    one.until(lambda: seen)
+    assert seen == [("t/x", 7 if qos else 0, b"payload", qos, bool(flags & 1), bool(flags & 8))]
+    one.link.step(one.wake_fd, 0.0)
+    assert one.received()[:1] == (b"\x40" if qos else b"")
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\x09t", b"\0\1t\0", b"\0\1t\0\7"])
+def test_a_publish_that_is_cut_short_ends_the_connection(peers, body, caplog):
+    one = peers()
+    one.connect()
+    one.broker.sendall(bytes([0x32, len(body)]) + body)
+    with caplog.at_level(logging.CRITICAL):
+        one.until(lambda: not one.link.alive)
+    assert one.events.messages == []
+
+
 def test_without_reading_a_step_still_writes(peers):
     """Back pressure: the program takes no more messages, but its own publishes go on."""
     one = peers()

@@ -1,6 +1,6 @@
 """Layered configuration: flag, environment, file, default; unknown keys are refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from shoal.util.config import load
 @dataclass(frozen=True, slots=True)
 class Options:
     dir: Path
-    broker: str = "mqtt://localhost"
+    broker: str = field(default="mqtt://localhost", repr=False)
     retries: int = 3
     pace: float = 0.5
     once: bool = False
@@ -44,6 +44,19 @@ def test_each_layer_beats_the_one_below(tmp_path):
     assert loaded.origins["broker"] == "flag"
     assert loaded.origins["retries"] == "SHOAL_EDGE_RETRIES"
     assert loaded.origins["pace"] == str(tmp_path / "shoal.toml")
+
+
+def test_a_credential_of_systemd_gives_secret_texts_and_paths(tmp_path):
+    """Below the environment, above the file. Other keys are not secrets, and are not looked for."""
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    for name, text in (("broker", "mqtt://a:b@host\n"), ("ca", "PEM"), ("retries", "9")):
+        (folder / name).write_text(text)
+    environment = {"CREDENTIALS_DIRECTORY": str(folder)}
+    loaded = read(tmp_path, '[edge]\nbroker = "file"\n', environment)
+    assert (loaded.values.broker, loaded.values.ca, loaded.values.retries) == ("mqtt://a:b@host", folder / "ca", 3)
+    assert (loaded.origins["broker"], loaded.origins["ca"]) == ("credential broker", "credential ca")
+    assert read(tmp_path, environment={**environment, "SHOAL_EDGE_BROKER": "env"}).values.broker == "env"
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,18 @@ def test_the_usual_places_are_accepted(tmp_path):
 def test_a_missing_directory_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="can't read"):
         check_directory(tmp_path / "missing")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
+def test_a_credential_of_systemd_may_look_readable_by_its_group(tmp_path, monkeypatch):
+    """An access list lets the service's user read it, and the mode shows that as the group's right. Others still may not."""
+    path = tmp_path / "http_token"
+    path.write_bytes(b"token")
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="readable by others"):
+        read_private(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_private(path) == b"token"
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match="readable by others"):
+        read_private(path)

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.numerics.gap import overlap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.cfl.split import Norms, describe, find_cuts, noise, settled
+from aggregator.strategies.cfl.split import Norms, describe, find_cuts, has_gap, noise, settled
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
@@ -186,3 +186,11 @@ def test_a_permutation_of_the_coordinates_changes_no_split(settings):
         assert np.array_equal(clear.theta(cluster.slot)[assignment], other)
     assert set(DEVICES) == {d for c in partition(masked) for d in c}
     assert len(GOAL) == 4
+
+
+@pytest.mark.parametrize(
+    ("cross", "within", "gap"),
+    [(-0.4, [0.6, 0.5], True), (0.3, [0.6, 0.2], False), (0.3, [0.6, None], True), (0.3, [None, None], False)],
+)
+def test_a_cut_has_a_gap_if_each_cosine_within_is_above_each_across(cross, within, gap):
+    assert has_gap({"cross_max": cross, "intra_min": within}) is gap

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import combine_pvalues, ttest_1samp
 
-from aggregator.strategies.cfl.split_validation import combined_p_value, judge, paired_t_p_value
+from aggregator.strategies.cfl.split_validation import Verdict, combined_p_value, goes_on, judge, paired_t_p_value
+from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.cfl.strategy import MAX_EXTENSIONS
 from shoal.protocol.messages import Phase
 from tests.helpers.quadratics import (
     DEVICES,
@@ -91,6 +93,55 @@ def test_a_refused_trial_keeps_what_was_trained_and_leaves_the_cluster_in_peace(
     assert opened == [2, 9], "refused in round 5, then three rounds of peace: 6, 7 and 8"
     detail = rounds.events[1].detail
     assert (detail["prefer"], detail["margin"]) == ([0.0, 0.0], [0.0, 0.0])
+
+
+class SlowGain(Quadratic):
+    """Halves gain nothing at first, and more at each look: the evidence is weak, then clear."""
+
+    looks = 0
+
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if not assignment.margins:
+            return given
+        self.looks = max(self.looks, round_)
+        spread = 0.05 * (1 + DEVICES.index(device) % 3)
+        return dataclasses.replace(given, margins=(0.0, round(spread + 0.004 * round_ - 0.02, 4)))
+
+
+def test_a_clear_cut_on_trial_gets_time_while_the_evidence_is_weak(monkeypatch):
+    monkeypatch.setattr(CflSettings, "convinces", lambda _self, _sides, tried: tried >= 3)
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, SlowGain(rounds), most=20)
+    first = next(e for e in rounds.events if e.kind == "split")
+    assert rounds.events[0].kind == "trial-opened"
+    assert "split-refused" not in [e.kind for e in rounds.events if e.round < first.round]
+    assert first.round == rounds.events[0].round + 4 * 3, (
+        "four looks, each after two rounds of training and the one to compare"
+    )
+
+
+def test_extensions_are_bounded(monkeypatch):
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, SlowGain(rounds), most=3 * (MAX_EXTENSIONS + 2))
+    opened, refused = (next(e.round for e in rounds.events if e.kind == k) for k in ("trial-opened", "split-refused"))
+    assert refused == opened + 3 * (1 + MAX_EXTENSIONS)
+
+
+def test_a_cut_without_a_gap_gets_one_look(monkeypatch):
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    monkeypatch.setattr("aggregator.strategies.cfl.strategy.has_gap", lambda _figures: False)
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, SlowGain(rounds), most=5)
+    assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
+
+
+@pytest.mark.parametrize(
+    ("p_values", "expected"), [((0.2, 0.05), True), ((0.5, 0.5), False), ((0.001, 0.95), False), ((0.0001, 0.85), True)]
+)
+def test_weak_evidence_that_no_side_speaks_against_is_worth_another_look(p_values, expected):
+    assert goes_on([Verdict(4, 1.0, 0.1, p) for p in p_values]) is expected
 
 
 class OneSided(Quadratic):

@@ -5,6 +5,8 @@ import pytest
 
 from shoal.errors import DataError, UsageError
 from shoal.experiments.data.partitions import split
+from shoal.util.extensions import SPLITS_GROUP
+from tests.helpers.extensions import install
 
 X = np.arange(600, dtype=np.float32).reshape(300, 2, 1)
 Y = np.arange(300) % 5
@@ -66,3 +68,45 @@ def test_splits_that_make_no_sense_are_refused(arguments, error, text):
     arguments = {"x": X, "y": Y, "kind": "iid", "devices": 6, **arguments}
     with pytest.raises(error, match=text):
         split(**arguments)
+
+
+DEALERS = """
+import numpy as np
+
+def pairs(y, devices, value, rng):
+    return np.array_split(np.arange(int(value or len(y))), devices)
+
+def double(y, devices, value, rng):
+    return [np.arange(10)] * devices
+
+def few(y, devices, value, rng):
+    return [np.arange(i, i + 1) for i in range(devices)]
+
+def short(y, devices, value, rng):
+    return [np.arange(50)]
+
+def words(y, devices, value, rng):
+    return ["a"] * devices
+"""
+
+
+def test_a_packages_split_deals_the_samples(tmp_path, monkeypatch):
+    names = ("pairs", "double", "few", "short", "words")
+    install(tmp_path, monkeypatch, SPLITS_GROUP, {name: name for name in names}, DEALERS)
+    x = np.arange(100, dtype=np.float32).reshape(50, 2)
+    y = np.arange(50) % 2
+    partitions = split(x, y, "pairs:40", devices=4)
+    assert sum(len(labels) for p in partitions for _, labels in p.values()) == 40
+    assert len(split(x, y, "pairs", devices=5)) == 5
+    for kind, message in (
+        ("double", "dealt a sample twice"),
+        ("few", "fewer than 5 samples"),
+        ("short", "gave 1 lists of places for 4 devices"),
+        ("words", "gave no lists of places"),
+        ("pairs:51", "or one that is not there"),
+    ):
+        with pytest.raises(DataError, match=message):
+            split(x, y, kind, devices=4)
+    with pytest.raises(UsageError, match="no split 'pears'") as caught:
+        split(x, y, "pears")
+    assert "shards:N (shards:2), double, few, pairs" in caught.value.hint

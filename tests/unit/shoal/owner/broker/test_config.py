@@ -5,16 +5,20 @@ from pathlib import Path
 import pytest
 
 from aggregator import membership as aggregators
+from aggregator.page.home_assistant import HomeAssistant, sensor_topics
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.address import BrokerAddress
+from shoal.errors import ConfigError
 from shoal.owner.broker.config import config, write_broker_config
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage, SegmentSpec
+from shoal.protocol.topics import matches
 from shoal.transport import local_broker as broker
 from shoal.util.files import write_private
+from tests.helpers.parties import Line
 from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
 
@@ -91,3 +95,48 @@ def test_the_upload_size_comes_from_the_signed_runs_or_the_option(owner, tmp_pat
     package = RunPackage(sign_document(owner.owner, plan), b"task", b"origins")
     write_private(owner.path / "runs" / "000001.run", encode(package))
     assert queued_bytes() == broker.queue_limits(120, 40_000_000).payload_bytes
+
+
+def lines_of(text, user):
+    """Return the access of one user in an access list."""
+    sections = [part.splitlines() for part in text.split(f"\nuser {user}\n")[1:]]
+    return [line for section in sections for line in section[: section.index("") if "" in section else None]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_home_assistant_gets_a_user_and_the_aggregator_its_sensors_if_asked(tmp_path, dynamic):
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost")
+    owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    made = write_broker_config(owner, tmp_path / "broker", dynamic=dynamic)
+    assert "home" not in (tmp_path / "broker/shoal.acl").read_text()
+    assert "home-assistant" not in made.users
+    made = write_broker_config(owner, tmp_path / "broker", home_assistant="homeassistant")
+    text = (tmp_path / "broker/shoal.acl").read_text()
+    sensors = ["topic write homeassistant/sensor/shoal_reef/#", "topic write homeassistant/shoal_reef/state"]
+    assert lines_of(text, "aggregator")[-2:] == sensors
+    own = ["topic read homeassistant/#", "topic write homeassistant/status"]
+    denied = ["topic deny shoal/v1/reef/#"] if dynamic else []
+    assert lines_of(text, "home-assistant") == [*own, *denied]
+    assert "home-assistant" in made.users
+    assert (tmp_path / "broker/clients/home-assistant.url").read_text().startswith("mqtt://home-assistant:")
+    again = FleetDirectory(tmp_path / "owner")
+    write_broker_config(again, tmp_path / "broker")
+    assert (tmp_path / "broker/shoal.acl").read_text() == text, "as before, also in another process"
+    write_broker_config(again, tmp_path / "broker", home_assistant="")
+    assert "home" not in (tmp_path / "broker/shoal.acl").read_text()
+
+
+def test_the_sensors_topics_are_those_that_the_aggregator_publishes():
+    line = Line()
+    sensors = HomeAssistant(line, "reef", "home/assistant")
+    topics = [topic for topic, _ in sensors.configurations()] + [sensors._state_topic]
+    for topic in topics:
+        assert any(matches(f, topic) for f in sensor_topics("reef", "home/assistant"))
+
+
+@pytest.mark.parametrize("prefix", ["home/#", "+", "a b", "/x", "home\n"])
+def test_a_prefix_that_is_no_plain_topic_is_refused(tmp_path, prefix):
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost")
+    with pytest.raises(ConfigError, match="is no topic prefix"):
+        write_broker_config(owner, tmp_path / "broker", home_assistant=prefix)
+    assert owner.users.home_assistant == ""

@@ -37,14 +37,16 @@ def test_list_follows_the_run(tmp_path, connect, capsys):
         owner = connect(fleet)
         fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
         cli.list_(owner)
-        (line,) = lines(capsys)
+        line, answering = lines(capsys)
         assert line.startswith("run 1: ifca, 4 rounds; in round ")
+        assert answering == "4 online devices with no finished model yet"
         fleet.run(60)
         cli.list_(owner)
         assert lines(capsys) == [
             "run 1: ifca, 4 rounds; models at the broker",
             "  model 0: state of round 0",  # no device chose it
             "  model 1: state of round 4",
+            "4 online devices with the model of run 1",
         ]
         fleet.broker.retained.clear()
         cli.list_(owner, json=True)

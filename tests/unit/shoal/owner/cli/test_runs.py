@@ -131,7 +131,7 @@ def test_a_run_that_can_not_be_sent_is_stored(call, monkeypatch):
     [
         (("--run", "1", "--algorithm", "cfl"), 2, "--run sends a run that is signed already"),
         ((), 2, "--task is missing"),
-        (("--run", "7"), 3, "000007.run does not exist"),
+        (("--run", "7"), 2, "there is no signed run 7"),
         (("--run", "1", "--weight-cap", "0.5"), 2, "--weight-cap 0.5 is neither"),
     ],
 )

@@ -112,5 +112,5 @@ def test_a_package_above_the_limit_is_refused_before_a_number_is_taken(fleet):
 
 def test_without_an_aggregator_there_is_nobody_to_ask(tmp_path):
     fleet = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://h")
-    with pytest.raises(UntrustedError, match="no aggregator yet"):
+    with pytest.raises(ConfigError, match="no aggregator yet"):
         Question(fleet, RequestAction.LIST, clock=time.time)

@@ -8,7 +8,7 @@ from crypto.seal.identity import Identity
 from edge_client.enrolment import prepare
 from edge_client.membership import DeviceMembership
 from shoal import limits
-from shoal.errors import ConfigError, ShoalError, UntrustedError
+from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
 from shoal.membership.tokens import token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S
@@ -199,7 +199,7 @@ def test_a_revocation_is_whole_or_not_at_all(scene):
 
 def test_only_a_listed_device_is_revoked_and_only_once(scene):
     scene.enrol("dev-1")
-    with pytest.raises(ConfigError, match="not in the roster"):
+    with pytest.raises(UsageError, match="not in the roster"):
         scene.owner.revoke("dev-9")
     scene.owner.revoke("dev-1")
     with pytest.raises(ConfigError, match="revoked already"):

@@ -13,7 +13,7 @@ import pytest
 
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
-from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
@@ -302,12 +302,13 @@ def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("dev-9", "'dev-9' is not in the roster"), ("dev-1", "'dev-1' is revoked already")]
+    ("name", "kind", "message"),
+    [("dev-9", UsageError, "'dev-9' is not in the roster"), ("dev-1", ConfigError, "'dev-1' is revoked already")],
 )
-def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, message):
+def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, kind, message):
     fleet.revoke("dev-1")
     before = fleet.secrets
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(kind, match=message) as caught:
         fleet.revoke(name)
     assert caught.value.hint == "shoal-fleet show lists the devices"
     assert reopened(fleet).secrets == before

@@ -11,8 +11,8 @@ import pytest
 
 from edge_client.learning.model import OrtModel
 from edge_client.models.states import ModelState
-from shoal.errors import ConfigError, TaskError
-from shoal.owner.models.files import LIST_FILE, check_folder, npz_bytes, state_dict, write_models
+from shoal.errors import ConfigError, IntegrityError, TaskError
+from shoal.owner.models.files import LIST_FILE, check_folder, npz_bytes, read_models, state_dict, write_models
 from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
 from shoal.protocol.states import StateId
 from tests.helpers.plans import run_plan
@@ -156,3 +156,66 @@ def test_torch_loads_the_parameters(compiled, tmp_path):
     x = np.random.default_rng(4).standard_normal((6, 8)).astype(np.float32)
     expected = OrtModel(bundle).predict(theta, x)
     assert np.allclose(net(torch.from_numpy(x)).detach().numpy(), expected, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------------- read again
+
+
+def test_the_models_that_were_written_are_read_again(place):
+    owner, out = place
+    write_models(finished(2, 0), owner, out)
+    found = read_models(out, BUNDLE)
+    assert list(found) == [0, 2]
+    for number, theta in found.items():
+        assert theta.dtype == np.float32
+        assert np.array_equal(theta, THETA[number])
+
+
+def test_models_of_another_task_are_refused(place):
+    owner, out = place
+    write_models(finished(0), owner, out)
+    with pytest.raises(TaskError, match="of another task"):
+        read_models(out, logistic_bundle(4, 2))
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"models": [{"model": 0}], "task": {"digest": ""}}'])
+def test_a_folder_without_a_list_of_models_is_refused(place, text):
+    owner, out = place
+    write_models(finished(0), owner, out)
+    (out / LIST_FILE).write_text(text)
+    with pytest.raises(ConfigError, match="is no list of models"):
+        read_models(out, BUNDLE)
+
+
+def test_a_list_is_believed_only_about_files_of_its_own_folder(place):
+    owner, out = place
+    document = write_models(finished(0), owner, out)
+    outside = out.with_name("model-0.npz")
+    outside.write_bytes((out / "model-0.npz").read_bytes())
+    outside.chmod(0o600)
+    document["models"][0]["state"]["file"] = "../model-0.npz"
+    (out / LIST_FILE).write_text(json.dumps(document))
+    with pytest.raises(IntegrityError, match="is not the file"):
+        read_models(out, BUNDLE)
+
+
+def listed(out, document, arrays):
+    """Replace a model's archive, and its digest in the list."""
+    data = npz_bytes(arrays) if isinstance(arrays, dict) else arrays
+    (out / "model-0.npz").write_bytes(data)
+    document["models"][0]["state"]["sha256"] = hashlib.sha256(data).hexdigest()
+    (out / LIST_FILE).write_text(json.dumps(document))
+
+
+def test_another_file_than_the_listed_one_is_refused_and_so_is_one_that_is_damaged(place):
+    owner, out = place
+    document = write_models(finished(0), owner, out)
+    arrays = state_dict(BUNDLE.manifest, THETA[0].copy())
+    (out / "model-0.npz").write_bytes(npz_bytes(arrays) + b"x")
+    with pytest.raises(IntegrityError, match=r"is not the file that models\.json lists"):
+        read_models(out, BUNDLE)
+    first = next(iter(arrays))
+    for wrong in (b"", b"no archive", b"PK", {}, {first: arrays[first][:1]}, {**arrays, first: arrays[first] * np.inf}):
+        listed(out, document, wrong)
+        with pytest.raises(IntegrityError, match=r"is damaged|does not hold the task's parameters"):
+            read_models(out, BUNDLE)

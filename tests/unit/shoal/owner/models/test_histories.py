@@ -7,7 +7,7 @@ import pytest
 from crypto.seal.envelope import SealError, seal_to_group
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, WireError
-from shoal.owner.models.histories import disagreements, head_in_presence
+from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence
@@ -34,14 +34,14 @@ def sealed(fleet, device="dev-01", *, signer=None, group=None, head=HEAD, purpos
 
 @pytest.mark.parametrize("head", [HEAD, None])
 def test_the_head_in_a_presence_is_read(fleet, head):
-    assert head_in_presence(sealed(fleet, head=head), "dev-01", fleet.stage.fleet) == head
+    assert open_presence(sealed(fleet, head=head), "dev-01", fleet.stage.fleet).head == head
 
 
 def test_it_is_read_under_an_earlier_key_version(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         before = sealed(fleet)
         fleet.stage.fleet.rotate()
-        assert head_in_presence(before, "dev-01", fleet.stage.fleet) == HEAD
+        assert open_presence(before, "dev-01", fleet.stage.fleet).head == HEAD
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,16 @@ def test_a_presence_that_is_not_the_devices_own_is_refused(fleet, changes):
     if "group" in changes:
         changes = {"group": dataclasses.replace(group_key(fleet), secret=bytes(32))}
     with pytest.raises(ShoalError):
-        head_in_presence(sealed(fleet, **changes), "dev-01", fleet.stage.fleet)
+        open_presence(sealed(fleet, **changes), "dev-01", fleet.stage.fleet)
 
 
 def test_a_device_can_not_speak_for_another_or_from_outside_the_roster(fleet):
-    assert head_in_presence(sealed(fleet, inside="dev-02"), "dev-01", fleet.stage.fleet) is None
+    with pytest.raises(ShoalError):
+        open_presence(sealed(fleet, inside="dev-02"), "dev-01", fleet.stage.fleet)
     with pytest.raises(ShoalError, match="no presence of dev-09"):
-        head_in_presence(sealed(fleet), "dev-09", fleet.stage.fleet)
+        open_presence(sealed(fleet), "dev-09", fleet.stage.fleet)
     with pytest.raises((SealError, WireError, ShoalError)):
-        head_in_presence(sealed(fleet)[:-9], "dev-01", fleet.stage.fleet)
+        open_presence(sealed(fleet)[:-9], "dev-01", fleet.stage.fleet)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,19 @@ from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document
 from edge_client.run.package import origins_purpose, task_purpose
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
-from shoal.owner.runs.plan import RANGES_HINT, RunOptions, draft_plan, make_plan, origins_needed, write_run
+from shoal.owner.runs.plan import (
+    RANGES_HINT,
+    RunOptions,
+    chosen_origins,
+    draft_plan,
+    make_plan,
+    origins_needed,
+    write_run,
+)
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.task.bundle import TaskBundle
@@ -245,3 +253,26 @@ def test_federated_figures_are_not_rounded(fleet, ways):
     with pytest.raises(ConfigError, match="needs float32 both ways") as caught:
         make_plan(fleet, bundle, RunOptions("fedavg", **ways))
     assert "--standardise local" in caught.value.hint
+
+
+MODELS = {0: np.zeros(3, np.float32), 4: np.ones(3, np.float32)}
+
+
+def test_a_run_begins_with_all_models_of_another_or_with_one():
+    assert chosen_origins(MODELS, 2, None).tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert chosen_origins(MODELS, 1, 4).tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("count", "model", "message", "hint"),
+    [
+        (1, None, "begins with 1 models, and --from gives 2", "--from-model N chooses one of 0, 4"),
+        (3, None, "begins with 3 models, and --from gives 2", "an algorithm with as many models"),
+        (2, 0, "begins with 2 models, and --from gives 1", "an algorithm with as many models"),
+        (1, 9, "--from-model 9: there is no such model", "the folder has the models 0, 4"),
+    ],
+)
+def test_models_that_do_not_fit_the_algorithm_are_refused(count, model, message, hint):
+    with pytest.raises(UsageError, match=message) as caught:
+        chosen_origins(MODELS, count, model)
+    assert hint in caught.value.hint

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from shoal.errors import DataError
+from shoal.errors import ConfigError
 from shoal.owner.cli.main import app
 from shoal.owner.runs.report import run_report
 from tests.helpers.pages import PagePlace, names
@@ -33,7 +33,7 @@ def test_a_report_has_the_stored_rounds_while_the_aggregator_writes(directory):
 
 
 def test_a_directory_without_a_run_is_an_error_with_a_hint(tmp_path):
-    with pytest.raises(DataError, match="holds no run") as caught:
+    with pytest.raises(ConfigError, match="holds no run") as caught:
         run_report(tmp_path)
     assert "server/run-000001" in caught.value.hint
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from shoal.errors import TaskError
-from shoal.owner.task_compiler.builtin import build, cross_entropy, load_user
+from shoal.owner.task_compiler.builtin import build, cross_entropy, load_user, sizes_of
+from shoal.owner.task_compiler.features import declare
 from shoal.task.manifest import LocalTraining
+from shoal.util.extensions import TASKS_GROUP
+from tests.helpers.extensions import install
 
 pytestmark = pytest.mark.torch
 
@@ -80,7 +83,7 @@ def test_cross_entropy_is_torchs():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet", {}, "no built-in task 'resnet'"),
+        ("resnet", {}, "no task 'resnet'"),
         ("mlp", {"depth": 3}, "no option 'depth'"),
         ("mlp", {"hidden": 0}, "at least 1"),
         ("mlp", {"hidden": 2.5}, "at least 1"),
@@ -134,3 +137,41 @@ def test_files_that_are_missing_or_broken_are_explained(tmp_path):
     ):
         with pytest.raises(TaskError, match=message):
             load_user(spec)
+
+
+TASKS = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+def wide(inputs: int = 3, classes: int = 2):
+    def example(n):
+        return torch.randn(n, inputs), torch.randint(0, classes, (n,))
+    return nn.Linear(inputs, classes), functional.cross_entropy, example, "classification", {"lr": 0.5}
+
+def broken():
+    raise RuntimeError("no model")
+
+other = 3
+"""
+
+
+def test_a_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, TASKS_GROUP, {"wide": "wide", "broken": "broken", "other": "other"}, TASKS)
+    made = build("wide", inputs=7)
+    assert (made.model.in_features, made.kind, made.hyper) == (7, "classification", LocalTraining(lr=0.5))
+    declared = declare(features="a,b,c,d", label="", labels="x,y", standardise="off", missing="error")
+    assert sizes_of("wide", declared) == {"inputs": 4, "classes": 2}
+    for name, message in (
+        ("broken", "broken fails: RuntimeError: no model"),
+        ("other", "the task 'other' of an installed package is no function"),
+        ("narrow", "there is no task 'narrow'"),
+    ):
+        with pytest.raises(TaskError, match=message) as caught:
+            build(name)
+    assert (
+        caught.value.hint
+        == "choose one of linear, logistic, mlp, cnn, lstm, broken, other, wide, or file.py:make_model"
+    )
+    with pytest.raises(TaskError, match="has no option 'hidden'"):
+        build("wide", hidden=3)

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from edge_client.learning.personal import one_epoch
+from shoal.protocol.messages import Share
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import personal
+from shoal.simulation.engine.personal import Alone
 from shoal.simulation.engine.simulate import SimOptions, sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import origins
@@ -32,6 +34,18 @@ def easy():
     return Population(train, train, train)
 
 
+def trained(work, epochs=40):
+    """Return models that devices train from the start: shape (devices, d)."""
+    thetas = torch.from_numpy(start())
+    for round_ in range(epochs):
+        personal._train(work, thetas, 100 + round_, one_epoch(MINI.settings()), work.shelf(Share.TRAIN), np.arange(10))
+    return thetas.numpy()
+
+
+def alone(thetas):
+    return Alone(thetas, lambda places: thetas[places])
+
+
 def start(count=10):
     return np.repeat(origins(NETWORK, 1, 0), count, axis=0)
 
@@ -45,12 +59,32 @@ def test_an_untrained_cluster_model_is_left_for_ten_epochs_on_top():
 
 
 def test_a_model_trained_alone_is_taken_if_it_is_the_best():
-    trained = start()
     work = workforce(easy())
-    for round_ in range(40):
-        personal._train(work, torch.from_numpy(trained), 100 + round_, one_epoch(MINI.settings()))
-    found = personal.finish(work, start(), 4, trained)
+    found = personal.finish(work, start(), 4, alone(trained(work)))
     assert found.choices == ("alone",) * 10
+
+
+def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch):
+    """Devices that choose the model trained alone get the one that `Alone.again` trains for them, others train on their own."""
+    wanted = ["10"] * 4 + ["alone"] * 3 + ["cluster"] * 3
+    picks = iter(wanted)
+    monkeypatch.setattr(personal, "choose", lambda _: next(picks))
+    asked = []
+
+    def again(places):
+        asked.append(places.tolist())
+        return np.full((len(places), NETWORK.length), 0.5, np.float32)
+
+    work = workforce(population())
+    models, choices = personal.chosen_models(work, start(), 4, Alone(start() + np.float32(1), again))
+    assert (asked, choices) == ([[4, 5, 6]], tuple(wanted))
+    assert (models[4:7] == 0.5).all()
+    np.testing.assert_array_equal(models[7:], start(3))
+    more = workforce(population().with_validation())
+    expected = personal.candidates(more, start(), 4)
+    for i in range(4):
+        np.testing.assert_allclose(models[i], expected[i]["10"].numpy(), atol=1e-6)
+    assert not np.allclose(models[0], personal.candidates(work, start(), 4)[0]["10"].numpy(), atol=1e-4)
 
 
 def test_a_device_without_validation_samples_keeps_its_clusters_model():
@@ -75,7 +109,7 @@ def test_the_batches_follow_from_the_round():
 
 def test_candidates_come_in_the_order_of_a_device():
     above = [{"node-0": start(1)[0]}] * 10
-    found = personal.candidates(workforce(), start(), 4, start(), above=above, weight=0.5)
+    found = personal.candidates(workforce(), start(), 4, alone(start()), above=above, weight=0.5)
     assert [list(each) for each in found] == [["cluster", "1", "3", "10", "node-0", "ditto", "alone"]] * 10
 
 
@@ -89,10 +123,7 @@ def test_a_strong_pull_keeps_dittos_model_near_the_clusters():
 
 def test_a_model_above_is_taken_if_it_is_the_best():
     work = workforce(easy())
-    trained = torch.from_numpy(start())
-    for round_ in range(40):
-        personal._train(work, trained, 100 + round_, one_epoch(MINI.settings()))
-    above = [{"node-2": theta.numpy()} for theta in trained]
+    above = [{"node-2": theta} for theta in trained(work)]
     assert personal.finish(work, start(), 4, above=above).choices == ("node-2",) * 10
 
 

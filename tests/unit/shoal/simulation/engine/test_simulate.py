@@ -324,7 +324,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
     for name, model in records[-1]["clusters"].items():
         ours = force.theta(final, model)
         assert np.abs(ours - fleet_origins).max(axis=1).min() > 1e-2
-        np.testing.assert_allclose(ours, theirs[name], atol=1e-5)
+        np.testing.assert_allclose(ours, theirs[name], rtol=1e-5, atol=1e-5)
 
 
 def assert_same_values(one, other):

@@ -1,0 +1,458 @@
+"""Every command of the three programs, as a person calls it: success, one mistake, and ``--json``.
+
+The tables below are stories: steps in an order that makes sense, with real programs and a real broker. The first test compares
+them with the commands that the programs have, so a new command needs its three steps. For each step:
+
+- success prints something and ends with status 0;
+- a mistake ends with the status of its kind, and says on stderr what is wrong, and nothing on stdout;
+- with ``--json`` stdout is one JSON object, whose times are in ISO 8601.
+
+A traceback or a time in another form fails everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from aggregator import membership as aggregator_membership
+from edge_client import membership as enrolment
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.util.files import write_private
+from tests.cli.conftest import BROKER as DEAD_BROKER
+from tests.helpers.places import Place
+from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import PROGRAMS, ROOT
+
+OK, JSON, MISTAKE = "success", "--json", "mistake"
+KINDS = {OK, JSON, MISTAKE}
+OLD_TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d|\d\d/\d\d/\d{4}")
+ISO_8601 = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
+MISTAKES = {2, 3, 4, 5, 6, 7, 8, 10, 11}
+"""The statuses of all kinds of mistakes that a call can make by itself; 9 takes a full disk (test_saving.py)."""
+PASSPHRASE = "a long passphrase for this test"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call.
+
+    Attributes:
+        kind: OK, JSON or MISTAKE.
+        command: the program and its command.
+        arguments: further words; names in braces stand for values of the story.
+        status: its exit status.
+        says: a text on stdout, or for a mistake on stderr.
+        save: name of the story's value that the last word of stdout becomes.
+        file: file that stdout is written to.
+        beside: whether the next steps follow while it runs; a step that is not waits for all of these first.
+    """
+
+    kind: str
+    command: str
+    arguments: str = ""
+    status: int = 0
+    says: str = ""
+    save: str = ""
+    file: str = ""
+    beside: bool = False
+
+    def __str__(self):
+        return f"{self.command} {self.arguments}".strip()
+
+
+def ok(command, arguments="", **more):
+    return Step(OK, command, arguments, **more)
+
+
+def as_json(command, arguments="", **more):
+    return Step(JSON, command, f"{arguments} --json".strip(), **more)
+
+
+def mistake(command, arguments="", status=3, **more):
+    return Step(MISTAKE, command, arguments, status, **more)
+
+
+FOUNDING = (
+    ok("shoal-fleet init", "owner --name reef --broker {broker}", says="owner ", save="owner"),
+    as_json("shoal-fleet init", "other --name other --broker {broker}"),
+    mistake("shoal-fleet init", "owner --name reef --broker {broker}", says="holds a fleet already"),
+    ok("shoal-aggregator init", "server", says="server/aggregator.card"),
+    as_json("shoal-aggregator init", "server-2"),
+    mistake("shoal-aggregator init", "notes.txt", says="can't make the directory"),
+    ok("shoal-edge init", "dev-1 --name dev-1", says="dev-1/dev-1.card"),
+    as_json("shoal-edge init", "dev-2 --name dev-2"),
+    mistake("shoal-edge init", "dev-9 --name Bad/Name", says="is not a valid name"),
+    ok("shoal-fleet add-aggregator", "owner server/aggregator.card", says="aggregator.grant"),
+    as_json("shoal-fleet add-aggregator", "other server-2/aggregator.card"),
+    mistake("shoal-fleet add-aggregator", "owner dev-1/dev-1.card", 6, says="asks to be 'device'"),
+    ok("shoal-aggregator join", "server owner/grants/aggregator.grant --owner {owner}", says="joined fleet reef"),
+    mistake("shoal-aggregator join", "server other/grants/aggregator.grant --owner {owner}", 6, says="error: "),
+    ok("shoal-fleet add-device", "owner dev-1/dev-1.card", says="owner/grants/dev-1.grant"),
+    as_json("shoal-fleet add-device", "owner dev-2/dev-2.card"),
+    mistake("shoal-fleet add-device", "owner notes.txt", 7, says="error: "),
+    mistake("shoal-edge join", "dev-1 owner/grants/dev-2.grant --owner {owner}", 6, says="error: "),
+    ok("shoal-edge join", "dev-1 owner/grants/dev-1.grant --owner {owner}", says="joined fleet reef as dev-1"),
+    as_json("shoal-edge join", "dev-2 owner/grants/dev-2.grant --owner {owner}"),
+    ok("shoal-fleet show", "owner", says="fleet reef"),
+    as_json("shoal-fleet show", "owner"),
+    mistake("shoal-fleet show", "nowhere", 4, says="holds no fleet"),
+    ok("shoal-fleet renew", "owner", says="owner/roster.signed"),
+    as_json("shoal-fleet renew", "owner"),
+    mistake("shoal-fleet renew", "nowhere", 4, says="holds no fleet"),
+    ok("shoal-aggregator config", "server", says="dir = server  # flag"),
+    as_json("shoal-aggregator config", "server"),
+    mistake("shoal-aggregator config", "server --config gone.toml", says="can't read gone.toml"),
+    ok("shoal-edge config", "dev-1", says="broker = "),
+    as_json("shoal-edge config", "dev-1"),
+    mistake("shoal-edge config", "dev-1 --config gone.toml", says="can't read gone.toml"),
+    ok("shoal-fleet backup", "owner reef.backup", says="reef.backup: fleet reef"),
+    as_json("shoal-fleet backup", "owner reef-2.backup"),
+    mistake("shoal-fleet backup", "owner reef.backup", says="exists already"),
+    ok("shoal-fleet restore", "again reef.backup --offline", says="new secrets"),
+    as_json("shoal-fleet restore", "again-2 reef.backup --offline"),
+    mistake("shoal-fleet restore", "again-3 notes.txt", 7, says="error: "),
+    ok("shoal-fleet publish", "owner", says="keys for 3"),
+    as_json("shoal-fleet publish", "owner"),
+    mistake("shoal-fleet publish", "lonely", 5, says="no MQTT broker can be used"),
+    ok("shoal-fleet doctor", "owner", says="broker"),
+    as_json("shoal-fleet doctor", "owner"),
+    mistake("shoal-fleet doctor", "nowhere", 10),
+    ok("shoal-aggregator doctor", "server", says="accepts the connection"),
+    as_json("shoal-aggregator doctor", "server"),
+    mistake("shoal-aggregator doctor", "nowhere", 10),
+    ok("shoal-edge doctor", "dev-1 --data dev-1.npz", says="accepts the connection"),
+    as_json("shoal-edge doctor", "dev-1 --data dev-1.npz"),
+    mistake("shoal-edge doctor", "nowhere", 10),
+    ok("shoal-fleet invite", "owner", says="shoal1-", file="line-3"),
+    ok("shoal-edge enrol", "dev-3 line-3", says="joined fleet reef as dev-3", beside=True),
+    ok("shoal-fleet approve", "owner --all-invited --wait 60", says="dev-3 ", beside=True),
+    as_json("shoal-fleet invite", "owner --expires 1h"),
+    mistake("shoal-fleet invite", "owner --count 0", 2, says="--count"),
+    ok("shoal-fleet invite", "owner", says="shoal1-", file="line-4"),
+    as_json("shoal-edge enrol", "dev-4 line-4", beside=True),
+    as_json("shoal-fleet approve", "owner --all-invited --wait 60", beside=True),
+    mistake("shoal-fleet approve", "owner", 2, says="give fingerprints or --all-invited"),
+    mistake("shoal-edge enrol", "dev-5 notes.txt", says="error: "),
+    ok("shoal-fleet devices", "owner --wait 0.5", says="dev-4"),
+    as_json("shoal-fleet devices", "owner --wait 0.5"),
+    mistake("shoal-fleet devices", "lonely", 5, says="no MQTT broker can be used"),
+    ok("shoal-fleet rotate", "owner", says="new secrets since roster"),
+    as_json("shoal-fleet rotate", "owner"),
+    mistake("shoal-fleet rotate", "nowhere", 4, says="holds no fleet"),
+    ok("shoal-fleet revoke", "owner dev-4", says="dev-4 revoked by roster"),
+    as_json("shoal-fleet revoke", "owner dev-3"),
+    mistake("shoal-fleet revoke", "owner dev-9", 2, says="is not in the roster"),
+    ok("shoal-fleet broker-config", "owner --out broker-files", says="broker-files/shoal.conf"),
+    as_json("shoal-fleet broker-config", "owner --out broker-files"),
+    mistake("shoal-fleet broker-config", "owner --out owner", says="lies in the owner's directory"),
+    as_json("shoal-aggregator join", "server-2 other/grants/aggregator.grant --owner {other}"),
+)
+"""A fleet is made, by files and over the broker."""
+
+COMPILING = (
+    ok(
+        "shoal-fleet task compile",
+        "owner logistic --option inputs=4 --option classes=3 --out task",
+        says="15 coordinates",
+    ),
+    as_json("shoal-fleet task compile", "owner logistic --option inputs=4 --option classes=3 --out task-2"),
+    mistake(
+        "shoal-fleet task compile",
+        "owner logistic --option inputs=many --out task-3",
+        2,
+        says="inputs is a whole number",
+    ),
+)
+"""Needs torch."""
+
+SERVE, RUN = "shoal-aggregator serve", "shoal-edge run"
+ALONE = "--once --personal off"
+TRAINING = (
+    ok(SERVE, "server --once", beside=True),
+    ok(RUN, f"dev-1 --data dev-1.npz {ALONE}", beside=True),
+    as_json(RUN, f"dev-2 --data dev-2.npz {ALONE}", beside=True),
+    mistake(SERVE, "nowhere", 4, says="belongs to no fleet"),
+    mistake(RUN, "nowhere --data dev-1.npz", 4, says="belongs to no fleet"),
+    ok("shoal-fleet run start", "owner --run 2 --out server/runs/000002.run", says="000002.run"),
+    as_json(SERVE, "server --once", beside=True),
+    ok(RUN, f"dev-1 --data dev-1.npz {ALONE}", beside=True),
+    ok(RUN, f"dev-2 --data dev-2.npz {ALONE}", beside=True),
+    ok("shoal-aggregator status", "server", says="run 2: fedavg"),
+    as_json("shoal-aggregator status", "server"),
+    mistake("shoal-aggregator status", "nowhere", 4, says="belongs to no fleet"),
+    ok("shoal-edge status", "dev-1", says="not running since"),
+    as_json("shoal-edge status", "dev-1"),
+    mistake("shoal-edge status", "nowhere", 4, says="belongs to no fleet"),
+    ok("shoal-edge models", "dev-1", says="run 2, round 4"),
+    as_json("shoal-edge models", "dev-1"),
+    mistake("shoal-edge models", "nowhere", 4, says="belongs to no fleet"),
+    ok("shoal-edge rollback", "dev-1 1", says="run 1, round 4 answers"),
+    as_json("shoal-edge rollback", "dev-1 2"),
+    mistake("shoal-edge rollback", "dev-1 9", 2, says="no finished model of run 9"),
+    ok("shoal-edge predict", "dev-1 --data dev-1.npz"),
+    as_json("shoal-edge predict", "dev-1 --data dev-1.npz"),
+    mistake("shoal-edge predict", "dev-1 --data gone.npz", 8, says="gone.npz"),
+    ok("shoal-edge evaluate", "dev-1 dev-1.npz", says="accuracy "),
+    as_json("shoal-edge evaluate", "dev-1 dev-1.npz"),
+    mistake("shoal-edge evaluate", "dev-1 notes.txt", 8, says="notes.txt"),
+    ok("shoal-edge export", "dev-1 model.onnx", says="model.onnx: cluster 0 of run 2"),
+    as_json("shoal-edge export", "dev-1 model.onnx"),
+    mistake("shoal-edge export", "nowhere model.onnx", 4, says="belongs to no fleet"),
+    ok("shoal-edge personalise", "dev-1 --data dev-1.npz", says="of run 2"),
+    as_json("shoal-edge personalise", "dev-1 --cluster"),
+    mistake("shoal-edge personalise", "dev-1", 2, says="needs this device's samples"),
+    ok("shoal-fleet report", "server/run-000001 --out run.html", says="run.html"),
+    as_json("shoal-fleet report", "server/run-000001 --out run.html"),
+    mistake("shoal-fleet report", "server/run-000009 --out run.html", says="error: "),
+    ok("shoal-fleet models list", "owner", says="run 2: fedavg, 3 rounds; models at the broker"),
+    as_json("shoal-fleet models list", "owner"),
+    mistake("shoal-fleet models list", "lonely", 5, says="no MQTT broker can be used"),
+    ok("shoal-fleet models get", "owner --out models", says="models/model-0.onnx"),
+    as_json("shoal-fleet models get", "owner --out models --force"),
+    mistake("shoal-fleet models get", "owner --out models", says="holds models already"),
+)
+"""Two runs, from the first round to the models."""
+
+DRIVING = (
+    mistake("shoal-fleet status", "nowhere", 4, says="holds no fleet"),
+    ok("shoal-fleet status", "owner", says="running, connected to"),
+    as_json("shoal-fleet status", "owner"),
+    ok("shoal-fleet run start", "owner --run 1", says="run 1: fedavg"),
+    as_json("shoal-fleet run start", "owner --run 1"),
+    mistake("shoal-fleet run start", "owner --run 9", 2, says="there is no signed run 9"),
+    ok("shoal-fleet run pause", "owner 1", says="paused by the owner"),
+    as_json("shoal-fleet run pause", "owner 1"),
+    mistake("shoal-fleet run pause", "owner 9", 2, says="the aggregator has no run 9"),
+    ok("shoal-fleet run resume", "owner 1", says="run 1: fedavg"),
+    as_json("shoal-fleet run resume", "owner 1"),
+    mistake("shoal-fleet run resume", "owner 9", 2, says="the aggregator has no run 9"),
+    ok("shoal-fleet run list", "owner", says="run 1: fedavg"),
+    as_json("shoal-fleet run list", "owner"),
+    mistake("shoal-fleet run list", "lonely", says="the fleet has no aggregator yet"),
+    ok("shoal-fleet run show", "owner 1", says="run 1: fedavg"),
+    as_json("shoal-fleet run show", "owner 1"),
+    mistake("shoal-fleet run show", "owner 9", 2, says="there is no run 9"),
+    ok("shoal-fleet run stop", "owner 1", says="stopped by the owner"),
+    as_json("shoal-fleet run stop", "owner 1"),
+    mistake("shoal-fleet run resume", "owner 1", 11, says="run 1 "),
+    mistake("shoal-fleet run stop", "owner 9", 2, says="the aggregator has no run 9"),
+    ok("shoal-fleet run logs", "owner 1", says=", stopped"),
+    as_json("shoal-fleet run logs", "owner 1"),
+    mistake("shoal-fleet run logs", "owner 9", 2, says="the aggregator has no run 9"),
+    ok("shoal-fleet models rollback", "owner 1", says="to answer with the model of run 1"),
+    as_json("shoal-fleet models rollback", "owner --newest"),
+    mistake("shoal-fleet models rollback", "owner", 2, says="give the number of a run, or --newest"),
+)
+"""A run is driven from the owner's machine, while aggregator and devices run."""
+
+STORIES = {"founding": FOUNDING, "compiling": COMPILING, "training": TRAINING, "driving": DRIVING}
+
+
+def commands(program):
+    """Yield each command of a program as its words, without hidden ones."""
+
+    def walk(command, words):
+        for name, found in getattr(command, "commands", {}).items():
+            if not found.hidden:
+                yield from walk(found, (*words, name))
+        if not hasattr(command, "commands"):
+            yield " ".join(words)
+
+    return walk(get_command(importlib.import_module(PROGRAMS[program]).app), (program,))
+
+
+@pytest.mark.parametrize("program", ["shoal-fleet", "shoal-aggregator", "shoal-edge"])
+def test_every_command_has_its_three_steps(program):
+    steps = [step for story in STORIES.values() for step in story]
+    for command in commands(program):
+        assert {step.kind for step in steps if step.command == command} == KINDS, command
+
+
+def test_the_stories_call_no_command_that_is_gone_and_make_every_kind_of_mistake():
+    known = {c for program in ("shoal-fleet", "shoal-aggregator", "shoal-edge") for c in commands(program)}
+    steps = [step for story in STORIES.values() for step in story]
+    assert {step.command for step in steps} == known
+    assert {step.status for step in steps if step.kind == MISTAKE} == MISTAKES
+
+
+def test_the_quickstart_lists_the_statuses():
+    table = (ROOT / "docs/quickstart.md").read_text().partition("| exit status | meaning |")[2]
+    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
+    assert listed == MISTAKES | {0, 1, 9, 130, 141}
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+
+
+class Story:
+    """Carries out the steps of a table in one directory."""
+
+    def __init__(self, call, **values):
+        self.call, self.values = call, values
+        self.beside = []
+
+    def tell(self, steps):
+        for step in steps:
+            if not step.beside and self.beside:
+                self.wait()
+            if step.beside:
+                self.begin(step)
+            else:
+                self.take(step)
+        self.wait()
+
+    def begin(self, step):
+        """Carry out a step beside the next ones."""
+        failed = []
+
+        def work():
+            try:
+                self.take(step)
+            except BaseException as error:  # noqa: BLE001 - raised again in `wait`
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.beside.append((thread, failed))
+
+    def wait(self):
+        beside, self.beside = self.beside, []
+        for thread, _ in beside:
+            thread.join()
+        for _, failed in beside:
+            if failed:
+                raise failed[0]
+
+    def take(self, step):
+        words = [word.format(**self.values) for word in (*step.command.split(), *step.arguments.split())]
+        told = self.call(*words, status=step.status, SHOAL_PASSPHRASE_FILE="pass")
+        try:
+            check(step, told)
+        except AssertionError as error:
+            raise AssertionError(f"{step}: {error}\n{told.out}{told.err}") from error
+        if step.save:
+            self.values[step.save] = told.out.split()[-1]
+        if step.file:
+            (self.call.home / step.file).write_text(told.out)
+            (self.call.home / step.file).chmod(0o600)
+
+
+def check(step, told):
+    """Check the form of a call's output."""
+    assert not OLD_TIMES.search(told.out + told.err), "a time that is not in ISO 8601"
+    if step.kind == OK:
+        assert step.says in told.out if step.says else (told.out or told.err)
+    elif step.kind == JSON:
+        check_times(told.data)
+    else:
+        # A doctor's failures are its answer.
+        assert bool(told.out) is (step.status == 10)
+        assert step.says in told.err
+        assert "error" in told.err.lower() or step.status == 10
+
+
+def check_times(value, name=""):
+    """Check that everything that is called a time is one in ISO 8601."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_times(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            check_times(item, name)
+    elif name.endswith("_at") or name in ("since", "last_seen", "last_upload", "at"):
+        assert value is None or ISO_8601.fullmatch(value), f"{name}: {value}"
+
+
+pytestmark = pytest.mark.timeout(600)
+needs_broker = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with start_broker("mosquitto", tmp_path / "broker") as made:
+        yield made.url
+
+
+@pytest.fixture
+def home(call):
+    """The directory of the story, with data, a file of something else, and a fleet whose broker is down."""
+    for name in ("dev-1", "dev-2"):
+        x, y = samples(90, seed=int(name[-1]))
+        np.savez(call.home / f"{name}.npz", x=x, y=y)
+    (call.home / "notes.txt").write_text("1,2\n")
+    (call.home / "pass").write_text(PASSPHRASE)
+    (call.home / "pass").chmod(0o600)
+    FleetDirectory.create(call.home / "lonely", "lonely", DEAD_BROKER)
+    return call.home
+
+
+def made_fleet(home, broker):
+    """Make a fleet of two devices that have joined; return the owner's directory."""
+    owner = FleetDirectory.create(home / "owner", "reef", broker)
+    grant = owner.add_aggregator(aggregator_membership.init(home / "server").read_bytes())
+    aggregator_membership.join(home / "server", grant.read_bytes(), owner.fingerprint)
+    for name in ("dev-1", "dev-2"):
+        grant = owner.add_device(enrolment.init(home / name, name).read_bytes())
+        enrolment.join(home / name, grant.read_bytes(), owner.fingerprint)
+    write_private(home / "server" / ROSTER_FILE, owner.roster_bytes)
+    return owner
+
+
+def sign(owner, rounds):
+    """Sign a run and return its file."""
+    bundle, local = logistic_bundle(), LocalTraining(epochs=1, batch_size=16, lr=0.2)
+    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=rounds, local=local, min_contributors=2, seed=1))
+    return write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
+
+
+@needs_broker
+@pytest.mark.broker
+def test_a_fleet_is_made(call, home, broker):
+    story = Story(call, broker=broker)
+    cut = next(i for i, step in enumerate(FOUNDING) if "{other}" in step.arguments)
+    story.tell(FOUNDING[:cut])
+    story.values["other"] = FleetDirectory(home / "other").fingerprint
+    story.tell(FOUNDING[cut:])
+
+
+@pytest.mark.torch
+def test_a_task_is_compiled(call, home, fleet):
+    pytest.importorskip("torch")
+    Story(call).tell(COMPILING)
+
+
+@needs_broker
+@pytest.mark.broker
+@pytest.mark.process
+def test_runs_are_trained(call, home, broker):
+    owner = made_fleet(home, broker)
+    write_private(home / "server/runs/000001.run", sign(owner, 3).read_bytes())
+    sign(owner, 3)
+    Story(call, broker=broker).tell(TRAINING)
+
+
+@needs_broker
+@pytest.mark.broker
+@pytest.mark.process
+def test_a_run_is_driven(call, home, broker):
+    sign(made_fleet(home, broker), 50_000)
+    place = Place(home)
+    try:
+        place.start("serving", "shoal-aggregator", "serve", "server")
+        for name in ("dev-1", "dev-2"):
+            place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz", "--personal", "off")
+        place.until(lambda: "serving" in place.log("serving"), "serving")
+        Story(call, broker=broker).tell(DRIVING)
+    finally:
+        place.finish()

@@ -1,0 +1,104 @@
+"""A run that can't go on for lack of devices says why, and what the operator can do."""
+
+import dataclasses
+
+from aggregator.persistent import PersistentSet
+from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Left, Ordered, WentOffline
+from aggregator.rounds.orders import Order
+from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL
+from aggregator.shortage import TOO_SMALL_HINT, shortage
+from shoal.protocol.messages import DeclineReason
+from tests.helpers.engines import DEVICES, give, opened
+
+
+def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
+    engine, state = opened(min_contributors=2, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert "--min-contributors" not in shortage(state).hint
+    assert "shoal-fleet revoke" in shortage(state).hint
+
+
+def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again():
+    engine, state = opened(min_contributors=4, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    nonce = engine.nonce(state.round)
+    for device, reason in (("dev-3", DeclineReason.TASK), ("dev-4", DeclineReason.DISK)):
+        state, _ = engine.handle(state, Declined(device, nonce, reason))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state).unable == ("dev-3",)
+    assert shortage(state).hint.startswith(
+        "read the reason in the log of dev-3, and sign a run that avoids it; start dev-4, dev-5 again, or take them "
+        "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+    )
+
+
+def gathering(**changes):
+    """Return (engine, state) of a run whose first round is closed, while all devices but the first two are offline."""
+    engine, state = opened(**changes)
+    for device in DEVICES[2:]:
+        state, _ = give(engine, state, device)
+        state, _ = engine.handle(state, WentOffline(device))
+    return engine, give(engine, state, *DEVICES[:2])[0]
+
+
+def test_between_rounds_the_devices_that_are_offline_are_named_after_the_deadline():
+    engine, state = gathering(min_contributors=3)
+    assert shortage(state) is None
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    found = shortage(state)
+    assert (found.reason, found.missing) == ("2 here and 3 must be (min_contributors 3)", DEVICES[2:])
+    assert (found.here, found.needed, found.late) == (2, 3, True)
+
+
+def test_a_fleet_that_is_too_small_is_known_at_once():
+    """No device that could return is left, and no deadline helps; with another device it is over."""
+    engine, state = opened(min_contributors=3)
+    for device in DEVICES[2:]:
+        state, _ = engine.handle(state, Left(device))
+    state, (closed, _) = give(engine, state, *DEVICES[:2])
+    assert closed.record.events == ({"round": 1, "kind": FLEET_TOO_SMALL, "devices": 2, "min_contributors": 3},)
+    for later in (state, engine.handle(state, DeadlinePassed(1))[0]):
+        found = shortage(later)
+        assert found.reason == "the fleet has 2 devices, and a mean takes 3 (min_contributors)"
+        assert (found.hint, found.missing, found.here, found.needed) == (TOO_SMALL_HINT, (), 2, 3)
+        assert not found.late
+    state, _ = engine.handle(state, CameOnline("dev-6"))
+    assert shortage(state) is None
+
+
+def test_a_small_fleet_may_end_its_run():
+    """The final round makes no mean."""
+    engine, state = opened(min_contributors=3, rounds=1)
+    for device in DEVICES[2:]:
+        state, _ = engine.handle(state, Left(device))
+    state, (closed, _) = give(engine, state, *DEVICES[:2])
+    assert closed.record.events == ()
+    assert state.plan.final
+    assert shortage(state) is None
+
+
+def test_devices_that_lack_the_models_are_not_enough():
+    """Three newcomers are online, and one device that can't certify its model alone."""
+    engine, state = gathering(min_contributors=3, quorum=1.0)
+    newcomers = ("dev-6", "dev-7", "dev-8")
+    state = dataclasses.replace(state, online=PersistentSet(("dev-1", *newcomers)))
+    state = dataclasses.replace(state, devices=PersistentSet((*DEVICES, *newcomers)))
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+    found = shortage(state)
+    assert found.reason == "4 devices online, and 1 of them holds its models: 3 must, to certify them for the others"
+    assert found.hint.startswith("start dev-2, dev-3, dev-4, dev-5 again, or end the run")
+    alone = dataclasses.replace(state, devices=PersistentSet(("dev-1", *newcomers)))
+    assert shortage(alone).reason.endswith("2 must, to certify them for the others")
+    assert shortage(alone).hint.startswith("end the run")
+
+
+def test_a_paused_run_lacks_no_device():
+    engine, state = opened()
+    state, _ = engine.handle(state, Ordered(Order.PAUSE))
+    state, _ = give(engine, state, *state.waiting)
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state) is None

@@ -1,0 +1,82 @@
+"""The condition of a machine, read from a tree like /proc and /sys."""
+
+import pytest
+
+from edge_client import vitals
+from edge_client.vitals import measure
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Write files of a machine's /proc and /sys below a root, and return the root and a device's directory."""
+    root, device = tmp_path / "root", tmp_path / "device"
+    device.mkdir()
+
+    def write(files):
+        for name, text in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return measure(device, root)
+
+    return write
+
+
+FILES = {
+    "proc/uptime": "93784.21 1234.5\n",
+    "proc/loadavg": "0.52 0.40 0.31 1/123 4567\n",
+    "proc/meminfo": "MemTotal:        1000000 kB\nMemFree:          1 kB\nMemAvailable:     250000 kB\n",
+    "sys/class/thermal/thermal_zone0/temp": "48312\n",
+    "sys/class/thermal/thermal_zone1/temp": "51000\n",
+    "sys/class/power_supply/AC/type": "Mains\n",
+    "sys/class/power_supply/BAT0/type": "Battery\n",
+    "sys/class/power_supply/BAT0/capacity": "80\n",
+    "sys/class/power_supply/BAT0/status": "Discharging\n",
+}
+
+
+def test_all_figures_of_a_machine(machine):
+    found = machine(FILES)
+    assert (found.uptime_s, found.load, found.temperature_c) == (93784, 0.52, 51.0)
+    assert (found.memory_bytes, found.memory_free_bytes) == (1_024_000_000, 256_000_000)
+    assert (found.battery_percent, found.charging) == (80, False)
+    assert found.disk_free_bytes > 0
+    assert found.cores >= 1
+
+
+def test_a_machine_without_any_of_it_has_no_figures(machine):
+    found = machine({})
+    figures = (found.uptime_s, found.load, found.temperature_c, found.memory_bytes, found.battery_percent)
+    assert set(figures) == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sys/class/thermal/thermal_zone0/temp", "-273000"),
+        ("sys/class/thermal/thermal_zone0/temp", "hot"),
+        ("sys/class/power_supply/BAT0/capacity", "255"),
+        ("sys/class/power_supply/BAT0/type", "UPS"),
+        ("proc/uptime", "long"),
+        ("proc/meminfo", "MemTotal: many"),
+    ],
+)
+def test_a_broken_sensor_or_file_gives_no_figure(machine, name, text):
+    files = {k: v for k, v in FILES.items() if "zone1" not in k}
+    changed = machine(files | {name: text})
+    figures = {
+        "temp": changed.temperature_c,
+        "capacity": changed.battery_percent,
+        "type": changed.battery_percent,
+        "uptime": changed.uptime_s,
+        "meminfo": changed.memory_bytes,
+    }
+    assert figures[name.rpartition("/")[2]] is None
+
+
+def test_a_disk_that_fails_gives_no_figure(machine, monkeypatch):
+    def fail(_directory):
+        raise OSError("gone")
+
+    monkeypatch.setattr(vitals, "free_bytes", fail)
+    assert machine(FILES).disk_free_bytes is None

@@ -1,0 +1,26 @@
+"""Writing the files of a start."""
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.new import writing
+
+
+def test_names_stand_where_the_templates_have_them(tmp_path):
+    paths = writing.write_start("strategy", "two-words", tmp_path / "new")
+    text = (tmp_path / "new" / "two_words.py").read_text()
+    assert "class TwoWords(shoal.FedAvg):" in text
+    assert [path.name for path in paths] == ["pyproject.toml", "test_two_words.py", "two_words.py"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="can't write"):
+        writing.write_start("task", "idea", tmp_path / "file" / "new")
+
+
+def test_an_installation_without_templates_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "files", lambda _: tmp_path)
+    (tmp_path / "templates" / "task").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no templates for a task"):
+        writing.write_start("task", "idea", tmp_path / "new")

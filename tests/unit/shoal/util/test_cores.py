@@ -1,0 +1,57 @@
+"""The cores that a process may use, by affinity and by quotas of control groups."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shoal.util.cores import usable_cores
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def hierarchy(tmp_path):
+    """Return a function that writes the quotas of a hierarchy and returns the usable cores in its innermost group."""
+
+    def usable(*quotas, name="/system.slice/shoal.service"):
+        group = tmp_path / "cgroup"
+        for part, quota in zip(("", *name.strip("/").split("/")), quotas, strict=True):
+            group = group / part
+            group.mkdir(exist_ok=True)
+            if quota is not None:
+                (group / "cpu.max").write_text(quota)
+        own = tmp_path / "own"
+        own.write_text(f"12:cpu,cpuacct:/old\n0::{name}\n")
+        return usable_cores(tmp_path / "cgroup", own)
+
+    return usable
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ((None, "max 100000\n", "max 100000\n"), CORES),
+        ((None, "max 100000\n", "50000 100000\n"), 1),
+        ((None, "100000 100000\n", "max 100000\n"), 1),
+        ((None, "max 100000\n", "120000 100000\n"), min(CORES, 2)),
+        ((None, "max 100000\n", "900000000 100000\n"), CORES),
+        ((None, None, "what is this\n"), CORES),
+    ],
+)
+def test_the_least_quota_of_the_groups_counts(hierarchy, quotas, expected):
+    assert hierarchy(*quotas) == expected
+
+
+def test_without_control_groups_the_affinity_counts(tmp_path):
+    assert usable_cores(tmp_path / "none", tmp_path / "none") == CORES
+    (tmp_path / "own").write_text("3:cpu:/a\n")
+    assert usable_cores(tmp_path, tmp_path / "own") == CORES
+
+
+def test_a_process_that_is_bound_to_one_core_has_one():
+    program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    program += "from shoal.util.cores import usable_cores; print(usable_cores())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -1,0 +1,39 @@
+"""Names that other installed packages add by entry points."""
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.util.extensions import extension_names, load_extension
+from tests.helpers.extensions import install
+
+GROUP = "shoal.test-group"
+
+
+def test_a_package_is_found_by_name_and_loaded_only_then(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, GROUP, {"one": "ONE", "broken": "TWO"}, "ONE = 1\n")
+    assert extension_names(GROUP) == ["broken", "one"]
+    assert load_extension(GROUP, "one") == 1
+    assert load_extension(GROUP, "three") is None
+    with pytest.raises(ConfigError, match="broken of the package extra can't be loaded: AttributeError") as caught:
+        load_extension(GROUP, "broken")
+    assert caught.value.hint == "it names extra_module:TWO; does that import?"
+
+
+def test_a_package_that_fails_is_named(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, GROUP, {"one": "ONE"}, "raise RuntimeError('no GPU')\n", package="failing")
+    with pytest.raises(ConfigError, match="one of the package failing can't be loaded: RuntimeError: no GPU"):
+        load_extension(GROUP, "one")
+
+
+def test_a_name_that_two_packages_use_is_refused(tmp_path, monkeypatch):
+    for package in ("alpha", "beta"):
+        install(tmp_path / package, monkeypatch, GROUP, {"one": "ONE"}, "ONE = 1\n", package=package)
+    assert extension_names(GROUP) == ["one"]
+    with pytest.raises(ConfigError, match="one is in 2 packages: alpha, beta"):
+        load_extension(GROUP, "one")
+
+
+def test_a_package_that_is_found_twice_counts_once(tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        install(tmp_path / folder, monkeypatch, GROUP, {"one": "ONE"}, "ONE = 1\n")
+    assert load_extension(GROUP, "one") == 1
