@@ -524,11 +524,12 @@ def bench_race(
     have environments of their own; those that are not installed are skipped.
     """
     from shoal.bench.race import benchmark
+    from shoal.bench.race.tasks import TASKS
     from shoal.util.console import note
 
     _stop_cleanly()
     options = benchmark.Options(
-        tasks=tuple(task or benchmark.TASKS),
+        tasks=tuple(task or TASKS),
         systems=tuple(system or benchmark.SYSTEMS),
         rounds=rounds,
         install=install,

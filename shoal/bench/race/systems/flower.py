@@ -41,7 +41,7 @@ def client(path: str, task: str) -> ClientApp:
         model = module(work)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(model.parameters(), work.task.lr)
-        for rows in torch.randperm(len(x)).split(work.task.batch):
+        for rows in torch.split(torch.randperm(len(x)), work.task.batch):
             optimiser.zero_grad()
             functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()

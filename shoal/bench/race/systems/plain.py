@@ -29,7 +29,7 @@ def main() -> None:
             # A copy, since the parameters become views of what they are given.
             vector_to_parameters(theta.clone(), model.parameters())
             optimiser = torch.optim.SGD(model.parameters(), work.task.lr)
-            for rows in torch.randperm(len(x)).split(work.task.batch):
+            for rows in torch.split(torch.randperm(len(x)), work.task.batch):
                 optimiser.zero_grad()
                 functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
