@@ -2,7 +2,7 @@
 
 - `tasks` defines the work and writes it to a file: data, starting models and recipes, which all systems read.
 - `systems` has one program for each system. It runs in a process of its own, in an environment of its own for pfl-research and
-  Flower, and takes a round whenever it is told to, so that the systems take turns and other load on the machine slows all alike.
+  Flower, and trains a round on request, so that the systems take turns and other load on the machine slows all alike.
 - `turns` is the conversation between such a program and `benchmark`, which starts them, measures, and compares.
 - `environments` makes the peers' environments below the cache folder, if asked.
 

@@ -40,6 +40,8 @@ WARM_UP: Final = 1
 FEWEST_ROUNDS: Final = 2
 ROUND_S: Final = 600.0
 """Most seconds of a round."""
+END_S: Final = 30.0
+"""Most seconds that a program takes to end after its input has ended."""
 AGREE_POINTS: Final = 4.0
 """Most percentage points between the accuracies of two systems after the same rounds. Seeds differ by up to 3 for the CNN, whose
 accuracy still rises by some points a round."""
@@ -52,7 +54,7 @@ _SAID_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is measured.
+    """The choices of a race.
 
     Attributes:
         tasks: names, in `tasks.TASKS`; systems: names, in `SYSTEMS`, Shoal's among them.
@@ -100,7 +102,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What a program has told: CPU seconds of each round, and accuracy and memory at the end."""
+    """A program's answers: CPU seconds of each round, and accuracy and memory at the end."""
 
     cpu_s: list[float]
     end: Mapping[str, float]
@@ -232,7 +234,7 @@ class _Program:
         self._process, self._errors = process, errors
 
     def round(self) -> dict[str, float]:
-        """Let it train a round; return what it tells.
+        """Let it train a round; return its answer.
 
         Raises:
             _StoppedError: it ended instead, or took too long.
@@ -246,7 +248,7 @@ class _Program:
         return self.answer()
 
     def answer(self) -> dict[str, float]:
-        """Return the next line that it tells.
+        """Return the next line of its output.
 
         Raises:
             _StoppedError: as for `round`.
@@ -259,8 +261,8 @@ class _Program:
         line = out.readline()
         if not line:
             raise _StoppedError(self._reason())
-        told: dict[str, float] = json.loads(line)
-        return told
+        values: dict[str, float] = json.loads(line)
+        return values
 
     def _reason(self) -> str:
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _SAID_BYTES))
@@ -289,7 +291,7 @@ def _program(name: str, python: Path, path: Path, task: Task, rounds: int) -> It
             # At the end of its input a program ends by itself, and with it the processes that it has started.
             process.stdin.close()  # type: ignore[union-attr]
             try:
-                process.wait(30.0)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -123,7 +123,7 @@ class Workforce:
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
-        self.trainers: Choice = make_trainers(self._trainer_name, self.network, self.shelf(Share.TRAIN))
+        self.trainers = self.trainers_on(self.shelf(Share.TRAIN))
         self.samples = np.minimum(population.samples, self.run.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
 
@@ -138,6 +138,10 @@ class Workforce:
             }[share]
             self._shelves[share] = Shelf(shards, self.device)
         return self._shelves[share]
+
+    def trainers_on(self, shelf: Shelf) -> Choice:
+        """Return trainers for the samples of ``shelf``. They keep kernels of a shelf's devices, so each shelf needs its own."""
+        return make_trainers(self._trainer_name, self.network, shelf)
 
     @property
     def probes(self) -> Shelf:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.bench.race.systems.models import accuracy, module
-from shoal.bench.race.tasks import DEVICES, Work
+from shoal.bench.race.tasks import Work
 from shoal.bench.race.turns import Turns
 
 
@@ -51,11 +51,11 @@ def client(path: str, task: str) -> ClientApp:
     return app
 
 
-class Told(FedAvg):  # type: ignore[misc]
-    """Federated averaging that waits before a round, and tells its end."""
+class PacedFedAvg(FedAvg):  # type: ignore[misc]
+    """Federated averaging that waits before a round, and reports its end."""
 
-    def __init__(self, turns: Turns, model: nn.Module) -> None:
-        super().__init__(fraction_evaluate=0.0, min_train_nodes=DEVICES, min_available_nodes=DEVICES)
+    def __init__(self, turns: Turns, model: nn.Module, devices: int) -> None:
+        super().__init__(fraction_evaluate=0.0, min_train_nodes=devices, min_available_nodes=devices)
         self._turns, self._model = turns, model
 
     def configure_train(self, *arguments: Any) -> Any:
@@ -82,10 +82,10 @@ def main() -> None:
     @server.main()  # type: ignore[untyped-decorator]
     def run(grid: Grid, _context: Context) -> None:
         arrays = ArrayRecord(model.state_dict())
-        Told(turns, model).start(grid=grid, initial_arrays=arrays, num_rounds=int(sys.argv[3]))
+        PacedFedAvg(turns, model, len(work.x)).start(grid=grid, initial_arrays=arrays, num_rounds=int(sys.argv[3]))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client(path, task), num_supernodes=DEVICES, backend_config=resources)
+    run_simulation(server, client(path, task), num_supernodes=len(work.x), backend_config=resources)
     turns.tested(accuracy(model, work))
 
 

@@ -45,7 +45,7 @@ class Model(nn.Module):
         return {}
 
 
-class Told(TrainingProcessCallback):  # type: ignore[misc]
+class RoundEnds(TrainingProcessCallback):  # type: ignore[misc]
     """Ends a round, and waits for the next."""
 
     def __init__(self, turns: Turns, rounds: int) -> None:
@@ -90,7 +90,7 @@ def main() -> None:
         SimulatedBackend(training_data=data, val_data=data),
         model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.task.lr, local_batch_size=work.task.batch),
-        callbacks=[Told(turns, rounds)],
+        callbacks=[RoundEnds(turns, rounds)],
     )
     turns.tested(accuracy(layers, work))
 

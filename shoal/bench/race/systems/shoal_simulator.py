@@ -27,7 +27,7 @@ def network(task: Task) -> Network:
 def run(work: Work, rounds: int, turns: Turns) -> None:
     """Train so many rounds, each when ``turns`` lets it begin."""
 
-    def told(closed: SimRound) -> None:
+    def ended(closed: SimRound) -> None:
         turns.trained()
         if closed.round < rounds:
             turns.begin()
@@ -39,7 +39,7 @@ def run(work: Work, rounds: int, turns: Turns) -> None:
     )
     population = Population(shards_of(work.x, work.y))
     turns.begin()
-    done = simulate("fedavg", {}, population, network(work.task), options, told, start=work.theta[None])
+    done = simulate("fedavg", {}, population, network(work.task), options, ended, start=work.theta[None])
     (theta,) = done.thetas.values()
     model = module(work)
     vector_to_parameters(torch.from_numpy(theta), model.parameters())
