@@ -1,6 +1,7 @@
 """Settings and fixtures of every test directory."""
 
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -56,6 +57,16 @@ def _numerics(request):
         patch.setattr(NumpyBackend, name, staticmethod(getattr(backend, name)))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _logging():
+    """Undo what a program that a test calls in this process does to the root logger."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def pytest_collection_modifyitems(items):

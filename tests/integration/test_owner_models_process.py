@@ -51,8 +51,9 @@ def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
             np.savez(tmp_path / f"{name}.npz", x=x, y=y)
             stage.start_device(name, tmp_path / f"{name}.npz")
         stage.wait(plan.run, WAIT_S)
-        lines = call("list", owner).out.splitlines()
-        assert lines == ["run 1: fedavg, 3 rounds; models at the broker", "  model 0: state of round 3"]
+        first, second, *online = call("list", owner).out.splitlines()
+        assert (first, second) == ("run 1: fedavg, 3 rounds; models at the broker", "  model 0: state of round 3")
+        assert all(line.endswith("with the model of run 1") for line in online), "devices that have said so already"
         (listed,) = json.loads(call("list", owner, "--json").out)["data"]["runs"]
         assert (listed["state"], listed["models"]) == ("ready", [{"model": 0, "round": 3, "sealed": True}])
         stage.fleet.rotate()

@@ -138,6 +138,9 @@ def test_the_lines_of_a_load(capsys):
             "aggregator_rss_mb_max": 50.4,
             "open_files_max": 30,
             "broker_cpu_s_per_round": 0.01,
+            "main_thread_cpu_ms_per_upload": 0.456,
+            "others_cpu_share": 0.29,
+            "uploads_per_s_median": 480.4,
             "uploads_counted": 19,
             "uploads_expected": 20,
             "nacks": 1,
@@ -147,6 +150,8 @@ def test_the_lines_of_a_load(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "10 devices, ifca, model of 31400 bytes, 1 round: 0.500 s a round (median)",
         "aggregator: 1.23 ms of CPU an upload, peak 50 MB, 30 open files; broker: 0.010 s of CPU a round",
+        "its main thread: 0.46 ms of CPU an upload; broker and devices took 29 % of all CPU time",
+        "480 uploads a second from the first one to the last answer (median)",
         "uploads: 19 counted of 20; 1 NACK, 0 reminders",
     ]
 

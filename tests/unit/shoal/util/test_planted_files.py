@@ -93,7 +93,7 @@ def test_files_that_are_written_in_place_are_not_opened_where_others_planted_the
     opens = {
         "lock": lambda: exclusive(state, wait_s=0, hint="-").__enter__(),
         "slot": lambda: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed"),
-        "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).append(1, memoryview(b"masked..")),
+        "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).open(1),
     }
     for action in opens.values():
         with pytest.raises(ConfigError) as caught:
