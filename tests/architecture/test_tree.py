@@ -134,7 +134,16 @@ INSTALLED_BY = {
     ("edge_client", "shoal/task"): ["edge"],
     ("aggregator",): ["aggregator"],
     ("shoal/owner",): ["edge", "fleet"],
-    ("shoal/simulation", "shoal/experiments", "shoal/new", "shoal/bench", "shoal/demo", "shoal/report", "shoal/cli"): [
+    (
+        "shoal/simulation",
+        "shoal/experiments",
+        "shoal/new",
+        "shoal/bench",
+        "shoal/demo",
+        "shoal/report",
+        "shoal/cli",
+        "shoal/__main__",
+    ): [
         "edge",
         "aggregator",
         "fleet",

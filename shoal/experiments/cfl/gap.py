@@ -171,6 +171,7 @@ class _Runs:
                 mask=options.mask,
                 evaluate_every=0,
                 device=options.device,
+                threads=options.threads,
                 deferred=False,
             ),
             watch=watch,

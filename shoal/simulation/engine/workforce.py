@@ -29,8 +29,10 @@ from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population
+from shoal.simulation.engine.exchange import exchange
 from shoal.simulation.engine.models import Models
 from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
+from shoal.simulation.engine.ranks import current_ranks
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
 from shoal.simulation.trainers.dual import Dual, Scored
@@ -83,6 +85,7 @@ class Workforce:
 
     Attributes:
         private: the devices' private values; None if all coordinates are federated.
+        ranks: the processes that train the devices together.
     """
 
     def __init__(
@@ -105,7 +108,8 @@ class Workforce:
             raise DataError(f"origins of shape {origins.shape} for {run.origins} models of {federated} coordinates")
         self.network, self.run = network, run
         self.models = Models(run, np.ascontiguousarray(origins, np.float32))
-        self.device = torch.device(device)
+        self.ranks = current_ranks()
+        self.device = torch.device(self.ranks.device(device))
         self.deferred = deferred if private is None else False
         self.private = None
         if private is not None:
@@ -177,13 +181,20 @@ class Workforce:
         self.models.links.open_round(plan)
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
+        if self.ranks.world > 1:
+            self.ranks.agree(f"round {plan.round}", thetas.tobytes(), repr(sorted(plan.assignments.items())).encode())
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
         given: list[ClientUpdate] = []
+        summed: list[ClientUpdate] = []
         with torch.no_grad():
             for group in self._groups(plan):
-                given += self._carry_out_group(group, ids, deferred)
+                found = self._carry_out_group(group, ids, deferred)
+                given += found
+                summed += found if deferred and group[0].train else []
+        # After all groups, since devices of two groups may have trained the same model.
+        self._join_sums(summed)
         return sorted(given, key=lambda c: c.device)
 
     def average(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
@@ -265,17 +276,66 @@ class Workforce:
 
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
         assignment, places, candidates = group
-        given: list[ClientUpdate] = []
+        sizes = self.shelf(Share.TRAIN if assignment.trains else assignment.share).sizes[places]
+        shares = self.ranks.parts(sizes)
+        mine = places[shares[self.ranks.rank]]
         trainer: Trainer | None = None
-        parts = [places]
+        parts = [mine] if len(mine) else []
         if assignment.trains:
+            # The choice depends on all devices, so that it is the same for any number of ranks.
             trainer = self._trainer(assignment, places, candidates.shape[1])
-            parts = self.shelf(Share.TRAIN).parts(places, *trainer.limits(candidates.shape[1]))
+            parts = self.shelf(Share.TRAIN).parts(mine, *trainer.limits(candidates.shape[1]))
         position = {int(p): i for i, p in enumerate(places)}
+        given: list[ClientUpdate] = []
         for part in parts:
-            mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
-            given += self._carry_out_part(assignment, trainer, part, mine, ids, deferred)
-        return given
+            rows = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
+            given += self._carry_out_part(assignment, trainer, part, rows, ids, deferred)
+        return given if self.ranks.world == 1 else self._exchanged(group, shares, given, deferred)
+
+    def _exchanged(
+        self, group: Group, shares: Sequence[NDArray[np.int64]], given: Sequence[ClientUpdate], deferred: bool
+    ) -> list[ClientUpdate]:
+        """Return the uploads of all devices of a group, of which this rank has ``given``."""
+        assert self._round is not None
+        assignment, places, candidates = group
+        names = [self.population.names[int(p)] for p in places]
+        own = {c.device: c for c in given}
+        return exchange(
+            self.ranks,
+            [own[names[i]] for i in shares[self.ranks.rank]],
+            names,
+            shares,
+            ClientUpdate(
+                round=self._round.plan.round,
+                phase=assignment.phase,
+                device="",
+                model=0,
+                samples=0,
+                loss=0.0,
+                key_id=self.models.key_id,
+            ),
+            margins=max(len(assignment.candidates), candidates.shape[1]),
+            length=0 if deferred or not assignment.train else self.run.length,
+        )
+
+    def _join_sums(self, given: Sequence[ClientUpdate]) -> None:
+        """Replace this rank's sums of the updates of ``given``, the uploads of all ranks, by the sums over all ranks."""
+        assert self._round is not None
+        if self.ranks.world == 1:
+            return
+        sums = self._round.sums
+        for key in sorted({(int(c.phase), c.model) for c in given}):
+            own = sums.get(key) or self._no_sum()
+            joined = [
+                None if part is None else self.ranks.sum(part).to(self.device, torch.float32)
+                for part in (own.uniform, own.samples)
+            ]
+            assert joined[0] is not None
+            sums[key] = _Sum(joined[0], joined[1], {c.device for c in given if (int(c.phase), c.model) == key})
+
+    def _no_sum(self) -> _Sum:
+        zero = torch.zeros(self.network.length, device=self.device)
+        return _Sum(zero, None if self._equal else zero.clone())
 
     def _trainer(self, assignment: Assignment, places: NDArray[np.int64], candidates: int) -> Trainer:
         # Losses on the training share come from the first layer's outputs, which the dual form then has.
@@ -482,8 +542,7 @@ class Workforce:
             chosen = np.flatnonzero(start == row)
             key = (int(assignment.phase), int(models[int(chosen[0])]))
             if key not in self._round.sums:
-                zero = torch.zeros(self.network.length, device=self.device)
-                self._round.sums[key] = _Sum(zero, None if self._equal else zero.clone())
+                self._round.sums[key] = self._no_sum()
             total = self._round.sums[key]
             trained.add_to(total.uniform, chosen, None)
             if total.samples is not None:
@@ -500,15 +559,28 @@ class Workforce:
         try:
             with torch.no_grad():
                 trainer = self._trainer(assignment, places, 1)
-                for part in self.shelf(Share.TRAIN).parts(places, *trainer.limits(1)):
+                mine = places[self.ranks.parts(self.shelf(Share.TRAIN).sizes[places])[self.ranks.rank]]
+                for part in self.shelf(Share.TRAIN).parts(mine, *trainer.limits(1)):
                     start = np.full(len(part), current.row_of[model], np.int64)
                     block = self.shelf(Share.TRAIN).block(part)
                     self._add(
                         self._train(trainer, assignment, block, start), assignment, part, [model] * len(part), start
                     )
+            self._join_sums(chosen)
             return current.sums[key]
         finally:
             current.sums = kept
+
+    def samples_of(self, share: Share | int, places: NDArray[np.int64]) -> Shelf:
+        """Return one share of all devices' data.
+
+        Raises:
+            DataError: a device at ``places`` (c,) has no samples in that share.
+        """
+        shelf = self.shelf(share)
+        if not shelf.sizes[places].all():
+            raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
+        return shelf
 
     def score(self, models: Tensor, share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
         """Score every model (k, d), with each device's private values, on one share of the devices at ``places`` (c,).
@@ -516,10 +588,21 @@ class Workforce:
         Raises:
             DataError: one of them has no samples in that share.
         """
-        shelf = self.shelf(share)
-        if not shelf.sizes[places].all():
-            raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
-        return self.score_on(models, shelf, places)
+        return self.score_on(models, self.samples_of(share, places), places)
+
+    def score_together(self, models: Tensor, shelf: Shelf, places: NDArray[np.int64]) -> scoring.Scores:
+        """Score as `score_on`, each rank some of the devices. All ranks have to call it."""
+        if self.ranks.world == 1:
+            return self.score_on(models, shelf, places)
+        parts, k = self.ranks.parts(shelf.sizes[places]), len(models)
+        mine = places[parts[self.ranks.rank]]
+        own = np.empty((len(mine), 2 * k + 1))
+        if len(mine):
+            found = self.score_on(models, shelf, mine)
+            own[:] = np.column_stack((found.losses, found.correct, found.tested))
+        table = self.ranks.rows(own, parts)
+        counts = table[:, k:].astype(np.int64)
+        return scoring.Scores(table[:, :k], counts[:, :k], counts[:, k])
 
     def score_on(self, models: Tensor, shelf: Shelf, places: NDArray[np.int64]) -> scoring.Scores:
         """Score every model (k, d), with each device's private values, on the shards of a shelf at ``places`` (c,)."""
