@@ -529,6 +529,51 @@ def bench_links(
     _deliver(found, json, show, save)
 
 
+@bench_app.command("race")
+def bench_race(
+    task: Annotated[
+        list[str] | None, typer.Option(help="mlp, logistic or cnn; may be given again. All by default.")
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="shoal, torch, pfl-research or flower; may be given again. All by default."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that count, after one to warm up.", min=2)] = 12,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install peers that are missing, about 1 GB each, below the cache folder.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the devices' samples and the starting models.", min=0)] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Compare CPU seconds a round with plain torch, pfl-research and Flower's simulation, on the same work and one core.
+
+    100 devices with 200 samples of MNIST train an epoch a round. The systems take turns, and their accuracies are compared. Peers
+    have environments of their own; those that are not installed are skipped.
+    """
+    from shoal.bench.race import benchmark
+    from shoal.bench.race.tasks import TASKS
+    from shoal.util.console import note
+
+    _stop_cleanly()
+    options = benchmark.Options(
+        tasks=tuple(task or TASKS),
+        systems=tuple(system or benchmark.SYSTEMS),
+        rounds=rounds,
+        install=install,
+        data_dir=data_dir,
+        seed=seed,
+    )
+    found = benchmark.data(*benchmark.measure(options, note), options)
+
+    def show() -> None:
+        for line in benchmark.lines(found):
+            say(line)
+
+    _deliver(found, json, show, save)
+
+
 def _stop_cleanly() -> None:
     """Handle SIGTERM like Ctrl-C, so that every process that was started is ended."""
 

@@ -50,8 +50,8 @@ class FedAvgSettings(StrategySettings):
 
     @property
     def reads(self) -> Reads:
-        """Norms, for the discrepancy."""
-        return "norms"
+        """Means, and norms for the discrepancy."""
+        return "norms" if self.discrepancy else "means"
 
 
 @dataclass(frozen=True, slots=True)

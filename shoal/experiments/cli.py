@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from shoal.errors import ConfigError, UsageError
-from shoal.util.console import note_error, say, say_json
+from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.util.console import note, note_error, say, say_json
 
 if TYPE_CHECKING:
     from shoal.experiments.common.experiment import Experiment, Options
@@ -20,6 +23,38 @@ GRIDS: Final = ("default", "paper")
 ALL: Final = "all"
 
 
+RANK: Final = "RANK"
+WORLD: Final = "WORLD_SIZE"
+"""Environment variables in which torchrun gives each of its processes a number, from 0, and the number of all."""
+
+
+def _only_rank_0_prints(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose errors, in other processes of torchrun than the first, are lines on stderr with the rank."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        rank = _rank()
+        try:
+            command(*arguments, **options)
+        except ShoalError as error:
+            if rank == 0:
+                raise
+            note(f"rank {rank}:")
+            note_error(error)
+            raise typer.Exit(error.exit_code) from error
+
+    return run
+
+
+def _torchrun() -> bool:
+    return RANK in os.environ and WORLD in os.environ
+
+
+def _rank() -> int:
+    return int(os.environ[RANK]) if _torchrun() else 0
+
+
+@_only_rank_0_prints
 def simulate(
     experiment: Annotated[str | None, typer.Argument(help="Experiment; see --list.", show_default=False)] = None,
     list_: Annotated[
@@ -52,7 +87,12 @@ def simulate(
         typer.Option("--set", help="Setting of the experiment or the algorithm, NAME=VALUE; repeatable."),
     ] = None,
     grid: Annotated[str, typer.Option(help="Points of a sweep: default, or paper for all of them.")] = "default",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda; on cuda each process that torchrun starts has a GPU of its own.")
+    ] = "cpu",
+    threads: Annotated[
+        int, typer.Option(help="Threads of one matrix product; another number changes the last digits.", min=1)
+    ] = 1,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -70,14 +110,19 @@ def simulate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs."""
+    """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs.
+
+    torchrun --nproc-per-node 4 -m shoal simulate ... divides the devices among four processes; the first prints the result.
+    """
     from crypto.mask.modes.registry import MODES
     from shoal.experiments import registry
     from shoal.experiments.common.experiment import Options
     from shoal.experiments.run_pages import RunRecorder
 
+    rank = _rank()
     if list_:
-        _list(experiment, data_dir, json)
+        if rank == 0:
+            _list(experiment, data_dir, json)
         return
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
@@ -101,11 +146,14 @@ def simulate(
         settings=_settings(settings or []),
         grid=grid,
         device=device,
+        threads=threads,
         checkpoint=checkpoint,
         scenario=scenario,
     )
     recorder = None if page is None else RunRecorder()
-    results, kept = _run(chosen, algorithms, options, save, recorder)
+    results, kept = _run(chosen, algorithms, options, save if rank == 0 else None, recorder)
+    if rank:
+        return
     if json:
         say_json(_document(chosen, results, algorithm == ALL))
     else:
@@ -160,16 +208,20 @@ def _run(
     """
     import dataclasses
 
+    from shoal.experiments.common.experiment import Quiet
     from shoal.experiments.report import TerminalProgress
+    from shoal.simulation.engine.ranks import torchrun_ranks
+    from shoal.simulation.engine.threads import limited_threads
     from shoal.simulation.engine.watching import watched_by
 
     results: list[dict[str, Any]] = []
     kept = True
-    with TerminalProgress() as progress:
+    with torchrun_ranks() as ranks, limited_threads(options.threads), TerminalProgress() as terminal:
+        progress = terminal if ranks.rank == 0 else Quiet()
         for name in algorithms:
             with nullcontext() if recorder is None else watched_by(recorder.round_closed):
                 result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
-            results.append(result.data())
+            results.append(result.data() | ({"world": ranks.world} if _torchrun() else {}))
             if save is not None:
                 kept = _saved(save, _document(chosen, results, len(algorithms) > 1))
     return results, kept

@@ -122,6 +122,7 @@ def run(options: Options, progress: Progress) -> Result:
             mask=options.mask,
             evaluate_every=0,
             device=options.device,
+            threads=options.threads,
             deferred=False,
         )
         dealt = population_of(case, data, samples, options.seed)

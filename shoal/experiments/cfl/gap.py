@@ -96,10 +96,12 @@ def gradients(workforce: Workforce, theta: NDArray[np.float32]) -> NDArray[np.fl
     names = workforce.population.names
     rows = np.empty((len(names), len(theta)), np.float32)
     with torch.no_grad():
-        for part in shelf.parts(np.arange(len(names)), *workforce.trainer.limits(1)):
+        ids = np.arange(len(names))
+        trainer = workforce.trainers.trainer(ids, GRADIENT)
+        for part in shelf.parts(ids, *trainer.limits(1)):
             orders = [BatchOrder(workforce.run, names[int(p)], 1) for p in part]
             start = np.zeros(len(part), np.int64)
-            done = workforce.trainer.train(models, start, shelf.block(part), orders, GRADIENT, 1)
+            done = trainer.train(models, start, shelf.block(part), orders, GRADIENT, 1)
             rows[part] = done.rows().cpu().numpy()
     return rows
 
@@ -169,6 +171,7 @@ class _Runs:
                 mask=options.mask,
                 evaluate_every=0,
                 device=options.device,
+                threads=options.threads,
                 deferred=False,
             ),
             watch=watch,

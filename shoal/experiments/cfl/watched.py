@@ -56,6 +56,7 @@ def watched(
         count="all",
         trainer=options.knob("trainer", "auto"),
         device=options.device,
+        threads=options.threads,
         deferred=False,
     )
     return watch, simulate(algorithm, settings, population, network, sim_options, told, watch=watch)

@@ -37,6 +37,7 @@ class Options:
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
         grid: points of a sweep: "default", or "paper" for all of the paper's.
         device: "cpu" or "cuda".
+        threads: threads of one matrix product.
         checkpoint: a file to which a long run is saved, and from which it resumes if the file exists.
         scenario: one of the experiment's scenarios, if it has any.
     """
@@ -51,6 +52,7 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     grid: str = "default"
     device: str = "cpu"
+    threads: int = 1
     checkpoint: Path | None = None
     scenario: str | None = None
 

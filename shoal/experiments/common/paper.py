@@ -12,12 +12,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from shoal.owner.runs.defaults import DEFAULT_MODE, DEFAULT_WEIGHTING
-from shoal.simulation.engine.records import SimOptions
+from shoal.simulation.engine.records import UNLIMITED_NORM, SimOptions
 
-UNLIMITED: Final = 1e9
-"""A limit on norms that no update reaches."""
 PAPER: Final[Mapping[str, Any]] = MappingProxyType(
-    {"min_contributors": 1, "weight_cap": 0.0, "norm_limit": UNLIMITED, "norm_screen": False, "robust": "off"}
+    {"min_contributors": 1, "weight_cap": 0.0, "norm_limit": UNLIMITED_NORM, "norm_screen": False, "robust": "off"}
 )
 """Options of the papers' runs that are not a fleet's defaults."""
 PAPER_TEXT: Final = f"min_contributors {PAPER['min_contributors']}, no weight cap, no norm limits, robust off"

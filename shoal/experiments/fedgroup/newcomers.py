@@ -256,6 +256,7 @@ def run(options: Options, progress: Progress) -> Result:
         count="all",
         trainer=options.knob("trainer", "auto"),
         device=options.device,
+        threads=options.threads,
         deferred=False,  # both algorithms compare single updates
         arrivals=dict.fromkeys(newcomers, alone + 1),
     )

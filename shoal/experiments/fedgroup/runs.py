@@ -198,6 +198,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         protocol="assigned",
         trainer=options.knob("trainer", setup.trainer),
         device=options.device,
+        threads=options.threads,
     )
     scores = Scores(everybody=not method.groups, every=max(1, options.knob("evaluate_every", 1)), rounds=rounds)
     last: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from shoal.experiments.common.paper import paper_options
 from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.ranks import as_one, current_ranks
 from shoal.simulation.engine.simulate import local_settings, simulate
+from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.networks import Network, OneHidden, origins, sample_losses, unflatten
 from shoal.task.manifest import LocalTraining
 
@@ -40,20 +42,33 @@ class Alone:
     Attributes:
         accuracies: percent of correct labels on each device's test images, shape (m,), float64; NaN without any.
         losses: mean training loss at the end, shape (m,), float64.
-        seconds_cpu: of training all devices, without tests.
+        seconds_cpu: of training this rank's devices, without tests.
     """
 
     accuracies: NDArray[np.float64]
     losses: NDArray[np.float64]
     seconds_cpu: float
 
+    @classmethod
+    def of_none(cls) -> Self:
+        """Return the results of no devices."""
+        return cls(np.empty(0), np.empty(0), 0.0)
+
 
 def train_alone(
-    population: Population, network: Network, local: LocalTraining, *, rounds: int, seed: int, told: Told | None = None
+    population: Population,
+    network: Network,
+    local: LocalTraining,
+    *,
+    rounds: int,
+    seed: int,
+    told: Told | None = None,
+    threads: int = 1,
 ) -> Alone:
     """Train each device alone for ``rounds`` rounds from the same first model, and test each.
 
-    A device is tested on all probes of its true group if the population has probes, else on its own test samples.
+    A device is tested on all probes of its true group if the population has probes, else on its own test samples. Each rank
+    trains some of the devices.
 
     Args:
         population: the devices.
@@ -61,23 +76,43 @@ def train_alone(
         local: recipe of one round.
         rounds: number of rounds.
         seed: seed of the first model and of the order of batches.
-        told: called with the number of devices that are done.
+        told: called with the number of devices of this rank that are done.
+        threads: threads of one matrix product.
     """
+    ranks = current_ranks()
+    parts = ranks.parts(population.samples)
+    mine = parts[ranks.rank]
+    with as_one(), limited_threads(threads):
+        found = _train_some(population, mine, network, local, rounds, seed, told) if len(mine) else Alone.of_none()
+    table = ranks.rows(np.column_stack((found.accuracies, found.losses)), parts)
+    return Alone(table[:, 0], table[:, 1], found.seconds_cpu)
+
+
+def _train_some(
+    population: Population,
+    mine: NDArray[np.int64],
+    network: Network,
+    local: LocalTraining,
+    rounds: int,
+    seed: int,
+    told: Told | None,
+) -> Alone:
+    """Train and test the devices at ``mine`` (c,): see `train_alone`."""
     start = origins(network, 1, seed)
+    some, tests = population.of(mine), _tests(population)
     # The dual form below does plain gradient descent only; other recipes go through the simulator.
     full_batch = local.batch_size == 0 and not (local.momentum or local.clip or local.prox_mu)
     if isinstance(network, OneHidden) and full_batch and local.lr_decay == 1:
-        blocks = _dual_blocks(population, network, torch.from_numpy(start[0]), local.steps * rounds, local.lr)
+        blocks = _dual_blocks(some, network, torch.from_numpy(start[0]), local.steps * rounds, local.lr)
     else:
-        blocks = _whole_blocks(population, network, local, rounds, seed, start)
-    accuracies, losses, spent_s = np.empty(len(population)), np.empty(len(population)), 0.0
-    tests = _tests(population)
+        blocks = _whole_blocks(some, network, local, rounds, seed, start)
+    accuracies, losses, spent_s = np.empty(len(mine)), np.empty(len(mine)), 0.0
     begin_s = time.process_time()
     for place, theta in blocks:
         spent_s += time.process_time() - begin_s  # training happens inside the iterator; tests are not counted
         params = unflatten(network, theta)
-        losses[place] = _score(network, params, population.train[place])[0]
-        accuracies[place] = _score(network, params, tests[place])[1]
+        losses[place] = _score(network, params, some.train[place])[0]
+        accuracies[place] = _score(network, params, tests[int(mine[place])])[1]
         if told is not None:
             told(place + 1)
         begin_s = time.process_time()
@@ -113,7 +148,9 @@ def _whole_blocks(
     population: Population, network: Network, local: LocalTraining, rounds: int, seed: int, start: NDArray[np.float32]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each device's place and final theta (d,), trained by the strategy ``local``."""
-    options = paper_options(rounds=rounds, local=local_settings(local), seed=seed, evaluate_every=0)
+    options = paper_options(
+        rounds=rounds, local=local_settings(local), seed=seed, evaluate_every=0, threads=torch.get_num_threads()
+    )
     for begin in range(0, len(population), BLOCK_DEVICES):
         some = slice(begin, begin + BLOCK_DEVICES)
         block = Population(population.train[some], names=population.names[some])

@@ -126,6 +126,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         segments=setup.segments if algorithm == "ifca" else (),
         trainer=options.knob("trainer", "auto"),
         device=options.device,
+        threads=options.threads,
         checkpoint=options.checkpoint,
     )
 
@@ -183,7 +184,15 @@ def _alone(setup: Setup, options: Options, progress: Progress) -> Result:
     def told(devices: int) -> None:
         progress.round("local", devices, count, None)
 
-    ended = train_alone(setup.population, setup.network, setup.local, rounds=rounds, seed=options.seed, told=told)
+    ended = train_alone(
+        setup.population,
+        setup.network,
+        setup.local,
+        rounds=rounds,
+        seed=options.seed,
+        told=told,
+        threads=options.threads,
+    )
     tested = ended.accuracies[np.isfinite(ended.accuracies)]
     accuracy = float(tested.mean()) if len(tested) else None
     return Result(

@@ -171,6 +171,7 @@ def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, 
         participation=participation,
         mask=options.mask,
         device=options.device,
+        threads=options.threads,
         evaluate_every=max(1, rounds // EVALUATIONS),
     )
     done = simulate(

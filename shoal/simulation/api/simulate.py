@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
@@ -37,6 +36,7 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.personal import Alone, drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
 from shoal.types import Float32Vector
@@ -144,22 +144,18 @@ def simulate(
     _check_sizes(per_round, len(population), chosen, options.min_contributors, name)
     start = source.origins(plan.origins, seed)
     start = start if own_part is None else start[:, own_part.federated(network.length)]
-    threads = torch.get_num_threads()
-    try:
-        result = engine.simulate(
-            name,
-            fleet.settings,
-            population,
-            network,
-            options,
-            _told(rounds if progress else 0, writer, source.kind),
-            start=start,
-            backend=NumpyBackend(),
-            strategy=own,
-            private=own_part,
-        )
-    finally:
-        torch.set_num_threads(threads)
+    result = engine.simulate(
+        name,
+        fleet.settings,
+        population,
+        network,
+        options,
+        _told(rounds if progress else 0, writer, source.kind),
+        start=start,
+        backend=NumpyBackend(),
+        strategy=own,
+        private=own_part,
+    )
     accuracy, loss = _figures(result.final, population, source.kind)
     clusters = result.taken()
     return Result(
@@ -302,12 +298,9 @@ def _personal(
     def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
         return trained(workforce.population.of(places).with_validation())
 
-    threads = torch.get_num_threads()
-    try:
+    with limited_threads(options.threads):
         alone = Alone(trained(workforce.population), again)
         found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
-    finally:
-        torch.set_num_threads(threads)
     accuracy = np.full(len(found.tested), np.nan)
     tested = found.tested > 0
     accuracy[tested] = found.correct[tested] / found.tested[tested]

@@ -64,7 +64,7 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
         places = np.flatnonzero(shelf.sizes)
         if len(places) == 0:
             return None
-        scores = workforce.score_on(models, shelf, places)
+        scores = workforce.score_together(models, shelf, places)
         best = scoring.choose(scores.losses)
         names = () if population.probes else tuple(population.names[int(p)] for p in places)
         return _evaluation(scores, best, np.array(ids), names, shelf, places)
@@ -78,7 +78,7 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     tested = np.empty(len(places), np.int64)
     for row in np.unique(chosen):
         mine = np.flatnonzero(chosen == row)
-        found = workforce.score_on(models[int(row) : int(row) + 1], shelf, places[mine])
+        found = workforce.score_together(models[int(row) : int(row) + 1], shelf, places[mine])
         losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
     names = tuple(population.names[int(p)] for p in places)
     scores = scoring.Scores(losses, correct, tested)
@@ -102,7 +102,8 @@ def assigned(
     # Devices with the same choice are scored together, by one matrix product.
     for (candidates, share), rows in undecided.items():
         options = np.array([row_of[c] for c in candidates])
-        losses = workforce.score(models[torch.from_numpy(options).to(models.device)], share, places[rows]).losses
+        mine, shelf = places[rows], workforce.samples_of(share, places[rows])
+        losses = workforce.score_together(models[torch.from_numpy(options).to(models.device)], shelf, mine).losses
         chosen[rows] = options[scoring.choose(losses)]
     return chosen
 

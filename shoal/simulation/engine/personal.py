@@ -25,6 +25,7 @@ from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.networks import Network, tensor, unflatten
+from shoal.simulation.trainers.registry import Choice
 from shoal.types import Float32Vector
 
 
@@ -133,12 +134,13 @@ def _trained_again(
         assert alone is not None
         return alone.again(places)
     shelf = Shelf(workforce.population.of(places).with_validation().train, workforce.device)
+    work = _Training(workforce, shelf, workforce.trainers_on(shelf), [workforce.population.names[i] for i in places])
     local, thetas = workforce.run.local, torch.from_numpy(models).clone()
     if choice == DITTO:
-        _train(workforce, thetas, round_, ditto_recipe(local, weight), shelf, places)
+        work.train(thetas, round_, ditto_recipe(local, weight))
     else:
         for epoch in range(int(choice)):
-            _train(workforce, thetas, round_ + epoch, one_epoch(local), shelf, places)
+            work.train(thetas, round_ + epoch, one_epoch(local))
     return thetas.numpy()
 
 
@@ -153,17 +155,18 @@ def candidates(
 ) -> list[dict[str, Tensor]]:
     """Return the candidates (d,) of every device by name, in the order of `edge_client.learning.finish`; see `finish`."""
     local = workforce.run.local
-    start, shelf, places = torch.from_numpy(models), workforce.shelf(Share.TRAIN), np.arange(len(models))
+    start, shelf = torch.from_numpy(models), workforce.shelf(Share.TRAIN)
+    work = _Training(workforce, shelf, workforce.trainers, workforce.population.names)
     stacked = {CLUSTER: start}
     thetas = start.clone()
     for epoch in range(1, max(EPOCHS) + 1):
-        _train(workforce, thetas, round_ + epoch - 1, one_epoch(local), shelf, places)
+        work.train(thetas, round_ + epoch - 1, one_epoch(local))
         if epoch in EPOCHS:
             stacked[str(epoch)] = thetas.clone()
     later: dict[str, Tensor] = {}
     if weight:
         later[DITTO] = start.clone()
-        _train(workforce, later[DITTO], round_, ditto_recipe(local, weight), shelf, places)
+        work.train(later[DITTO], round_, ditto_recipe(local, weight))
     if alone is not None:
         later[ALONE] = torch.from_numpy(alone.thetas)
     found = []
@@ -204,19 +207,27 @@ def drawn_start(
     return found
 
 
-def _train(
-    workforce: Workforce, thetas: Tensor, round_: int, recipe: LocalSettings, shelf: Shelf, places: NDArray[np.int64]
-) -> None:
-    """Train the models (c, d) of the devices at ``places`` (c,) on the samples of ``shelf`` by a recipe, in place."""
-    names = workforce.population.names
-    with torch.no_grad():
-        for part in shelf.parts(np.arange(len(thetas)), *workforce.trainer.limits(1)):
-            orders = [BatchOrder(workforce.run, names[int(place)], round_) for place in places[part]]
-            models = thetas[torch.from_numpy(part)]
-            trained = workforce.trainer.train(
-                models, np.arange(len(part)), shelf.block(part), orders, recipe, workforce.run.rounds
-            )
-            thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """Some devices, the samples on which they train, and trainers for these samples; names (c,) in the order of the shelf."""
+
+    workforce: Workforce
+    shelf: Shelf
+    trainers: Choice
+    names: Sequence[str]
+
+    def train(self, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:
+        """Train the devices' models (c, d) by a recipe, in place."""
+        run, places = self.workforce.run, np.arange(len(thetas))
+        with torch.no_grad():
+            trainer = self.trainers.trainer(places, recipe)
+            for part in self.shelf.parts(places, *trainer.limits(1)):
+                orders = [BatchOrder(run, self.names[int(place)], round_) for place in part]
+                models = thetas[torch.from_numpy(part)]
+                trained = trainer.train(
+                    models, np.arange(len(part)), self.shelf.block(part), orders, recipe, run.rounds
+                )
+                thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
 
 
 def _sample_losses(workforce: Workforce, theta: Tensor, shard: Shard) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

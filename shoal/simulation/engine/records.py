@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from aggregator.strategies.base import Event
 from shoal.owner.runs import defaults
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.engine.evaluation import Protocol
 from shoal.task.manifest import LocalTraining
+
+UNLIMITED_NORM: Final = 1e9
+"""A limit on norms that no update reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class SimOptions:
         count: "train" counts rounds in which a device trains in phase TRAIN, "all" counts every round.
         protocol: how accuracy is measured, see `evaluation.evaluate`.
         segments: names and lengths in the order of theta if weights are shared; one ``cluster`` segment if empty.
-        trainer, device, threads, deferred, norms: see `workforce.Workforce`.
+        trainer, device, deferred, norms: see `workforce.Workforce`; norms are also computed if one of the limits needs them.
+        threads: threads of one matrix product.
         checkpoint: a file to which the run is saved every minute, and from which it resumes if the file exists.
         arrivals: device -> the first round, counted or not, in which it can take part; the strategy does not know it before.
             Other devices take part from round 1.
@@ -67,6 +71,11 @@ class SimOptions:
     norms: bool = False
     checkpoint: Path | None = None
     arrivals: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def limits_norms(self) -> bool:
+        """Whether an update may be left out for its norm."""
+        return self.norm_screen or self.norm_limit < UNLIMITED_NORM
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standing_apart import observed
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe
@@ -29,7 +29,9 @@ from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
+from shoal.simulation.engine.ranks import ByCoordinates, current_ranks
 from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
@@ -199,7 +201,8 @@ def simulate(
 
     Raises:
         ConfigError: the strategy refuses the settings, a round has too few devices for a mean, too few rounds count (see
-            ROUNDS_SPARE), or private coordinates meet probes or a checkpoint.
+            ROUNDS_SPARE), or private coordinates meet probes, a checkpoint or several ranks.
+        LostRankError: another rank has ended.
         TaskError: training diverged.
     """
     rounded = options.precision_up != "float32"
@@ -209,6 +212,11 @@ def simulate(
         )
     if private is not None and (population.probes or options.checkpoint is not None):
         raise ConfigError("private values belong to devices: they are not tested on probes, nor stored in a checkpoint")
+    ranks = current_ranks()
+    if ranks.world > 1 and (private is not None or rounded):
+        raise ConfigError(
+            "several ranks share no private values and no residuals of rounded updates", hint="take one process"
+        )
     run = sim_plan(algorithm, settings, network, options, strategy, private)
     present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
     if 0 < present < run.min_contributors:
@@ -225,6 +233,7 @@ def simulate(
     if start is None:
         start = origins(network, run.origins, options.seed)
         start = start if private is None else start[:, private.federated(network.length)]
+    name = checkpoint.fingerprint(run, start, options.arrivals)
     workforce = Workforce(
         population,
         network,
@@ -232,17 +241,19 @@ def simulate(
         start,
         trainer=options.trainer,
         device=options.device,
-        threads=options.threads,
         deferred=options.deferred,
-        norms=options.norms,
+        norms=options.norms or options.limits_norms,
         # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
         reads="updates" if single or strategy is not None else None,
+        watched=watch is not None or current_watch() is not None,
         private=private,
     )
+    if ranks.world > 1:
+        ranks.agree("options, origins or data", name.encode(), checkpoint.data_digest(population).encode())
+        backend = ByCoordinates(backend or NumpyBackend(), ranks)
     average = RobustMean(run, backend, workforce.average)
     made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)
-    name = checkpoint.fingerprint(run, start, options.arrivals)
-    return _Simulation(
+    simulation = _Simulation(
         strategy=made,
         workforce=workforce,
         average=average,
@@ -251,7 +262,9 @@ def simulate(
         watch=watch,
         tamper=tamper,
         name=name,
-    ).run()
+    )
+    with limited_threads(options.threads):
+        return simulation.run()
 
 
 class _Simulation:
@@ -270,6 +283,7 @@ class _Simulation:
         self.strategy, self.workforce, self.options = strategy, workforce, options
         self.name = name
         self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
+        self._saves = options.checkpoint is not None and workforce.ranks.rank == 0
         self.average, self.tamper = average, tamper
         self.longest = workforce.run.norm_limit * norm_room(workforce.run.precision_up)
         self.progress, self.watch = progress, watch
@@ -343,7 +357,8 @@ class _Simulation:
                 )
             )
             spent += self._restarts(state, round_, outcome)
-            if options.checkpoint is not None and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
+            if self._saves and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
+                assert options.checkpoint is not None
                 point = self._resume_point(round_, spent, outcome)
                 checkpoint.save(options.checkpoint, self.name, self.data, point, state, self.workforce.models.held)
                 saved_s = time.monotonic()

@@ -29,17 +29,19 @@ from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population
+from shoal.simulation.engine.exchange import exchange
 from shoal.simulation.engine.models import Models
 from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
+from shoal.simulation.engine.ranks import current_ranks
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
 from shoal.simulation.trainers.dual import Dual, Scored
 from shoal.simulation.trainers.networks import Network
-from shoal.simulation.trainers.registry import make_trainer
+from shoal.simulation.trainers.registry import Choice, make_trainers
 from shoal.types import Float32Vector
 
 ROWS_BYTES: Final = 64 << 20
-"""Most memory of a round's single updates; a round with larger ones is summed if the strategy allows it."""
+"""Most memory of a round's single updates where their weights are not known in advance; larger ones are summed nevertheless."""
 
 Group = tuple[Assignment, NDArray[np.int64], NDArray[np.int64]]
 """Devices with equal orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
@@ -72,16 +74,18 @@ class Workforce:
         network: the network that they train.
         run: the run plan, with recipes, seed, algorithm and segments.
         origins: shape (run.origins, d), float32.
-        trainer: "loop", "batched", "dual", or "auto" for the fastest that can train the network.
+        trainer: one of `trainers.registry.TRAINERS`; "auto" takes the one that should be fastest for the work at hand.
         device: torch's name of the device that computes.
-        threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
-        deferred: sum updates instead of storing each; None decides by ``reads`` and the memory they would take.
+        deferred: sum updates as they come instead of storing each; None does so if the strategy needs only means whose weights
+            are known before and no one watches, or if single updates would take more than ROWS_BYTES.
         reads: the parts of updates that the strategy reads; None asks its settings.
+        watched: whether others look at the rounds, so that single updates should be stored if there is room for them.
         private: the network's private coordinates; None if all are federated. Each update is stored then.
 
     Attributes:
         private: the devices' private values; None if all coordinates are federated.
+        ranks: the processes that train the devices together.
     """
 
     def __init__(
@@ -93,25 +97,26 @@ class Workforce:
         *,
         trainer: str = "auto",
         device: str = "cpu",
-        threads: int = 1,
         deferred: bool | None = None,
         norms: bool = False,
         reads: Reads | None = None,
+        watched: bool = False,
         private: PrivateStart | None = None,
     ) -> None:
         federated = network.length - (0 if private is None else len(private.places))
         if origins.shape != (run.origins, federated) or run.length != federated:
             raise DataError(f"origins of shape {origins.shape} for {run.origins} models of {federated} coordinates")
-        torch.set_num_threads(threads)
         self.network, self.run = network, run
         self.models = Models(run, np.ascontiguousarray(origins, np.float32))
-        self.device = torch.device(device)
+        self.ranks = current_ranks()
+        self.device = torch.device(self.ranks.device(device))
         self.deferred = deferred if private is None else False
         self.private = None
         if private is not None:
             self.private = PrivateParts(private, network.length, len(population), self.device)
         self.reads = plan_settings(run).reads if reads is None else reads
         self.norms = norms or self.reads != "means"
+        self._watched = watched
         self._trainer_name = trainer
         self._round: _Round | None = None
         self.use_data(population)
@@ -122,7 +127,7 @@ class Workforce:
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
-        self.trainer: Trainer = make_trainer(self._trainer_name, self.network, self.shelf(Share.TRAIN))
+        self.trainers = self.trainers_on(self.shelf(Share.TRAIN))
         self.samples = np.minimum(population.samples, self.run.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
 
@@ -137,6 +142,10 @@ class Workforce:
             }[share]
             self._shelves[share] = Shelf(shards, self.device)
         return self._shelves[share]
+
+    def trainers_on(self, shelf: Shelf) -> Choice:
+        """Return trainers for the samples of ``shelf``. They keep kernels of a shelf's devices, so each shelf needs its own."""
+        return make_trainers(self._trainer_name, self.network, shelf)
 
     @property
     def probes(self) -> Shelf:
@@ -172,13 +181,20 @@ class Workforce:
         self.models.links.open_round(plan)
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
+        if self.ranks.world > 1:
+            self.ranks.agree(f"round {plan.round}", thetas.tobytes(), repr(sorted(plan.assignments.items())).encode())
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
         given: list[ClientUpdate] = []
+        summed: list[ClientUpdate] = []
         with torch.no_grad():
             for group in self._groups(plan):
-                given += self._carry_out_group(group, ids, deferred)
+                found = self._carry_out_group(group, ids, deferred)
+                given += found
+                summed += found if deferred and group[0].train else []
+        # After all groups, since devices of two groups may have trained the same model.
+        self._join_sums(summed)
         return sorted(given, key=lambda c: c.device)
 
     def average(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
@@ -228,8 +244,15 @@ class Workforce:
     def _defers(self, plan: RoundPlan) -> bool:
         if self.deferred is not None:
             return self.deferred
+        if self.reads == "updates":
+            return False
+        known = self._equal or self.run.weighting == "uniform" or not self.run.weight_cap
+        if known and not self._watched:
+            return True
+        # The cap follows from the samples of all devices in a mean, which are known only when all have chosen their model.
+        # Devices that are capped would be trained a second time, so single updates are better if there is room for them.
         training = sum(assignment.train for assignment in plan.assignments.values())
-        return self.reads != "updates" and 4 * training * self.network.length > ROWS_BYTES
+        return 4 * training * self.network.length > ROWS_BYTES
 
     def _groups(self, plan: RoundPlan) -> list[Group]:
         """Group devices with equal orders; orders with a single candidate may differ in that candidate."""
@@ -253,18 +276,76 @@ class Workforce:
 
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
         assignment, places, candidates = group
-        given: list[ClientUpdate] = []
-        shelf = self.shelf(Share.TRAIN) if assignment.trains else self.shelf(assignment.share)
-        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if assignment.trains else [places]
+        sizes = self.shelf(Share.TRAIN if assignment.trains else assignment.share).sizes[places]
+        shares = self.ranks.parts(sizes)
+        mine = places[shares[self.ranks.rank]]
+        trainer: Trainer | None = None
+        parts = [mine] if len(mine) else []
+        if assignment.trains:
+            # The choice depends on all devices, so that it is the same for any number of ranks.
+            trainer = self._trainer(assignment, places, candidates.shape[1])
+            parts = self.shelf(Share.TRAIN).parts(mine, *trainer.limits(candidates.shape[1]))
         position = {int(p): i for i, p in enumerate(places)}
+        given: list[ClientUpdate] = []
         for part in parts:
-            mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
-            given += self._carry_out_part(assignment, part, mine, ids, deferred)
-        return given
+            rows = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
+            given += self._carry_out_part(assignment, trainer, part, rows, ids, deferred)
+        return given if self.ranks.world == 1 else self._exchanged(group, shares, given, deferred)
+
+    def _exchanged(
+        self, group: Group, shares: Sequence[NDArray[np.int64]], given: Sequence[ClientUpdate], deferred: bool
+    ) -> list[ClientUpdate]:
+        """Return the uploads of all devices of a group, of which this rank has ``given``."""
+        assert self._round is not None
+        assignment, places, candidates = group
+        names = [self.population.names[int(p)] for p in places]
+        own = {c.device: c for c in given}
+        return exchange(
+            self.ranks,
+            [own[names[i]] for i in shares[self.ranks.rank]],
+            names,
+            shares,
+            ClientUpdate(
+                round=self._round.plan.round,
+                phase=assignment.phase,
+                device="",
+                model=0,
+                samples=0,
+                loss=0.0,
+                key_id=self.models.key_id,
+            ),
+            margins=max(len(assignment.candidates), candidates.shape[1]),
+            length=0 if deferred or not assignment.train else self.run.length,
+        )
+
+    def _join_sums(self, given: Sequence[ClientUpdate]) -> None:
+        """Replace this rank's sums of the updates of ``given``, the uploads of all ranks, by the sums over all ranks."""
+        assert self._round is not None
+        if self.ranks.world == 1:
+            return
+        sums = self._round.sums
+        for key in sorted({(int(c.phase), c.model) for c in given}):
+            own = sums.get(key) or self._no_sum()
+            joined = [
+                None if part is None else self.ranks.sum(part).to(self.device, torch.float32)
+                for part in (own.uniform, own.samples)
+            ]
+            assert joined[0] is not None
+            sums[key] = _Sum(joined[0], joined[1], {c.device for c in given if (int(c.phase), c.model) == key})
+
+    def _no_sum(self) -> _Sum:
+        zero = torch.zeros(self.network.length, device=self.device)
+        return _Sum(zero, None if self._equal else zero.clone())
+
+    def _trainer(self, assignment: Assignment, places: NDArray[np.int64], candidates: int) -> Trainer:
+        # Losses on the training share come from the first layer's outputs, which the dual form then has.
+        scored = candidates if assignment.share == Share.TRAIN and self.private is None else 1
+        return self.trainers.trainer(places, self._recipe(assignment.phase), candidates=scored)
 
     def _carry_out_part(
         self,
         assignment: Assignment,
+        trainer: Trainer | None,
         part: NDArray[np.int64],
         candidates: NDArray[np.int64],
         ids: Sequence[int],
@@ -275,14 +356,15 @@ class Workforce:
         margins: list[tuple[float, ...]] = [()] * len(part)
         reported = np.zeros(len(part))
         start = candidates[:, 0] if candidates.shape[1] == 1 else np.zeros(len(part), np.int64)
-        block = self.shelf(Share.TRAIN).block(part) if assignment.trains else None
+        block = None if trainer is None else self.shelf(Share.TRAIN).block(part)
         scored: Scored | None = None
         if candidates.shape[1] > 1:
             options = models[torch.from_numpy(candidates[0]).to(self.device)]
             # Scoring and training use the same first-layer outputs, so the dual form computes them once.
-            if block is not None and assignment.share == Share.TRAIN and self._fuses(block, assignment):
-                assert isinstance(self.trainer, Dual)
-                scored = self.trainer.score(options, block)
+            fuses = isinstance(trainer, Dual) and self.private is None and assignment.share == Share.TRAIN
+            if fuses and block is not None:
+                assert isinstance(trainer, Dual)
+                scored = trainer.score(options, block)
             losses = self.score(options, assignment.share, part).losses if scored is None else scored.losses
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
@@ -298,8 +380,8 @@ class Workforce:
         norms = np.zeros(len(part))
         lengths = np.zeros(len(part))
         nearest = np.zeros(len(part), np.int64)
-        if block is not None:
-            trained = self._train(assignment, block, start, None if scored is None else scored.of(best))
+        if block is not None and trainer is not None:
+            trained = self._train(trainer, assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
                 reported = trained.losses
             if deferred and assignment.train:
@@ -312,7 +394,7 @@ class Workforce:
                 ]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
             if assignment.phase is Phase.ADAPT:
-                margins = self._adapted_margins(assignment, block, start, trained)
+                margins = self._adapted_margins(trainer, assignment, block, start, trained)
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:
@@ -341,14 +423,14 @@ class Workforce:
         ]
 
     def _adapted_margins(
-        self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
+        self, trainer: Trainer, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
     ) -> list[tuple[float, ...]]:
         """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
         assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
         thetas = [self._trained(models[torch.from_numpy(start).to(self.device)], trained)]
         for other in assignment.candidates[1:]:
-            again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
+            again = self._train(trainer, assignment, block, np.full(len(start), row_of[other], np.int64))
             thetas.append(self._trained(models[row_of[other]].expand(len(start), -1), again))
         shelf, found = self.shelf(assignment.share), []
         for i, place in enumerate(block.ids):
@@ -402,28 +484,27 @@ class Workforce:
         ]
         return np.array(found, np.int64)
 
-    def _fuses(self, block: Block, assignment: Assignment) -> bool:
-        return (
-            self.private is None
-            and isinstance(self.trainer, Dual)
-            and self.trainer.suits(block, self._recipe(assignment.phase))
-        )
-
     def _train(
-        self, assignment: Assignment, block: Block, start: NDArray[np.int64], pre: Tensor | None = None
+        self,
+        trainer: Trainer,
+        assignment: Assignment,
+        block: Block,
+        start: NDArray[np.int64],
+        pre: Tensor | None = None,
     ) -> Trained:
         assert self._round is not None
         round_ = self._round.plan.round
         assignments = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
         if self.private is not None:
-            return self._train_private(self.private, assignment, block, start, assignments)
+            return self._train_private(trainer, self.private, assignment, block, start, assignments)
         work = (self._round.models, start, block, assignments, self._recipe(assignment.phase), round_)
-        if pre is not None and isinstance(self.trainer, Dual):
-            return self.trainer.train(*work, pre)
-        return self.trainer.train(*work)
+        if pre is not None and isinstance(trainer, Dual):
+            return trainer.train(*work, pre)
+        return trainer.train(*work)
 
     def _train_private(
         self,
+        trainer: Trainer,
         private: PrivateParts,
         assignment: Assignment,
         block: Block,
@@ -435,7 +516,7 @@ class Workforce:
         before = private.of(block.ids)
         models = private.joined(self._round.models[torch.from_numpy(start).to(self.device)], before)
         places, recipe = np.arange(len(start)), self._recipe(assignment.phase)
-        trained = self.trainer.train(models, places, block, orders, recipe, self._round.plan.round)
+        trained = trainer.train(models, places, block, orders, recipe, self._round.plan.round)
         updates, changes = private.cut(trained.rows())
         return PrivateRows(updates, trained.losses, before + changes)
 
@@ -461,8 +542,7 @@ class Workforce:
             chosen = np.flatnonzero(start == row)
             key = (int(assignment.phase), int(models[int(chosen[0])]))
             if key not in self._round.sums:
-                zero = torch.zeros(self.network.length, device=self.device)
-                self._round.sums[key] = _Sum(zero, None if self._equal else zero.clone())
+                self._round.sums[key] = self._no_sum()
             total = self._round.sums[key]
             trained.add_to(total.uniform, chosen, None)
             if total.samples is not None:
@@ -478,13 +558,29 @@ class Workforce:
         current.sums = {}  # `_add` writes to it; the round's own sums are restored below
         try:
             with torch.no_grad():
-                for part in self.shelf(Share.TRAIN).parts(places, *self.trainer.limits(1)):
+                trainer = self._trainer(assignment, places, 1)
+                mine = places[self.ranks.parts(self.shelf(Share.TRAIN).sizes[places])[self.ranks.rank]]
+                for part in self.shelf(Share.TRAIN).parts(mine, *trainer.limits(1)):
                     start = np.full(len(part), current.row_of[model], np.int64)
                     block = self.shelf(Share.TRAIN).block(part)
-                    self._add(self._train(assignment, block, start), assignment, part, [model] * len(part), start)
+                    self._add(
+                        self._train(trainer, assignment, block, start), assignment, part, [model] * len(part), start
+                    )
+            self._join_sums(chosen)
             return current.sums[key]
         finally:
             current.sums = kept
+
+    def samples_of(self, share: Share | int, places: NDArray[np.int64]) -> Shelf:
+        """Return one share of all devices' data.
+
+        Raises:
+            DataError: a device at ``places`` (c,) has no samples in that share.
+        """
+        shelf = self.shelf(share)
+        if not shelf.sizes[places].all():
+            raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
+        return shelf
 
     def score(self, models: Tensor, share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
         """Score every model (k, d), with each device's private values, on one share of the devices at ``places`` (c,).
@@ -492,10 +588,21 @@ class Workforce:
         Raises:
             DataError: one of them has no samples in that share.
         """
-        shelf = self.shelf(share)
-        if not shelf.sizes[places].all():
-            raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
-        return self.score_on(models, shelf, places)
+        return self.score_on(models, self.samples_of(share, places), places)
+
+    def score_together(self, models: Tensor, shelf: Shelf, places: NDArray[np.int64]) -> scoring.Scores:
+        """Score as `score_on`, each rank some of the devices. All ranks have to call it."""
+        if self.ranks.world == 1:
+            return self.score_on(models, shelf, places)
+        parts, k = self.ranks.parts(shelf.sizes[places]), len(models)
+        mine = places[parts[self.ranks.rank]]
+        own = np.empty((len(mine), 2 * k + 1))
+        if len(mine):
+            found = self.score_on(models, shelf, mine)
+            own[:] = np.column_stack((found.losses, found.correct, found.tested))
+        table = self.ranks.rows(own, parts)
+        counts = table[:, k:].astype(np.int64)
+        return scoring.Scores(table[:, :k], counts[:, :k], counts[:, k])
 
     def score_on(self, models: Tensor, shelf: Shelf, places: NDArray[np.int64]) -> scoring.Scores:
         """Score every model (k, d), with each device's private values, on the shards of a shelf at ``places`` (c,)."""

@@ -273,19 +273,28 @@ def schedule(
     lengths: NDArray[np.int64], local: LocalSettings, orders: Sequence[Shuffler], device: torch.device
 ) -> Schedule:
     """Return the mini-batches of devices with ``lengths`` (c,) samples."""
-    batches = [batch_rows(int(n), local, order) for n, order in zip(lengths, orders, strict=True)]
-    steps = np.array([len(b) for b in batches], np.int64)
+    passes = -(-lengths // np.minimum(local.batch_size, lengths))
+    steps = local.epochs * passes if local.epochs else np.full(len(lengths), local.steps, np.int64)
     # Devices with the most steps first: those that still train are then a prefix of the block at every step.
     by_steps = np.argsort(-steps, kind="stable")
     width = int(min(local.batch_size, lengths.max()))
     rows = np.zeros((int(steps.max()), len(lengths), width), np.int64)
     weights = np.zeros(rows.shape, np.float32)
-    for column, place in enumerate(by_steps):
-        for step, batch in enumerate(batches[place]):
-            rows[step, column, : len(batch)] = batch
-            weights[step, column, : len(batch)] = np.float32(1.0) / np.float32(len(batch))
+    visited = np.zeros(len(lengths), np.int64)
+    for column, place in enumerate(by_steps.tolist()):
+        n, per_pass = int(lengths[place]), int(passes[place])
+        # As `batch_rows`, but a whole pass at a time; its last batch may be shorter than the others.
+        size = min(local.batch_size, n)
+        order, weight = np.zeros(per_pass * size, np.int64), np.zeros(per_pass * size, np.float32)
+        weight[:n] = np.float32(1.0) / np.float32(size)
+        weight[(per_pass - 1) * size : n] = np.float32(1.0) / np.float32(n - (per_pass - 1) * size)
+        for at in range(0, int(steps[place]), per_pass):
+            take = min(per_pass, int(steps[place]) - at)
+            order[:n] = orders[place].permutation(n)  # a new permutation for each epoch, as on a device
+            rows[at : at + take, column, :size] = order.reshape(per_pass, size)[:take]
+            weights[at : at + take, column, :size] = weight.reshape(per_pass, size)[:take]
+            visited[column] += min(n, take * size)
     active = (steps[:, None] > np.arange(len(rows))[None, :]).sum(0)
-    visited = np.array([sum(len(b) for b in batches[p]) for p in by_steps], np.int64)
     return Schedule(by_steps, torch.from_numpy(rows).to(device), torch.from_numpy(weights).to(device), active, visited)
 
 

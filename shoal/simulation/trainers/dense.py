@@ -7,6 +7,7 @@ in its own way: apply them at once, form the gradient, or store A alone (the dua
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -105,21 +106,32 @@ class Descent:
         if self.local.momentum:
             self.velocity = [torch.zeros_like(p) for p in self.params]
 
-    def step(self, layers: Factors, a: int) -> None:
-        """Take one step of the first ``a`` devices, whose gradients ``layers`` are the factors of."""
+    def step(self, layers: Factors, a: int, before: Sequence[Tensor] = ()) -> None:
+        """Take one step of the first ``a`` devices.
+
+        Args:
+            layers: the factors of the gradients of the last parameters.
+            a: number of devices.
+            before: the gradients of the parameters before these, (a, *shape) each, which may be overwritten.
+        """
         params = [p[:a] for p in self.params]
         if self.local.momentum or self.local.clip:
-            self._through_gradient(layers, a)
+            self.apply([*before, *self._gradient(layers)], a)
         else:
-            self._at_once(params, layers, a)
+            self._at_once(params, layers, a, before)
 
-    def _at_once(self, params: list[Tensor], layers: Factors, a: int) -> None:
+    def _at_once(self, params: list[Tensor], layers: Factors, a: int, before: Sequence[Tensor]) -> None:
         shrink = self.lr * self.local.prox_mu
         stride = 2 if self.bias else 1
+        for p, g in zip(params, before, strict=False):
+            if shrink:
+                p.mul_(1.0 - shrink)
+            p.sub_(g, alpha=self.lr)
+        last = params[len(before) :]
         for i, (error, inputs) in enumerate(layers):
-            params[stride * i].baddbmm_(error.transpose(1, 2), inputs, beta=1.0 - shrink, alpha=-self.lr)
+            last[stride * i].baddbmm_(error.transpose(1, 2), inputs, beta=1.0 - shrink, alpha=-self.lr)
             if self.bias:
-                bias = params[2 * i + 1]
+                bias = last[2 * i + 1]
                 if shrink:
                     bias.mul_(1.0 - shrink)
                 bias.sub_(error.sum(1), alpha=self.lr)
@@ -127,13 +139,13 @@ class Descent:
             for p, f in zip(params, self.first, strict=True):
                 p.add_(f[:a], alpha=shrink)
 
-    def _through_gradient(self, layers: Factors, a: int) -> None:
+    def _gradient(self, layers: Factors) -> list[Tensor]:
         gradient: list[Tensor] = []
         for error, inputs in layers:
             gradient.append(torch.bmm(error.transpose(1, 2), inputs))
             if self.bias:
                 gradient.append(error.sum(1))
-        self.apply(gradient, a)
+        return gradient
 
     def apply(self, gradient: list[Tensor], a: int) -> None:
         """Take one step of the first ``a`` devices along their gradients, (a, *shape) each, which are overwritten."""

@@ -4,8 +4,8 @@ Every gradient of W1 and b1 is A^T [X 1], with A (n, out) the first layer's erro
 any number of steps, also with momentum and a proximal term (they are linear), W1 = W1_0 + U^T X and b1 = b1_0 + U^T 1
 for some U (n, out). The first layer's outputs are then X W1^T + b1 = H0 + K U, with H0 the outputs of the model that the
 device started from and K = X X^T + 1. K (n, n) is computed once for all rounds and a step costs n/inputs of the usual
-one. The weighted sum of many devices' updates is one matrix product, without computing single updates. All of this pays if
-a device has fewer samples than a sample has inputs, and visits each of them several times.
+one. The weighted sum of many devices' updates is one matrix product, without computing single updates. `costs` estimates
+when all of this pays; a device should have fewer samples than a sample has inputs, or K takes more memory than its data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from edge_client.learning.training import Shuffler
 from shoal.errors import UsageError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.trainers import dense
-from shoal.simulation.trainers.batched import Batched
 from shoal.simulation.trainers.blocks import Block, Schedule, Shelf, Trained, check_losses, schedule, step_size
 from shoal.simulation.trainers.dense import Dense, Descent
 from shoal.simulation.trainers.networks import sample_losses, unflatten
@@ -31,11 +30,9 @@ from shoal.simulation.trainers.scoring import behind, preactivations
 
 KERNEL_BYTES: Final = 1 << 30
 """Memory for kernels that are cached between rounds; those of further devices are computed again every round."""
-BLOCK_FLOATS: Final = 2_600_000
-"""First-layer outputs of all candidates that a block holds: 10 MB, for they are read again right after."""
+BLOCK_FLOATS: Final = 1_300_000
+"""First-layer outputs of all candidates that a block holds: 5 MB, for they are read again right after."""
 MOST_DEVICES: Final = 128
-LEAST_VISITS: Final = 3
-"""Visits to each sample from which the form pays for its way in and out of the dual."""
 
 
 class Kernels:
@@ -245,42 +242,21 @@ def _scatter(target: Tensor, values: Tensor, rows: Tensor | None, alpha: float) 
 
 
 class Dual:
-    """Trains linear regression, softmax regression and one hidden layer; leaves unsuitable blocks to `Batched`.
+    """Trains linear regression, softmax regression and one hidden layer, without clipping.
 
     Args:
         network: the network to train; shelf: all devices' training data.
-        always: use the dual form even if it is not expected to pay.
     """
 
-    def __init__(self, network: Dense, shelf: Shelf, *, always: bool = False) -> None:
-        self.network, self.always = network, always
+    def __init__(self, network: Dense, shelf: Shelf) -> None:
+        self.network = network
         self.bias = dense.has_bias(network)
         self.out = network.shapes[0][0]
         self.kernels = Kernels(shelf, bias=self.bias)
-        self.primal = Batched(network)
 
     def limits(self, candidates: int) -> tuple[int, int]:
         """Return the most devices and samples of a block."""
         return MOST_DEVICES, max(1, BLOCK_FLOATS // (self.out * candidates))
-
-    def suits(self, block: Block, local: LocalSettings) -> bool:
-        """Return whether the block is trained in the dual form.
-
-        Raises:
-            UsageError: it must be, but clipping needs the gradient's norm.
-        """
-        if local.clip:
-            if self.always:
-                raise UsageError("the dual form can't clip gradients", hint="take trainer batched or auto")
-            return False
-        if self.always:
-            return True
-        # Converting to the dual form and back costs a few steps, which pays only after enough visits to each sample.
-        n = block.x.shape[1]
-        visits = local.steps
-        if local.batch_size:
-            visits = local.epochs or local.steps * min(local.batch_size, n) // n
-        return n <= self.network.inputs and visits >= LEAST_VISITS
 
     def score(self, models: Tensor, block: Block) -> Scored:
         """Return the losses of ``models`` (k, d) on the block, and the first layer's outputs for `train`."""
@@ -306,9 +282,13 @@ class Dual:
         round_: int,
         pre: Tensor | None = None,
     ) -> Trained:
-        """Train every device of the block: see `blocks.Trainer`; ``pre`` is from `Scored.of`, where there is one."""
-        if not self.suits(block, local):
-            return self.primal.train(models, start, block, orders, local, round_)
+        """Train every device of the block: see `blocks.Trainer`; ``pre`` is from `Scored.of`, where there is one.
+
+        Raises:
+            UsageError: gradients are to be clipped, but the dual form never has one.
+        """
+        if local.clip:
+            raise UsageError("the dual form can't clip gradients", hint="take trainer batched or auto")
         device = models.device
         params = unflatten(self.network, models)
         mini = schedule(block.lengths, local, orders, device) if local.batch_size else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,13 +74,43 @@ def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
         data_dir=tmp_path,
         settings=["eps1=0.4", " x = y=z ", "eps1=0.5"],
         grid="paper",
+        threads=3,
         json=True,
     )
     (options,) = toy.ran
+    assert options.threads == 3
     assert (options.algorithm, options.devices, options.samples, options.rounds) == ("fedavg", 8, 50, 2)
     assert (options.seed, options.mask, options.data_dir, options.grid) == (7, "none", tmp_path, "paper")
     assert options.settings == {"eps1": "0.5", "x": "y=z"}
     assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "fedavg"
+
+
+def test_only_the_first_process_of_torchrun_prints_and_saves(toy, saved, monkeypatch, capsys):
+    """A single process of torchrun is rank 0 of 1, and its result says so."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    cli.simulate("toy", save=Path("run.json"), json=True)
+    assert json.loads(capsys.readouterr().out)["data"]["world"] == 1
+    assert [path.name for path, _ in saved] == ["run.json"]
+    monkeypatch.setenv("RANK", "1")
+    cli.simulate("toy", save=Path("other.json"), json=True)
+    cli.simulate(list_=True)
+    assert (len(toy.ran), len(saved)) == (2, 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_of_another_process_than_the_first_is_on_stderr_with_its_rank(toy, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "3")
+    toy.broken = ("ifca",)
+    with pytest.raises(typer.Exit) as caught:
+        cli.simulate("toy", json=True)
+    captured = capsys.readouterr()
+    assert (caught.value.exit_code, captured.out) == (ConfigError.exit_code, "")
+    assert captured.err == "rank 3:\nerror: broken\n"
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError, match="broken"):
+        cli.simulate("toy", json=True)
 
 
 def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):

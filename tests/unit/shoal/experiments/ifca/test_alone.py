@@ -9,6 +9,7 @@ import torch
 from shoal.experiments.ifca import alone
 from shoal.experiments.ifca.alone import dual_descent, train_alone
 from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.ranks import Ranks
 from shoal.simulation.trainers.networks import OneHidden, Softmax
 from shoal.task.manifest import LocalTraining
 
@@ -50,6 +51,26 @@ def test_both_ways_of_training_alone_agree():
     fast, whole = (train_alone(population, network, r, rounds=7, seed=2) for r in (local, slow))
     np.testing.assert_allclose(fast.losses, whole.losses, atol=1e-5)
     np.testing.assert_allclose(fast.accuracies, whole.accuracies, atol=0.1)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e9], ids=["dual form", "strategy"])
+def test_each_rank_trains_some_of_the_devices(monkeypatch, clip):
+    """Three ranks together have the results of a single process; the third has no device."""
+    network = OneHidden(9, 5, 4)
+    population = Population(shards_of([6, 8]), test=shards_of([20, 20], seed=1))
+    local = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2, clip=clip)
+    whole = train_alone(population, network, local, rounds=4, seed=2)
+    together = np.full((2, 2), np.nan)
+
+    class Third(Ranks):
+        def rows(self, own, parts):
+            together[parts[self.rank]] = own
+            return together
+
+    for rank in range(3):
+        monkeypatch.setattr(alone, "current_ranks", lambda rank=rank: Third(rank, 3))
+        train_alone(population, network, local, rounds=4, seed=2)
+    np.testing.assert_array_equal(together, np.column_stack((whole.accuracies, whole.losses)))
 
 
 def test_probes_of_another_group_do_not_count():

@@ -165,14 +165,14 @@ def test_clusters_count_as_pure_from_the_round_after_the_last_impure_one(monkeyp
 def test_devices_that_train_alone_are_averaged_over_those_that_were_tested(monkeypatch, accuracies, mean, spread):
     seen = {}
 
-    def train_alone(_population, _network, _local, *, rounds, seed, told):
-        seen.update(rounds=rounds, seed=seed)
+    def train_alone(_population, _network, _local, *, rounds, seed, told, threads):
+        seen.update(rounds=rounds, seed=seed, threads=threads)
         return Alone(np.array(accuracies), np.array([1.0, 2.0, 3.0]), 8.0)
 
     monkeypatch.setattr(runs, "train_alone", train_alone)
-    options = Options(algorithm="local", seed=3)
+    options = Options(algorithm="local", seed=3, threads=2)
     found = run_setup(setup(alone_rounds=40), options, Quiet(), ()).data()
-    assert seen == {"rounds": 40, "seed": 3}
+    assert seen == {"rounds": 40, "seed": 3, "threads": 2}
     assert (found["accuracy"], found["accuracy_spread"]) == (mean, spread)
     assert found["history"] == [{"round": 40, "accuracy": mean, "loss": 2.0, "purity": None}]
     assert found["cpu_seconds_per_round"] == 0.2

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.torch
 MINI = LocalTraining(epochs=2, batch_size=5, lr=0.3)
 
 
-def workforce(data=None, local=MINI):
+def workforce(data=None, local=MINI, trainer="auto"):
     run = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=3, local=local))
-    return Workforce(data or population(), NETWORK, run, origins(NETWORK, 1, 0))
+    return Workforce(data or population(), NETWORK, run, origins(NETWORK, 1, 0), trainer=trainer)
 
 
 def easy():
@@ -37,8 +37,9 @@ def easy():
 def trained(work, epochs=40):
     """Return models that devices train from the start: shape (devices, d)."""
     thetas = torch.from_numpy(start())
+    training = personal._Training(work, work.shelf(Share.TRAIN), work.trainers, work.population.names)
     for round_ in range(epochs):
-        personal._train(work, thetas, 100 + round_, one_epoch(MINI.settings()), work.shelf(Share.TRAIN), np.arange(10))
+        training.train(thetas, 100 + round_, one_epoch(MINI.settings()))
     return thetas.numpy()
 
 
@@ -64,9 +65,13 @@ def test_a_model_trained_alone_is_taken_if_it_is_the_best():
     assert found.choices == ("alone",) * 10
 
 
-def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch):
-    """Devices that choose the model trained alone get the one that `Alone.again` trains for them, others train on their own."""
-    wanted = ["10"] * 4 + ["alone"] * 3 + ["cluster"] * 3
+@pytest.mark.parametrize("trainer", ["auto", "dual", "stepwise"])
+def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch, trainer):
+    """Devices that choose the model trained alone get the one that `Alone.again` trains for them, others train on their own.
+
+    Trainers keep kernels of the training samples by the places of devices; they must not be taken for other samples.
+    """
+    wanted = ["cluster"] * 3 + ["alone"] * 3 + ["10"] * 4
     picks = iter(wanted)
     monkeypatch.setattr(personal, "choose", lambda _: next(picks))
     asked = []
@@ -75,16 +80,16 @@ def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch
         asked.append(places.tolist())
         return np.full((len(places), NETWORK.length), 0.5, np.float32)
 
-    work = workforce(population())
+    work = workforce(population(), trainer=trainer)
     models, choices = personal.chosen_models(work, start(), 4, Alone(start() + np.float32(1), again))
-    assert (asked, choices) == ([[4, 5, 6]], tuple(wanted))
-    assert (models[4:7] == 0.5).all()
-    np.testing.assert_array_equal(models[7:], start(3))
-    more = workforce(population().with_validation())
+    assert (asked, choices) == ([[3, 4, 5]], tuple(wanted))
+    assert (models[3:6] == 0.5).all()
+    np.testing.assert_array_equal(models[:3], start(3))
+    more = workforce(population().with_validation(), trainer="loop")
     expected = personal.candidates(more, start(), 4)
-    for i in range(4):
-        np.testing.assert_allclose(models[i], expected[i]["10"].numpy(), atol=1e-6)
-    assert not np.allclose(models[0], personal.candidates(work, start(), 4)[0]["10"].numpy(), atol=1e-4)
+    for i in range(6, 10):
+        np.testing.assert_allclose(models[i], expected[i]["10"].numpy(), atol=1e-5)
+    assert not np.allclose(models[6], personal.candidates(work, start(), 4)[6]["10"].numpy(), atol=1e-4)
 
 
 def test_a_device_without_validation_samples_keeps_its_clusters_model():

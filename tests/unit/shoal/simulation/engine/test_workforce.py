@@ -77,9 +77,17 @@ SMALL = Population((labelled(0, 0), labelled(1), labelled(0)), test=(labelled(0,
 """Three devices; model 1 answers 1 to all, with logits 0 and 2."""
 
 
-def force(algorithm="ifca", *, population=SMALL, mask="none", segments=(), origins=ORIGINS, **options):
-    settings = {"k": str(len(origins))} if algorithm == "ifca" else {}
-    run = sim_plan(algorithm, settings, ONE, SimOptions(rounds=3, local=FULL, mask=mask, segments=segments))
+def force(
+    algorithm="ifca", *, population=SMALL, mask="none", segments=(), origins=ORIGINS, settings=None, cap=0.0, **options
+):
+    if settings is None:
+        settings = {"k": str(len(origins))} if algorithm == "ifca" else {}
+    run = sim_plan(
+        algorithm,
+        settings,
+        ONE,
+        SimOptions(rounds=3, local=FULL, mask=mask, segments=segments, weight_cap=cap),
+    )
     return Workforce(population, ONE, run, origins[: run.origins], **options)
 
 
@@ -130,7 +138,7 @@ def test_of_several_candidates_the_best_is_trained_and_its_loss_reported():
         b=order(4, 6),
     )
     third = ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)
-    first, second = force(origins=np.stack([*ORIGINS, third])).carry_out(plan)
+    first, second = force(origins=np.stack([*ORIGINS, third]), deferred=False).carry_out(plan)
     assert (first.model, second.model) == (8, 4)
     assert first.loss == pytest.approx(np.log(1 + np.exp(-3)), abs=5e-5)
     assert second.loss == pytest.approx(np.log(1 + np.exp(-2)), abs=5e-5)
@@ -206,22 +214,45 @@ def test_a_device_to_be_placed_trains_and_reports_a_direction_alone(mask, deferr
     assert found.loss == clear.loss
 
 
+EQUAL = Population((labelled(0), labelled(1), labelled(0)))
+"""Three devices of one sample each."""
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "room", "summed"), [("fedavg", 0, True), ("fedavg", 1 << 20, False), ("cfl", 0, False)]
+    ("algorithm", "population", "cap", "room", "summed"),
+    [
+        ("fedavg", SMALL, 0.0, 1 << 20, True),
+        ("fedavg", EQUAL, 2.0, 1 << 20, True),
+        ("fedavg", SMALL, 2.0, 1 << 20, False),
+        ("fedavg", SMALL, 2.0, 0, True),
+        ("cfl", SMALL, 0.0, 0, False),
+    ],
+    ids=["no cap", "equal devices", "room for single updates", "no room", "compares updates"],
 )
-def test_updates_are_summed_only_if_they_are_large_and_means_suffice(monkeypatch, algorithm, room, summed):
+def test_updates_are_summed_as_they_come_if_means_of_known_weights_suffice(
+    monkeypatch, algorithm, population, cap, room, summed
+):
+    """Weights that a cap may change are known when all have trained; a device would then be trained twice."""
     monkeypatch.setattr(workforce, "ROWS_BYTES", room)
-    (found,) = force(algorithm).carry_out(plan_of({0: ClusterModel(0)}, a=order(0)))
+    (found,) = force(algorithm, population=population, cap=cap).carry_out(plan_of({0: ClusterModel(0)}, a=order(0)))
     assert (found.vector is None) is summed
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "asked", "known"), [("ifca", False, False), ("ifca", True, True), ("fedavg", False, True)]
+    ("algorithm", "settings", "asked", "known"),
+    [
+        ("ifca", {"k": "2"}, False, False),
+        ("ifca", {"k": "2"}, True, True),
+        ("fedavg", {}, False, False),
+        ("fedavg", {"discrepancy": "on"}, False, True),
+    ],
 )
-def test_norms_of_summed_updates_are_computed_if_the_strategy_or_the_caller_reads_them(algorithm, asked, known):
+def test_norms_of_summed_updates_are_computed_if_the_strategy_or_the_caller_reads_them(
+    algorithm, settings, asked, known
+):
     plan = plan_of({0: ClusterModel(0)}, a=order(0))
-    (stored,) = force(algorithm, deferred=False).carry_out(plan)
-    (found,) = force(algorithm, deferred=True, norms=asked).carry_out(plan)
+    (stored,) = force(algorithm, settings=settings, deferred=False).carry_out(plan)
+    (found,) = force(algorithm, settings=settings, deferred=True, norms=asked).carry_out(plan)
     assert found.norm == pytest.approx(stored.norm if known else 0.0, rel=1e-5)
 
 

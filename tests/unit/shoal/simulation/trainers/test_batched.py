@@ -50,9 +50,9 @@ def test_a_step_size_that_diverges_is_an_error():
 
 
 def test_a_block_of_a_large_network_holds_few_devices():
-    """All parameters of a block stay below four million, and a single device is always possible."""
+    """All parameters of a block stay below a million, and a single device is always possible."""
     assert Batched(Softmax(1, 2)).limits(1)[0] == 256
-    assert Batched(Softmax(99_999, 10)).limits(1)[0] == 4
+    assert Batched(Softmax(24_999, 10)).limits(1)[0] == 4
     assert Batched(Softmax(999_999, 10)).limits(5)[0] == 1
 
 

@@ -14,7 +14,7 @@ from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.conv import BLOCK_DEVICES, Convolved
 from shoal.simulation.trainers.loop import Loop
 from shoal.simulation.trainers.networks import Cnn, origins
-from shoal.simulation.trainers.registry import make_trainer
+from shoal.simulation.trainers.registry import make_trainers
 
 RECIPE: dict[str, Any] = {
     "epochs": 2,
@@ -87,6 +87,16 @@ def test_every_recipe_is_the_loops_for_devices_of_different_sizes(recipe: dict[s
     assert np.allclose(losses, expected_losses, rtol=1e-5)
 
 
+def test_memory_is_used_again_for_blocks_of_other_sizes() -> None:
+    """A trainer keeps the memory of a step; blocks of more or fewer devices and samples in between change no update."""
+    network = Cnn(side=12, classes=4, filters=(3, 2), dense=(6,), kernel=3)
+    kept = Convolved(network)
+    for sizes in ([5, 9, 3, 8], [4, 4], [5, 9, 3, 8], [1, 6, 2]):
+        expected, _ = trained(Loop, network, sizes)
+        found, _ = trained(lambda _network: kept, network, sizes)
+        assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
 def test_ties_between_pooled_pixels_go_to_the_first() -> None:
     """In an even image all four places tie; as in torch, the first one alone gets the gradient."""
     network = Cnn(side=8, classes=2, filters=(2,), dense=(), kernel=3)
@@ -110,6 +120,6 @@ def test_ties_between_pooled_pixels_go_to_the_first() -> None:
 def test_a_cnn_gets_this_trainer_and_no_great_blocks() -> None:
     """The fastest trainer is chosen unasked; a block's patches stay small."""
     shelf = Shelf([Shard(np.zeros((2, 784), np.float32), np.zeros(2, np.int64))])
-    trainer = make_trainer("auto", Cnn(), shelf)
+    trainer = make_trainers("auto", Cnn(), shelf).trainer(np.arange(1), LocalSettings(**RECIPE))
     assert isinstance(trainer, Convolved)
     assert trainer.limits(1)[0] == BLOCK_DEVICES

@@ -10,7 +10,7 @@ from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.loop import Loop
 from shoal.simulation.trainers.networks import Cnn, Linear, Lstm, OneHidden, Softmax, origins
-from shoal.simulation.trainers.registry import make_trainer
+from shoal.simulation.trainers.registry import make_trainers
 from shoal.simulation.trainers.stepwise import Stepwise
 
 SIZES = (3, 10, 17, 31)
@@ -88,8 +88,9 @@ def test_a_loss_that_overflows_is_reported(form):
 
 def test_it_is_chosen_by_name_and_only_where_it_can():
     shelf = shelf_of()
-    assert isinstance(make_trainer("stepwise", NETWORKS[0], shelf), Stepwise)
-    assert not isinstance(make_trainer("stepwise", Linear(12), shelf), Stepwise)
+    work = np.arange(len(shelf)), recipe()
+    assert isinstance(make_trainers("stepwise", NETWORKS[0], shelf).trainer(*work), Stepwise)
+    assert not isinstance(make_trainers("stepwise", Linear(12), shelf).trainer(*work), Stepwise)
     for network in (Lstm(5, 3, 3, 1), Cnn(1, 8, 4, (2,), (3,), 3)):
         with pytest.raises(UsageError, match="stepwise"):
-            make_trainer("stepwise", network, shelf)
+            make_trainers("stepwise", network, shelf)

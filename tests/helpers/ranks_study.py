@@ -1,0 +1,159 @@
+"""An experiment of ten small devices, for simulations by several processes.
+
+``python -m tests.helpers.ranks_study simulate tiny`` runs it. Its result has all models at the end. Each process writes a line
+with its number on stderr when a round closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from shoal.experiments import registry
+from shoal.experiments.common.experiment import Result, Study
+from shoal.experiments.common.paper import paper_options
+from shoal.simulation.engine import ranks
+from shoal.simulation.engine.records import SimOptions
+from shoal.simulation.engine.simulate import simulate
+from shoal.task.manifest import LocalTraining
+from tests.helpers.simulations import NETWORK, population
+from tests.helpers.trees import ONE_THREAD, ROOT
+
+MINI = LocalTraining(epochs=2, batch_size=5, lr=0.3)
+SETTINGS = {
+    "fedavg": {},
+    "ifca": {"k": "2"},
+    "cfl": {"validate": "off", "eps1": "0.9", "cool_down": "1"},
+    "fedgroup": {"groups": "2"},
+    "fesem": {"k": "2"},
+    "one-shot": {"k": "2"},
+    "local": {},
+}
+WAIT_S = "SHOAL_TEST_WAIT_S"
+LEAST_COLUMNS = ranks.LEAST_COLUMNS
+
+
+def run(options, progress):
+    """Simulate one strategy.
+
+    Settings: ``paper``, the papers' options in the place of a fleet's; ``even``, devices of equal size; ``cohort``, the share
+    that takes part; ``columns``, the fewest coordinates of vectors whose products ranks divide.
+    """
+    ranks.LEAST_COLUMNS = options.knob("columns", LEAST_COLUMNS)
+    made = {
+        "rounds": options.rounds or 6,
+        "local": MINI,
+        "seed": options.seed,
+        "mask": options.mask,
+        "min_contributors": 1,
+        "threads": options.threads,
+        "checkpoint": options.checkpoint,
+        "count": "all",
+    }
+    if options.knob("cohort", 0.0):
+        made["participation"] = options.knob("cohort", 0.0)
+    sim_options = paper_options(**made) if options.knob("paper", False) else SimOptions(**made)
+
+    def closed(record):
+        progress.round(options.algorithm, record.round, sim_options.rounds, None)
+        sys.stderr.write(f"rank {os.environ.get('RANK', '0')} closed {record.round}\n")
+        sys.stderr.flush()
+
+    data = population(uneven=not options.knob("even", False))
+    done = simulate(options.algorithm, SETTINGS[options.algorithm], data, NETWORK, sim_options, closed)
+    return Result(
+        experiment="tiny",
+        algorithm=options.algorithm,
+        accuracy=done.final.accuracy,
+        clusters=done.history[-1].clusters,
+        rounds=len(done.history),
+        cpu_seconds_per_round=done.cpu_seconds_per_round,
+        published=None,
+        history=[r.as_dict() for r in done.history],
+        parameters={"seed": options.seed},
+        extra={
+            "models": {str(model): theta.tolist() for model, theta in done.thetas.items()},
+            "cluster_of": dict(done.clusters),
+            "taken": done.taken().tolist(),
+        },
+    )
+
+
+if "tiny" not in registry.ids():
+    registry.register(Study("tiny", "a paper", "ten devices", tuple(SETTINGS), {}, run, resumable=tuple(SETTINGS)))
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(**others):
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **others}
+
+
+def start_ranks(*arguments, world=2, each=None, wait_s=None):
+    """Start the ranks of one simulation without torchrun's agent, which would end all when one ends.
+
+    Args:
+        arguments: of ``simulate tiny``.
+        world: number of ranks.
+        each: further arguments of each rank.
+        wait_s: most seconds that a rank waits for another.
+    """
+    port, further = str(free_port()), {} if wait_s is None else {WAIT_S: str(wait_s)}
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.helpers.ranks_study",
+                "simulate",
+                "tiny",
+                *arguments,
+                *(each or {}).get(rank, ()),
+            ],
+            env=environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(world),
+                LOCAL_WORLD_SIZE=str(world),
+                MASTER_ADDR="localhost",
+                MASTER_PORT=port,
+                **further,
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(world)
+    ]
+
+
+def ended(processes, timeout_s=60.0):
+    """Return (status, stdout, stderr) of processes that end by themselves; kill those that do not, which is an error."""
+    try:
+        found = [process.communicate(timeout=timeout_s) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *texts) for process, texts in zip(processes, found, strict=True)]
+
+
+def data_of(text):
+    """Return the data of the one JSON object in a program's output."""
+    (line,) = text.splitlines()
+    return json.loads(line)["data"]
+
+
+if __name__ == "__main__":
+    from shoal.cli import main
+
+    ranks.LONGEST_WAIT_S = float(os.environ.get(WAIT_S, ranks.LONGEST_WAIT_S))
+    main()

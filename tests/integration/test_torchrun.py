@@ -1,0 +1,189 @@
+"""`shoal simulate` under torchrun: the result of one process, one JSON object, and no rank that waits for a dead one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.experiments.common.experiment import Options, Quiet
+from tests.helpers.ranks_study import SETTINGS, data_of, ended, environment, run, start_ranks
+from tests.helpers.trees import ROOT
+
+pytestmark = [pytest.mark.torch, pytest.mark.process]
+LOST = 11
+"""Exit status of a rank that has lost another."""
+FLEETS = {
+    "a fleet's defaults": {},
+    "sums of uneven devices": {"paper": "on"},
+    "sums of equal devices": {"paper": "on", "even": "on"},
+    "some devices, and Gram matrices by coordinates": {"cohort": "0.6", "columns": "1"},
+}
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
+
+
+def torchrun(*arguments, world=2, timeout_s=120.0):
+    """Run an experiment under torchrun itself."""
+    command = [*TORCHRUN, str(world), *arguments]
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+@pytest.mark.parametrize("settings", FLEETS.values(), ids=FLEETS)
+def test_two_ranks_give_the_result_of_one_process(settings):
+    """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy."""
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    done = ended(start_ranks("--algorithm", "all", "--rounds", "6", "--mask", "permutation", "--json", *words))
+    assert [status for status, _, _ in done] == [0, 0], done[1][2]
+    assert done[1][1] == "", "rank 1 prints nothing"
+    results = data_of(done[0][1])["results"]
+    assert [result["algorithm"] for result in results] == list(SETTINGS)
+    for found in results:
+        alone = run(
+            Options(algorithm=found["algorithm"], rounds=6, mask="permutation", settings=settings), Quiet()
+        ).data()
+        assert found.pop("world") == 2
+        assert found.keys() == alone.keys()
+        for name, theta in alone["models"].items():
+            np.testing.assert_allclose(found["models"][name], theta, rtol=0, atol=1e-6)
+        for name in ("cluster_of", "taken", "clusters", "rounds"):
+            assert found[name] == alone[name]
+        assert found["accuracy"] == pytest.approx(alone["accuracy"], abs=0.05)
+        for mine, expected in zip(found["history"], alone["history"], strict=True):
+            assert mine["loss"] == pytest.approx(expected["loss"], abs=2e-4)
+            assert mine["purity"] == expected["purity"]
+
+
+def test_more_ranks_than_devices_of_a_round_leave_some_idle():
+    done = ended(start_ranks("--set", "cohort=0.2", "--json", world=4))
+    assert [status for status, _, _ in done] == [0] * 4, done[0][2]
+    assert data_of(done[0][1])["world"] == 4
+
+
+def test_torchrun_prints_one_object_of_an_experiment_of_the_papers():
+    """And one rank of torchrun says so too."""
+    arguments = ("-m", "shoal", "simulate", "cfl-toys", "--rounds", "2", "--json")
+    two, one = torchrun(*arguments), torchrun(*arguments, world=1)
+    assert (two.returncode, one.returncode) == (0, 0), two.stderr
+    assert (data_of(two.stdout)["world"], data_of(one.stdout)["world"]) == (2, 1)
+    assert data_of(two.stdout)["accuracy"] == data_of(one.stdout)["accuracy"]
+
+
+def test_outputs_are_written_once(tmp_path):
+    """Only rank 0 writes; the others may run in another folder."""
+    done = ended(
+        start_ranks(each={0: ("--save", str(tmp_path / "run.json")), 1: ("--save", str(tmp_path / "other.json"))})
+    )
+    assert [status for status, _, _ in done] == [0, 0], done[1][2]
+    assert json.loads((tmp_path / "run.json").read_text())["data"]["world"] == 2
+    assert not (tmp_path / "other.json").exists()
+
+
+def until(process, line):
+    """Read a process's standard error to a line."""
+    for text in process.stderr:
+        if text.strip() == line:
+            return
+    pytest.fail(f"no line {line!r}")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_an_error(killed):
+    processes = start_ranks("--rounds", "100000", "--json")
+    other = processes[1 - killed]
+    until(processes[killed], f"rank {killed} closed 3")
+    processes[killed].kill()
+    status, out, errors = ended([other], timeout_s=30.0)[0]
+    ended(processes)
+    assert status == LOST
+    assert "error: another rank has ended, or can't be reached" in errors
+    assert "hint: its own messages say why" in errors
+    assert "Traceback" not in errors
+    if other is processes[0]:
+        assert json.loads(out)["error"]["type"] == "LostRankError"
+    else:
+        assert out == ""
+        assert "rank 1:" in errors
+
+
+def test_a_rank_that_stands_still_ends_the_other_in_time():
+    processes = start_ranks("--rounds", "100000", wait_s=2.0)
+    until(processes[1], "rank 1 closed 3")
+    processes[1].send_signal(signal.SIGSTOP)
+    try:
+        status, _, errors = ended(processes[:1], timeout_s=30.0)[0]
+    finally:
+        ended(processes[:1])
+        processes[1].kill()
+        processes[1].communicate()
+    assert status == LOST
+    assert "error: another rank has ended, or can't be reached" in errors
+
+
+def test_torchrun_ends_soon_after_one_of_its_processes():
+    command = [*TORCHRUN, "2", "-m", "tests.helpers.ranks_study", "simulate", "tiny", "--rounds", "100000", "--json"]
+    agent = subprocess.Popen(
+        command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(agent, "rank 1 closed 3")
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    (killed,) = (int(c) for c in children if b"\0RANK=1\0" in Path(f"/proc/{c}/environ").read_bytes())
+    os.kill(killed, signal.SIGKILL)
+    status, out, errors = ended([agent], timeout_s=45.0)[0]
+    assert status == 1
+    assert "rank      : 1" in errors
+    assert len(out.splitlines()) <= 1
+    assert not any(Path(f"/proc/{c}").exists() for c in children)
+
+
+@pytest.mark.parametrize("name", ["--seed", "--rounds"])
+def test_ranks_with_other_options_are_refused(name):
+    done = ended(start_ranks("--json", each={1: (name, "7")}))
+    assert [status for status, _, _ in done] == [7, 7]
+    error = json.loads(done[0][1])["error"]
+    assert (error["type"], error["message"]) == (
+        "IntegrityError",
+        "rank 1 and rank 0 differ in options, origins or data",
+    )
+
+
+def test_a_rank_that_never_comes_ends_the_others_in_time():
+    processes = start_ranks("--rounds", "2", wait_s=3.0)
+    processes[1].kill()
+    status, _, errors = ended(processes[:1], timeout_s=60.0)[0]
+    ended(processes)
+    assert status == LOST
+    assert "error: another rank has ended, or can't be reached" in errors
+
+
+def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tmp_path, monkeypatch):
+    from shoal.simulation.engine import checkpoint
+
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    path = tmp_path / "run.npz"
+    whole = run(Options(algorithm="ifca", rounds=6, mask="permutation"), Quiet()).data()
+
+    class Interrupts(Quiet):
+        def round(self, _algorithm, done, _total, _record):
+            if done == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Options(algorithm="ifca", rounds=6, mask="permutation", checkpoint=path), Interrupts())
+    assert path.exists()
+    arguments = ("--algorithm", "ifca", "--rounds", "6", "--mask", "permutation", "--checkpoint", str(path), "--json")
+    done = ended(start_ranks(*arguments))
+    assert [status for status, _, _ in done] == [0, 0], done[1][2]
+    found = data_of(done[0][1])
+    for name, theta in whole["models"].items():
+        np.testing.assert_allclose(found["models"][name], theta, rtol=0, atol=1e-6)
+    assert "closed 2" not in done[0][2]
