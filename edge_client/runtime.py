@@ -79,6 +79,16 @@ LOG = logging.getLogger("shoal.edge")
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+class _Busy:
+    """True while publishes are waiting for the broker's acknowledgement."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __bool__(self) -> bool:
+        return self._transport.pending() > 0
+
+
 class DeviceRuntime:
     """Drives one device.
 
@@ -175,6 +185,7 @@ class DeviceRuntime:
             clock_s=clock_s,
             weight=personal,
         )
+        self._busy = _Busy(transport)
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
         self._roster: tuple[Roster, io.RosterFacts] | None = None
@@ -324,26 +335,29 @@ class DeviceRuntime:
     # ------------------------------------------------------------------------------------------------------ messages
 
     def _on_chunk(self, topic: str, payload: bytes) -> None:
+        whole = True
         try:
-            self._on_message(topic, payload)
+            whole = self._on_message(topic, payload)
         except StorageError:
             raise
         except ShoalError as error:
             self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
-        if not self.revoked:
+        if whole and not self.revoked:
             self._go_on(self.session.settled(self._facts()))
 
-    def _on_message(self, topic: str, payload: bytes) -> None:
+    def _on_message(self, topic: str, payload: bytes) -> bool:
+        """Handle a chunk; return whether it may have changed more than the transfer that it belongs to."""
         parsed = self._topics.parse(topic)
         self._go_on(self.session.checked(self._facts()))
         if not payload or not self.session.hears(parsed.kind):
-            return
+            return True
         transfer = self._collect(parsed, payload)
         if transfer is None:
-            return
+            return False
         channel = channels.channel_at(parsed.kind, transfer.kind)
         content = self._content(channel, parsed.label, transfer)
         self._go_on(self.session.receive(channel, content, self._facts()))
+        return True
 
     def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
         """Store a chunk if its topic and size are expected; return the transfer if this chunk completes it."""
@@ -370,9 +384,11 @@ class DeviceRuntime:
             return bytes(transfer.payload)
         if channel is channels.REVOCATION:
             return self._membership.open_own_roster(transfer.payload, transfer.signed)
+        group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
-        # The broadcast key may have changed with this message, which is authentic even if its purpose is wrong.
-        self._go_on(self.session.group_followed(self._facts()))
+        if self._membership.group is not group:
+            # The broadcast key has changed with this message, which is authentic even if its purpose is wrong.
+            self._go_on(self.session.group_followed(self._facts()))
         if purpose != channel.purpose:
             raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
         match channel:
@@ -409,7 +425,7 @@ class DeviceRuntime:
             group=member.group,
             key_version=member.newest_generation,
             keys_since=member.keys_since,
-            busy=self._transport.pending() > 0,
+            busy=self._busy,
             jitter=self._uniform(),
         )
 

@@ -14,6 +14,7 @@ from shoal.errors import ShoalError, UsageError
 from shoal.experiments import cli as simulate_cli
 from shoal.experiments.data import cli as data_cli
 from shoal.new import cli as new_cli
+from shoal.owner.runs.defaults import DEFAULT_MODE
 from shoal.util.console import (
     add_version,
     counted,
@@ -165,6 +166,9 @@ def _show_page(page: bytes, path: Path | None, *, browse: bool) -> None:
 def bench_round(
     devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
     rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
+    mode: Annotated[
+        str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
+    ] = DEFAULT_MODE,
     broker: BrokerName = "auto",
     save: SaveFile = None,
     json: AsJson = False,
@@ -174,7 +178,7 @@ def bench_round(
 
     forbid_inspection()
     _stop_cleanly()
-    data = measure(devices, _broker(broker), rounds).data()
+    data = measure(devices, _broker(broker), rounds, mode).data()
     _deliver(data, json, lambda: _show_round(data), save)
 
 
@@ -192,6 +196,31 @@ def _show_round(data: dict[str, Any]) -> None:
         f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
         f"aggregator {data['aggregator_rss_mb_max']:.0f} MB"
     )
+
+
+@bench_app.command("start")
+def bench_start(
+    starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
+    broker: BrokerName = "auto",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the seconds from the start of a device to its first update, without the run on its disk and with it."""
+    from shoal.bench.starts import measure
+
+    forbid_inspection()
+    _stop_cleanly()
+    data = measure(starts, _broker(broker)).data()
+    _deliver(data, json, lambda: _show_starts(data), save)
+
+
+def _show_starts(data: dict[str, Any]) -> None:
+    for kind, words in (("first", "fetching the run"), ("again", "with the run on its disk")):
+        times = data[f"seconds_{kind}"]
+        say(
+            f"{words}: {data[f'seconds_{kind}_median']:.2f} s to the first update (median of {data['starts']}, "
+            f"{min(times):.2f} to {max(times):.2f})"
+        )
 
 
 @bench_app.command("aggregator")

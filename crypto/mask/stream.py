@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 _CHUNK_BYTES: Final = 1 << 20
-_STEP: Final = 1 << 17
 
 
 def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
@@ -20,10 +19,12 @@ def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
         count: number of bytes.
 
     Returns:
-        shape (count,), uint8.
+        shape (count,), uint8; read-only if it is short.
     """
     # A zero counter is safe because each key encrypts one stream only; encrypting zeros yields the bare key stream.
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    if count <= _CHUNK_BYTES:
+        return np.frombuffer(encryptor.update(bytes(count)), dtype=np.uint8)
     out = np.empty(count, dtype=np.uint8)
     zeros = bytes(min(_CHUNK_BYTES, count))
     for start in range(0, count, _CHUNK_BYTES):
@@ -65,17 +66,10 @@ def permutation(key: bytes, length: int) -> NDArray[np.int64]:
         shape (length,), int64.
     """
     digits = keystream(key, 4 * length).view("<u2").reshape(2, length)
-    # numpy sorts 16-bit integers by radix: as fast on processors without vector instructions (ADR 25). Orders are stored
-    # in 32 bits between them, and gathered in steps, so that the peak stays at 18 bytes a coordinate, and 8 that numpy takes.
-    by_low = np.argsort(digits[0], kind="stable").astype(np.int32)
-    high = _gathered(digits[1], by_low)
-    del digits
-    return _gathered(by_low, np.argsort(high, kind="stable")).astype(np.int64)
-
-
-def _gathered(source: NDArray[Any], index: NDArray[Any]) -> NDArray[Any]:
-    """Return ``source[index]``, both (n,); numpy would widen a whole index of 32 bits at once."""
-    out = np.empty_like(source, shape=index.shape)
-    for start in range(0, index.size, _STEP):
-        out[start : start + _STEP] = source[index[start : start + _STEP]]
-    return out
+    # numpy sorts 16-bit integers by radix: as fast on processors without vector instructions (ADR 25). The first order is
+    # stored in 32 bits while the second is made, so that the peak stays at 18 bytes a coordinate, and 8 that numpy takes.
+    order = np.argsort(digits[0], kind="stable")
+    high = digits[1].take(order)
+    by_low = order.astype(np.int32)
+    del digits, order
+    return by_low.take(np.argsort(high, kind="stable")).astype(np.int64)

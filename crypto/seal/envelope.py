@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -70,15 +70,18 @@ class GroupKey:
     fleet: str
     label: str
     secret: bytes
+    _aead: list[AESGCM] = field(default_factory=list, init=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
             raise WireError(f"a {self.label} key of {len(self.secret)} bytes")
 
     def aead(self) -> AESGCM:
-        """Return the cipher: HKDF-SHA256(secret; length-prefixed fleet and label)."""
-        info = b"shoal/v1/group-key" + _length_prefixed(self.fleet, self.label)
-        return AESGCM(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret))
+        """Return the cipher: HKDF-SHA256(secret; length-prefixed fleet and label). It is derived once."""
+        if not self._aead:
+            info = b"shoal/v1/group-key" + _length_prefixed(self.fleet, self.label)
+            self._aead.append(AESGCM(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret)))
+        return self._aead[0]
 
     def topic_label(self, run_id: bytes, model: int) -> str:
         """Return the opaque topic name of a model: 16 hex digits that only the group can map to the model."""
@@ -130,7 +133,7 @@ class SealedMessage:
 
 
 def seal_message_to_member(
-    identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
+    identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes | memoryview = b""
 ) -> SealedMessage:
     """Seal ``message`` and ``body`` to one member and sign them as ``identity``.
 

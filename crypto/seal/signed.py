@@ -24,12 +24,9 @@ def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
         UntrustedError: the signature is not by this key.
         WireError: the bytes are not a document of type ``expected``, or, with a valid signature, one of another version.
     """
-    view = memoryview(data)
-    if len(view) <= SIGNATURE_BYTES:
-        raise WireError(f"{len(view)} bytes are too short for a signed {expected.__name__}")
-    verify(key, _purpose(expected), view[SIGNATURE_BYTES:], view[:SIGNATURE_BYTES])
+    check_document(data, expected, key)
     try:
-        return decode(view[SIGNATURE_BYTES:], expected)
+        return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
     except WireError as error:
         raise WireError(
             f"this {expected.__name__} was signed by another version of Shoal ({error})",
@@ -37,8 +34,21 @@ def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
         ) from error
 
 
+def check_document(data: bytes | memoryview, expected: type[M], key: bytes) -> None:
+    """Check that ``key`` (32 bytes, Ed25519) signed these bytes as a document of type ``expected``.
+
+    Raises:
+        UntrustedError: the signature is not by this key.
+        WireError: the bytes are too short.
+    """
+    view = memoryview(data)
+    if len(view) <= SIGNATURE_BYTES:
+        raise WireError(f"{len(view)} bytes are too short for a signed {expected.__name__}")
+    verify(key, _purpose(expected), view[SIGNATURE_BYTES:], view[:SIGNATURE_BYTES])
+
+
 def peek_document(data: bytes | memoryview, expected: type[M]) -> M:
-    """Return the document WITHOUT checking its signature: only to read the key of a self-signed card before the check."""
+    """Return the document WITHOUT checking its signature: only to read who should have signed it, before the check."""
     return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
 
 

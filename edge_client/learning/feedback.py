@@ -43,12 +43,12 @@ class Encoded:
     """An update on the wire.
 
     Attributes:
-        body: the masked update, encoded.
+        body: the masked update, encoded; in float32 the bytes of ``masked``.
         masked: (d,) float32, the vector that the receiver decodes.
         residual: (d,) float32, clear: the update less that vector without its mask; None without error feedback.
     """
 
-    body: bytes
+    body: bytes | memoryview
     masked: Float32Vector
     residual: Float32Vector | None
 
@@ -66,6 +66,9 @@ def encode_update(clear: Float32Vector, key: MaskKey | None, precision: str, see
         IntegrityError: a coordinate is not finite, or too large to encode.
     """
     masked = clear if key is None else mask(clear, key).values
+    if precision == "float32" and key is not None:
+        # `mask` has checked it, and nothing else holds the vector.
+        return Encoded(masked.astype("<f4", copy=False).data.cast("B"), masked, None)
     body = encode(masked, precision, seed)
     if precision == "float32":
         return Encoded(body, masked, None)

@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Return loss and correct count of theta (d,) float32 on n samples."""
 
     def grad(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Float32Vector]:
-        """Return mean loss and its gradient (d,) float32, an array that the caller may overwrite."""
+        """Return mean loss and its gradient (d,) float32, an array that the caller may overwrite, and so may the next call."""
 
     def predict(self, theta: Float32Vector, x: NDArray[Any]) -> NDArray[np.float32]:
         """Return the model's outputs for n samples, first dimension n."""
@@ -94,7 +94,9 @@ class GraphModel:
         return Score(total / len(x), correct, y.size)
 
     def grad(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Float32Vector]:
-        """Return the mean loss and its gradient with respect to ``theta``, (d,) float32; the caller may overwrite it.
+        """Return the mean loss and its gradient with respect to ``theta``, (d,) float32.
+
+        The caller may overwrite the gradient, and so may the next call.
 
         Args:
             theta: shape (d,), float32.
@@ -102,16 +104,17 @@ class GraphModel:
             y: shape (n, *label shape).
         """
         self._check(theta, x, y)
+        if len(x) <= GRAD_ROWS:  # a single chunk needs no weight
+            loss, part = self._run("grad", {"theta": theta, "x": x, "y": y})
+            return float(loss), part
         total, gradient = 0.0, None
         for at in range(0, len(x), GRAD_ROWS):
             rows = slice(at, at + GRAD_ROWS)
             loss, part = self._run("grad", {"theta": theta, "x": x[rows], "y": y[rows]})
-            if len(x) <= GRAD_ROWS:  # a single chunk needs no weight
-                return float(loss), part
             share = len(x[rows]) / len(x)
             total += share * float(loss)
             part *= np.float32(share)
-            gradient = part if gradient is None else np.add(gradient, part, out=gradient)
+            gradient = part.copy() if gradient is None else np.add(gradient, part, out=gradient)
         assert gradient is not None
         return total, gradient
 

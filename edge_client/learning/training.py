@@ -112,8 +112,7 @@ def train(
         seen += len(x)
         steps += 1
     delta = np.subtract(theta, theta0, out=theta)
-    # A float64 sum is finite if and only if every float32 term is.
-    if not math.isfinite(float(np.sum(delta, dtype=np.float64))):
+    if not np.isfinite(delta).all():
         raise TaskError("the trained model holds numbers that are not finite", hint=_DIVERGED_HINT)
     mean = total / seen if seen else backend.score(theta0, batch.x, batch.y).mean_loss
     return TrainResult(delta, mean, steps)

@@ -134,7 +134,8 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, norm, model_norm, nearest = b"", 0.0, 0.0, 0
+    body: bytes | memoryview = b""
+    norm, model_norm, nearest = 0.0, 0.0, 0
     private: Float32Vector | None = None
     left: Float32Vector | None = None
     if assignment.trains:
@@ -216,7 +217,7 @@ def sealed_upload(
     announcement: Announcement,
     assignment: Assignment,
     model: int,
-    body: bytes = b"",
+    body: bytes | memoryview = b"",
     *,
     loss: float = 0.0,
     margins: tuple[float, ...] = (),
@@ -269,7 +270,7 @@ def sealed_upload(
         precision=shop.plan.precision_up,
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
-    content = body + attached if attached else body
+    content = b"".join((body, attached)) if attached else body
     return seal_message_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
 
 

@@ -90,8 +90,9 @@ def weighted_sum(parts: Sequence[tuple[float, Float32Vector]]) -> Float32Vector:
                 term = product[: len(part_of_total)] if i else part_of_total
                 np.copyto(term, vector[start : start + BLOCK])
                 _drop_tiny(term)
-                np.multiply(term, np.float32(weight), out=term)
-                _drop_tiny(term)
+                if weight != 1.0:  # a product with 1 is exact
+                    np.multiply(term, np.float32(weight), out=term)
+                    _drop_tiny(term)
                 if i:
                     np.add(part_of_total, term, out=part_of_total)
                     _drop_tiny(part_of_total)

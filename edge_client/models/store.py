@@ -5,7 +5,8 @@ digests of the states held. Each state is a file named after its digest. Only th
 
 1. New state files are written and synced.
 2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied.
-3. Files that the index does not name are removed, here and at the next start.
+3. The files of states that the index no longer names are removed. What a crash leaves over is found at the next start, by a
+   look at the whole folder.
 
 A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. The same write takes the keys of
 the open round, so that the chain's step is durable before anything masked with them leaves the device.
@@ -33,6 +34,7 @@ from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
+from shoal.types import DIGEST_BYTES
 from shoal.util.checked_files import verified
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
 
@@ -53,7 +55,10 @@ T = TypeVar("T")
 @message(71)
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """The head of a state's file; theta, (length,) float32 little-endian, and the SHA-256 of both follow."""
+    """The head of a state's file; theta, (length,) float32 little-endian, follows, and ``digest`` verifies it.
+
+    Files that earlier versions of Shoal wrote end with the SHA-256 of everything before.
+    """
 
     run_id: Fixed16
     model: U16
@@ -124,6 +129,9 @@ class StateStore:
         self._folder = folder
         self._chain = chain
         self._held = held
+        # Digests of states that have a file, or may have one, and are not held.
+        self._left_over: set[bytes] = set()
+        self._peeked: tuple[RunChain, RoundKeys, RunChain] | None = None
         self.pending = dict(pending)
         self.transcript = Transcript()
         self.longest = 0.0
@@ -140,7 +148,7 @@ class StateStore:
         store = cls(private_directory(directory / FOLDER), chain, {}, ())
         sync_directory(directory)  # the folder's own name
         store._write_index(chain, {}, ())
-        store._remove_others()
+        store._clear_folder()
         return store
 
     @classmethod
@@ -173,7 +181,7 @@ class StateStore:
         store = cls(folder, chain, pending, index.states)
         store.transcript = Transcript(index.transcript_round, index.transcript)
         store.longest = index.longest
-        store._remove_others()
+        store._clear_folder()
         return store
 
     @property
@@ -205,7 +213,7 @@ class StateStore:
             return self.pending[round_]
         if round_ < self._chain.next_round:
             raise IntegrityError(f"the keys of round {round_} are erased", hint=STATE_HINT)
-        return self._chain.peek(round_)
+        return self._ahead(round_)[0]
 
     def keys_under(self, round_: int, key_version: int) -> RoundKeys:
         """Return the keys of a round under a key version, as `peek` does.
@@ -218,7 +226,23 @@ class StateStore:
             return keys
         if key_version != self.key_version:
             raise IntegrityError(f"the keys of round {round_} under version {key_version} are erased", hint=STATE_HINT)
-        return self._chain.peek(round_)
+        return self._ahead(round_)[0]
+
+    def _ahead(self, round_: int) -> tuple[RoundKeys, RunChain]:
+        """Return the keys of a round that the chain still gives, and the chain stepped past it.
+
+        A round's keys are asked for several times before they are taken: by then they are derived once. They are dropped when
+        the chain is replaced.
+
+        Raises:
+            IntegrityError: as `RunChain.skip_to`.
+        """
+        known = self._peeked
+        if known is None or known[0] is not self._chain or known[1].round != round_:
+            after = self._chain.copy()
+            after.skip_to(round_)
+            known = self._peeked = self._chain, after.take(), after
+        return known[1], known[2].copy()
 
     def prefer(self, keys: RoundKeys) -> None:
         """Use these keys for their round from now on; the next `commit` makes that durable."""
@@ -255,7 +279,7 @@ class StateStore:
         rounds = {*range(first - RETAINED_STEPS, first), *retained}
         _take_all(old, sorted(r for r in rounds if old.next_round <= r < first), pending)
         self._write_index(chain, pending, self._held)
-        self._chain, self.pending = chain, pending
+        self._chain, self.pending, self._peeked = chain, pending, None
 
     def load(self) -> tuple[ModelStates, tuple[IntegrityError, ...]]:
         """Return the states held, and an error for each whose file is missing or damaged.
@@ -269,6 +293,7 @@ class StateStore:
             except IntegrityError as error:
                 errors.append(error)
         # A checkpoint of a damaged state has the same digest, and `commit` must write its file again.
+        self._left_over |= {held.digest for held in self._held if held.state not in found}
         self._held = tuple(held for held in self._held if held.state in found)
         return ModelStates(self._chain.fleet, self.run_id, found), tuple(errors)
 
@@ -298,23 +323,40 @@ class StateStore:
         held = tuple(states.held[id_].held for id_ in sorted(states.held))
         on_disk = set(self._held)
         new = [h for h in held if h not in on_disk]
+        # Also if this commit fails half-way.
+        self._left_over |= {h.digest for h in new}
         for h in new:
             self._write_state(states.held[h.state])
         if new:
             sync_directory(self._folder)
         pending = {r: keys for r, keys in self.pending.items() if r > applied or r in waiting}
-        chain = self._chain.copy()
-        _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round and r not in pending], pending)
-        chain.skip_to(max(chain.next_round, applied + 1))
+        chain = self._chain
+        for round_ in [r for r in sorted(waiting) if r >= chain.next_round and r not in pending]:
+            chain = self._take(chain, round_, pending)
+        if chain.next_round <= applied:
+            chain = chain.copy()
+            chain.skip_to(applied + 1)
         if taking is not None and taking >= chain.next_round:
-            _take_all(chain, [taking], pending)
+            chain = self._take(chain, taking, pending)
         transcript = transcript or self.transcript
         old = (self._held, self.pending, self._chain.next_round, self.transcript)
         if (held, pending, chain.next_round, transcript) != old:
             self._write_index(chain, pending, held, transcript)
         self.transcript = transcript
-        self._held, self._chain, self.pending = held, chain, pending
-        self._remove_others()
+        self._left_over |= {h.digest for h in self._held}
+        self._held, self.pending = held, pending
+        if chain is not self._chain:
+            self._chain, self._peeked = chain, None
+        self._remove_left_over()
+
+    def _take(self, chain: RunChain, round_: int, pending: dict[int, RoundKeys]) -> RunChain:
+        """Add a round's keys to ``pending``; return the chain stepped past it. ``chain`` stays as it is."""
+        if chain is self._chain:
+            pending[round_], after = self._ahead(round_)
+            return after
+        after = chain.copy()
+        _take_all(after, [round_], pending)
+        return after
 
     def _write_index(
         self,
@@ -353,40 +395,52 @@ class StateStore:
                 digest_key=state.digest_key,
             )
         )
-        body = _bytes_of(state.theta)
-        checksum = hashlib.sha256(head)
-        checksum.update(body)
-        write_atomic(self._path(state.digest), head, body, checksum.digest(), sync_name=False)
+        # No checksum: the digest in the index verifies the whole vector.
+        write_atomic(self._path(state.digest), head, _bytes_of(state.theta), sync_name=False)
 
     def _read(self, held: HeldState) -> ModelState:
         path = self._path(held.digest)
         data = read_if_there(path)
         if data is None:
             raise IntegrityError(f"{path} is missing", hint=STATE_HINT)
-        head, body = checked_content(path, data, StateFile, STATE_HINT)
+        head, body = _decoded(path, memoryview(data), StateFile, STATE_HINT)
         if (head.run_id, HeldState(head.model, head.round, head.digest)) != (self.run_id, held):
             raise IntegrityError(f"{path} holds another state than the index says", hint=STATE_HINT)
-        if len(body) != 4 * head.length:
+        if len(body) not in (4 * head.length, 4 * head.length + DIGEST_BYTES):
             raise IntegrityError(
-                f"{path} holds {len(body)} bytes where {head.length} coordinates belong", hint=STATE_HINT
+                f"{path} is damaged: it holds {len(body)} bytes where {head.length} coordinates belong", hint=STATE_HINT
             )
-        theta = np.frombuffer(body, "<f4").astype(np.float32)
-        theta.flags.writeable = False
-        return ModelState(held.state, theta, head.digest, head.digest_key)
+        theta = np.frombuffer(body[: 4 * head.length], "<f4").astype(np.float32)
+        state = ModelState.of(held.state, theta, run_id=self.run_id, digest_key=head.digest_key)
+        if state.digest != held.digest:
+            raise IntegrityError(f"{path} is damaged", hint=STATE_HINT)
+        return state
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / STATE_FILES.replace("*", digest.hex())
 
-    def _remove_others(self) -> None:
+    def _remove_left_over(self) -> None:
+        """Remove the files of the states that are held no more; one that can't be removed is tried again next time."""
+        over = self._left_over - {held.digest for held in self._held}
+        self._left_over = {digest for digest in over if not _remove(self._path(digest))}
+
+    def _clear_folder(self) -> None:
         """Remove state files that the index does not name, and temporary files of an earlier program."""
         remove_unfinished(self._folder)
         named = {self._path(held.digest) for held in self._held}
         for path in self._folder.glob(STATE_FILES):
             if path not in named:
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+                _remove(path)
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file; return whether it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+        return False
+    return True
 
 
 def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKeys]) -> None:
@@ -407,7 +461,10 @@ def checked_content(path: Path, data: bytes, kind: Callable[..., T], hint: str) 
     Raises:
         IntegrityError: the file is cut short, torn or altered.
     """
-    content = verified(path, data, hint)
+    return _decoded(path, verified(path, data, hint), kind, hint)
+
+
+def _decoded(path: Path, content: memoryview, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
     try:
         return decode_prefix(content, kind)  # type: ignore[arg-type]
     except WireError as error:

@@ -18,6 +18,9 @@ LOOK_S: Final = 5.0
 LOOK_CAP_S: Final = 60.0
 LOOK_LATEST_S: Final = 120.0
 """Longest pause between two requests, even if messages arrive: they may not be the missing ones."""
+HEARD_STEP_S: Final = 0.1
+"""Exactness of the time of the last message: it is noted so often that a new state for each chunk costs a large model's device
+more than all its decisions."""
 LOOKS: Final = 4
 """After this many requests without any message the announcement may be lost as well, so all missing topics are re-requested."""
 
@@ -50,7 +53,9 @@ class Resync:
         return dataclasses.replace(self, asked=True), (Resubscribe(TopicKind.ROUND),)
 
     def heard(self, now_s: float) -> Resync:
-        """Return the state after a message at ``now_s``."""
+        """Return the state after a message at ``now_s``; the chunks of a large message within HEARD_STEP_S count as one."""
+        if not self.silent and 0.0 <= now_s - self.heard_s < HEARD_STEP_S:
+            return self
         return dataclasses.replace(self, heard_s=now_s, silent=0)
 
     def ticked(self, now_s: float, missing: Missing) -> Step:

@@ -236,7 +236,8 @@ class DeviceSession:
 
     def arrived(self, now_s: float) -> DeviceSession:
         """Return the session after a chunk of any message."""
-        return dataclasses.replace(self, lookout=self.lookout.heard(now_s))
+        lookout = self.lookout.heard(now_s)
+        return self if lookout is self.lookout else dataclasses.replace(self, lookout=lookout)
 
     def receive(self, channel: Channel, content: Any, facts: Facts) -> Steps:
         """Take a message.
@@ -313,7 +314,8 @@ class DeviceSession:
         if self.stop_at_s is not None:
             return self, (io.Stop(),) if facts.now_s >= self.stop_at_s else ()
         roster, asked_whole = self.roster.ticked(facts)
-        session, checked = dataclasses.replace(self, roster=roster).checked(facts)
+        session = self if roster is self.roster else dataclasses.replace(self, roster=roster)
+        session, checked = session.checked(facts)
         done: tuple[Do, ...] = (*asked_whole, *checked)
         if session.roster.revoked or session.roster.lapsed:
             return session, done
@@ -323,7 +325,8 @@ class DeviceSession:
         presence, repeated = session.presence.ticked(facts)
         lookout, asked = session.lookout.asking() if repeated else (session.lookout, ())
         lookout, looked = lookout.ticked(facts.now_s, session.missing)
-        session = dataclasses.replace(session, presence=presence, lookout=lookout)
+        if (presence, lookout) != (session.presence, session.lookout):
+            session = dataclasses.replace(session, presence=presence, lookout=lookout)
         noticed = (NOTICE,) if repeated else ()
         return session, (*done, *repeated, *asked, *noticed, *looked)
 

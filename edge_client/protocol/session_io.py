@@ -48,7 +48,8 @@ class Facts:
         group: the broadcast key in use.
         key_version: the newest key version whose secrets the device holds.
         keys_since: the newest key version that it knows of, also if only the roster names it.
-        busy: whether publishes are waiting for the broker's acknowledgement.
+        busy: true if publishes are waiting for the broker's acknowledgement. It may be an object that finds out when its truth
+            is asked for: the transport asks the kernel, and few decisions need to know.
         jitter: a number from [0, 1), drawn for this moment.
     """
 
@@ -57,7 +58,7 @@ class Facts:
     group: GroupKey
     key_version: int
     keys_since: int
-    busy: bool = False
+    busy: object = False
     jitter: float = 0.0
 
 

@@ -355,6 +355,9 @@ class HeldModels:
         return keys
 
     def _mask_id(self, keys: RoundKeys) -> bytes:
+        derived = self._masks.get((keys.key_version, keys.round))
+        if derived is not None:
+            return derived[""].key_id
         return key_id(keys.mask, keys.context_of(self._run.plan))
 
     def drop(self, label: str) -> None:

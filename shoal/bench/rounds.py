@@ -20,10 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from crypto.mask.modes import registry
 from edge_client.learning import data as device_data
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
-from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS, DEFAULT_MODE
 from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
@@ -95,21 +96,28 @@ class RoundFigures:
         }
 
 
-def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS) -> RoundFigures:
+def measure(
+    devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS, mode: str = DEFAULT_MODE
+) -> RoundFigures:
     """Run the benchmark once.
 
     Args:
         devices: number of device processes.
         broker_kind: the broker to start, as `start_broker` knows it.
         rounds: number of measured rounds, after WARM_UP_ROUNDS others.
+        mode: the mask mode.
+
+    Raises:
+        ConfigError: there is no such mode or broker.
     """
+    registry.find(mode)  # before a broker is started
     task = build("mlp", **MODEL_SIZES)
     bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
     names = tuple(f"dev-{i:02d}" for i in range(devices))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)
         (root / "broker").mkdir()
-        data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        data = [write_data(root / f"data-{i}.npz", i) for i in range(devices)]
         origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
         training_s = training_seconds(bundle, origins[0], data[0])
         with (
@@ -124,6 +132,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
                 min_contributors=min(DEFAULT_MIN_CONTRIBUTORS, devices),
                 quorum=1.0,
                 seed=0,
+                mode=mode,
             )
             plan = stage.add_run(bundle, origins, options)
             stage.start_aggregator("--log", "warning")
@@ -165,8 +174,8 @@ def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> 
     return median(durations_s[1:])
 
 
-def _write_data(path: Path, seed: int) -> Path:
-    """Write samples shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels."""
+def write_data(path: Path, seed: int) -> Path:
+    """Write a device's SAMPLES samples, shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels. Return the path."""
     rng = np.random.default_rng(seed)
     x = rng.random((SAMPLES, MODEL_SIZES["inputs"]), np.float32)
     np.savez(path, x=x, y=rng.integers(0, MODEL_SIZES["classes"], SAMPLES))

@@ -17,6 +17,7 @@ import hmac
 import logging
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -498,15 +499,19 @@ class Membership(Generic[G]):
         Raises:
             SealError: no stored key opens it, or it was altered or is not the sender's.
         """
-        held: list[GroupKey] = [self._broadcast(self.grant)]
-        held += [self._broadcast(grant) for grant in self.later]
         refused = SealError()
-        for group in (self.group, *(g for g in held if g != self.group)):
+        for group in self._groups():
             try:
                 return group, open_from_group(group, payload, head, at, sender_sign_key, signed)
             except SealError as error:
                 refused = error
         raise refused
+
+    def _groups(self) -> Iterator[GroupKey]:
+        """Yield the stored broadcast keys, the one in use first."""
+        yield self.group
+        held = (self._broadcast(self.grant), *map(self._broadcast, self.later))
+        yield from (group for group in held if group != self.group)
 
     def newer(self, generation: int) -> G | None:
         """Return the newest waiting grant whose secrets are not newer than roster ``generation``; None without one."""

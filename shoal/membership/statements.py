@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from crypto.seal.identity import Identity
-from crypto.seal.signed import open_document, peek_document, sign_document
+from crypto.seal.signed import check_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, UsageError
 from shoal.protocol.documents import Roster
 from shoal.protocol.states import HeldState, StateCertificate, Statement
@@ -64,10 +64,12 @@ def open_statement(signed: bytes | memoryview, roster: Roster) -> Statement:
         UntrustedError: the device is unknown or revoked, or did not sign it.
         WireError: the bytes are not a statement.
     """
-    member = roster.device(peek_document(signed, Statement).device)
+    statement = peek_document(signed, Statement)
+    member = roster.device(statement.device)
     if member is None:
         raise UntrustedError("a statement of a device that is not in the roster")
-    return open_document(signed, Statement, member.sign_key)
+    check_document(signed, Statement, member.sign_key)
+    return statement
 
 
 def read_claims(signed: Iterable[bytes]) -> Iterator[Claim]:

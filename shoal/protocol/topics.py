@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 from shoal.errors import ConfigError, WireError
@@ -23,6 +24,9 @@ from shoal.types import check_name
 ROOT: Final = "shoal/v1"
 MAX_TOPIC_CHARS: Final = 256
 """Longest topic accepted: the limit of AWS IoT, and longer than any topic of Shoal."""
+PARSED_TOPICS: Final = 1024
+"""Topics whose parts are remembered: a client receives on the same few again and again, and parsing takes as long as all else
+that it does with a chunk."""
 
 MAX_CHUNK_INDEX: Final = (1 << 20) - 1
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}")
@@ -249,6 +253,7 @@ def parse(topic: str) -> ParsedTopic:
         raise WireError(f"topic {topic!r} holds a name that is not valid: {error}") from error
 
 
+@lru_cache(PARSED_TOPICS)
 def _read(topic: str) -> ParsedTopic:
     found = _TOPIC.fullmatch(topic)
     if found is None or found.lastgroup is None or found.lastindex is None:

@@ -44,6 +44,10 @@ WINDOW: Final = 32
 TCP_TIMEOUT_S: Final = 5.0
 """Timeout of the TCP and TLS handshakes."""
 
+READ_AHEAD_BYTES: Final = 4096
+"""Bytes read at once where paho asks for fewer. It reads a packet's header byte by byte, in four system calls, at each of which
+the thread may have to wait for the interpreter's lock."""
+
 _BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
 """Exceptions of paho for bytes that are not MQTT."""
 
@@ -101,9 +105,11 @@ class _BoundedClient(Client):
 
     Attributes:
         overrun: whether a packet above the limit ended the connection.
+        ahead: bytes of this connection that were read before paho asked for them.
     """
 
     overrun = False
+    ahead = b""
 
     def _sock_recv(self, bufsize: int) -> bytes:
         length = self._in_packet["remaining_length"]
@@ -111,7 +117,12 @@ class _BoundedClient(Client):
             _log.error("the broker sent a packet of %d bytes, over the limit of %d", length, limits.MAX_PACKET_BYTES)
             self.overrun = True
             raise ConnectionError("a packet above the limit")
-        return super()._sock_recv(bufsize)
+        if not self.ahead:
+            if bufsize >= READ_AHEAD_BYTES:
+                return super()._sock_recv(bufsize)
+            self.ahead = super()._sock_recv(READ_AHEAD_BYTES)
+        data, self.ahead = self.ahead[:bufsize], self.ahead[bufsize:]
+        return data
 
     def _handle_publish(self) -> MQTTErrorCode:
         command, packet = self._in_packet["command"], self._in_packet["packet"]
@@ -200,7 +211,7 @@ class Link:
         """
         self.online = self.was_online = self.greeted = self.cut = False
         self.reason, self.reason_code = "", None
-        self._client.overrun = False
+        self._client.overrun, self._client.ahead = False, b""
         self._wrote_qos_0 = False
         # paho drops publishes at QoS 0 when it reconnects, so those not written yet are lost.
         while self._unwritten:
@@ -236,17 +247,16 @@ class Link:
         poller = select.poll()
         poller.register(wake_fd, select.POLLIN)
         poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
-        # Bytes that the TLS layer has decrypted already don't make the socket readable.
-        buffered = read and self._options.tls is not None and sock.pending() > 0
+        # Bytes that the TLS layer has decrypted already, or that were read ahead, don't make the socket readable.
+        readable = read and (bool(self._client.ahead) or (self._options.tls is not None and sock.pending() > 0))
         try:
-            for fd, conditions in poller.poll(0 if buffered else timeout_s * 1000.0):
+            for fd, conditions in poller.poll(0 if readable else timeout_s * 1000.0):
                 if fd == wake_fd:
                     os.eventfd_read(wake_fd)
                     continue
                 # An error or a hang-up, which poll reports unasked, is read as well: paho then ends the connection.
-                if conditions & ~select.POLLOUT:
-                    self._client.loop_read()
-            if buffered:
+                readable = readable or bool(conditions & ~select.POLLOUT)
+            if readable:
                 self._client.loop_read()
             self._client.loop_misc()
             self._write()

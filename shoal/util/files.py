@@ -226,9 +226,13 @@ def open_own(path: Path | str) -> int:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
-            return os.open(path, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE_MODE)
-        except FileExistsError:
             handle = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                # Exclusively: a file that another user makes in between must not be taken unchecked.
+                return os.open(path, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE_MODE)
+            except FileExistsError:
+                handle = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(f"{path} is a link, not a file", hint=LINK_HINT) from error

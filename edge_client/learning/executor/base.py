@@ -44,7 +44,7 @@ class Executor(Protocol):
     outputs: Sequence[str]
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs in the order of ``outputs``; the caller may overwrite them.
+        """Return the outputs in the order of ``outputs``; the caller may overwrite them, and so may the next call.
 
         Args:
             feed: an array of the right dtype and shape for each input.

@@ -214,7 +214,7 @@ def _upload(
     )
 
 
-def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes) -> Item:
+def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes | memoryview) -> Item:
     server = fleet.fleet.roster.aggregator
     assert server is not None
     head = channels.UPLOAD.head(fleet.plan.fleet, upload.device, server.name)

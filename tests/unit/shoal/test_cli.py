@@ -198,6 +198,22 @@ def test_the_aggregator_is_measured_at_the_usual_sizes_or_those_that_are_named(l
     assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "cfl"
 
 
+@pytest.mark.parametrize(("arguments", "mode"), [((), "rotation"), (("--mode", "permutation"), "permutation")])
+def test_a_round_is_measured_under_the_mode_that_is_asked_for(monkeypatch, capsys, arguments, mode):
+    asked = []
+
+    def measure(devices, broker, rounds, mode):
+        asked.append((devices, broker, rounds, mode))
+        return types.SimpleNamespace(data=lambda: {"mode": mode})
+
+    monkeypatch.setitem(sys.modules, "shoal.bench.rounds", types.SimpleNamespace(measure=measure))
+    monkeypatch.setattr(cli, "forbid_inspection", lambda: None)
+    app = typer.main.get_command(cli.app)
+    app.main(["bench", "round", "--devices", "3", "--broker", "amqtt", *arguments, "--json"], standalone_mode=False)
+    assert asked == [(3, "amqtt", 20, mode)]
+    assert json.loads(capsys.readouterr().out)["data"]["mode"] == mode
+
+
 def test_a_figure_in_no_folder_is_refused_before_the_soak(tmp_path, monkeypatch):
     from shoal.bench.load import soak
 

@@ -110,6 +110,20 @@ def test_a_state_that_did_not_change_is_not_written_again(directory):
     assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
 
 
+def test_the_file_of_a_state_whose_commit_failed_is_removed_by_the_next_one(directory, monkeypatch):
+    store = started(directory)
+    states, _ = store.load()
+    made = states.apply(step(1, recipe(0, 1, (0, 0), mean=1.0)), {0: MEAN}, take(store, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write_index", lambda *_: (_ for _ in ()).throw(ConfigError("the disk is full")))
+        with pytest.raises(ConfigError, match="full"):
+            store.commit(made.keep({StateId(0, 1), StateId(1, 0)}), applied=1)
+    assert len(files(directory)) == 4
+    store.commit(states, applied=0)
+    assert len(files(directory)) == 3
+    assert same(StateStore.open(directory).load()[0], states)
+
+
 def test_a_new_run_removes_states_and_keys_of_the_last_one(directory):
     close(started(directory), 1)
     old = contents(directory)
@@ -160,6 +174,21 @@ def test_keys_that_are_peeked_at_are_those_that_are_taken_and_change_nothing_on_
     assert take(StateStore.open(directory), 4).content == peeked.content
     with pytest.raises(IntegrityError, match="erased"):
         StateStore.open(directory).peek(3)
+
+
+def test_keys_are_derived_once_and_taken_as_they_were_peeked_at(directory, monkeypatch):
+    store = started(directory)
+    states, _ = store.load()
+    derived = []
+    real = RunChain.take
+    monkeypatch.setattr(RunChain, "take", lambda self: derived.append(self.next_round) or real(self))
+    peeked = [store.peek(2) for _ in range(3)]
+    store.commit(states, applied=1, taking=2)
+    assert derived == [2]
+    assert {keys.content for keys in (*peeked, store.peek(2))} == {expected_keys(2).content}
+    assert store.peek(3).content == expected_keys(3).content, "of the chain after the commit"
+    store.renew(chain(2, first_round=3))
+    assert store.peek(3).key_version == 2, "none of the older version is left"
 
 
 def test_a_commit_takes_the_keys_of_the_open_round_in_the_same_write(directory):
@@ -334,6 +363,29 @@ def test_a_file_with_another_length_than_its_head_says_is_found(directory):
     write_atomic(path, content, hashlib.sha256(content).digest())
     _, errors = StateStore.open(directory).load()
     assert "where 3 coordinates belong" in str(errors[0])
+
+
+def test_a_state_with_the_checksum_of_earlier_versions_is_read(directory):
+    states = close(started(directory), 1)
+    path = state_path(directory, states, StateId(0, 1))
+    content = path.read_bytes()
+    write_atomic(path, content, hashlib.sha256(content).digest())
+    found, errors = StateStore.open(directory).load()
+    assert errors == ()
+    assert same(found, states)
+
+
+def test_any_byte_of_a_vector_that_differs_is_found(directory):
+    """The file has no checksum: the digest that the device signs is one."""
+    states = close(started(directory), 1)
+    path = state_path(directory, states, StateId(0, 1))
+    size = path.stat().st_size
+    for at in range(size - 4 * len(MEAN), size):
+        flip(path, at)
+        _, errors = StateStore.open(directory).load()
+        assert [str(error) for error in errors] == [f"{path} is damaged"]
+        flip(path, at)
+    assert StateStore.open(directory).load()[1] == ()
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,8 +1,10 @@
 """Requests for lost messages: a device makes them after it has received the announcement again, since a broker sends in order."""
 
+import dataclasses
+
 import pytest
 
-from edge_client.protocol.resync import LOOK_CAP_S, LOOK_S, LOOKS, Resync
+from edge_client.protocol.resync import HEARD_STEP_S, LOOK_CAP_S, LOOK_S, LOOKS, Resync
 from edge_client.protocol.session_io import Resubscribe
 from shoal.protocol.topics import TopicKind
 
@@ -124,3 +126,12 @@ def test_answers_make_looks_no_more_frequent(lookout):
             lookout.take()
     assert len(looks) < 16
     assert looks[-1] - looks[-2] >= LOOK_CAP_S
+
+
+def test_the_chunks_of_one_message_make_one_state_unless_requests_were_in_vain():
+    first = Resync().heard(7.0)
+    assert first.heard_s == 7.0
+    assert first.heard(7.0 + HEARD_STEP_S / 2) is first
+    assert first.heard(8.0).heard_s == 8.0
+    silent = dataclasses.replace(first, silent=2)
+    assert silent.heard(7.0).silent == 0

@@ -340,6 +340,36 @@ def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(peers, c
     assert (one.link.online, one.link.cut) == (True, False), "the next connection is not cut"
 
 
+def test_packets_that_arrive_together_are_read_one_in_each_step(peers):
+    """The beginning of the next one is read with the end of the one before; then the socket has nothing left to wait for."""
+    one = peers()
+    one.connect()
+    small, large = [message(bytes([n]) * n, n) for n in range(1, 101)], b"l" * 10_000
+    body = b"\0\1t" + (200).to_bytes(2, "big") + b"\0" + large
+    one.broker.sendall(
+        b"".join(small) + bytes([0x32, 0x80 | len(body) % 128, len(body) // 128]) + body + message(b"last", 201)
+    )
+    seen = 0
+    while seen < 102:
+        one.link.step(one.wake_fd, 5.0)
+        assert len(one.events.messages) <= seen + 1
+        seen = len(one.events.messages)
+    assert one.events.messages == [*((n, bytes([n]) * n) for n in range(1, 101)), (200, large), (201, b"last")]
+
+
+def test_bytes_that_a_lost_connection_has_left_are_no_part_of_the_next(peers):
+    one = peers()
+    one.connect()
+    one.broker.sendall(message(b"whole", 1) + message(b"cut short", 2)[:-3])
+    one.until(lambda: one.events.messages)
+    one.broker.close()
+    one.until(lambda: not one.link.alive)
+    one.connect()
+    one.broker.sendall(message(b"again", 2))
+    one.until(lambda: len(one.events.messages) == 2)
+    assert one.events.messages == [(1, b"whole"), (2, b"again")]
+
+
 def test_a_message_that_can_not_be_read_ends_the_connection(peers, caplog, monkeypatch):
     """The client library passes on a topic that is not UTF-8, and fails when it is read."""
     one = peers()

@@ -39,3 +39,17 @@ def test_a_device_without_onnx_runtime_gets_a_hint(monkeypatch):
     with pytest.raises(TaskError, match="ONNX Runtime can't be loaded") as caught:
         loaded()
     assert "pip install 'shoal[edge]'" in caught.value.hint
+
+
+def test_a_gradient_is_always_in_the_same_memory_and_that_of_its_own_samples():
+    model, theta = loaded(), np.zeros(15, np.float32)
+    (x, y), (other, other_y) = samples(3), samples(5, seed=1)
+    loss, gradient = model.run({"theta": theta, "x": x, "y": y})
+    first, first_loss = gradient.copy(), float(loss)
+    _, again = model.run({"theta": theta, "x": other, "y": other_y})
+    assert again is gradient
+    assert not np.array_equal(again, first)
+    gradient[:] = 9.0
+    loss, gradient = model.run({"theta": theta, "x": x, "y": y})
+    np.testing.assert_array_equal(gradient, first)
+    assert float(loss) == first_loss
