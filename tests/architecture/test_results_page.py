@@ -36,6 +36,15 @@ def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
     assert shown == poison_page.block(rows).strip(), "run python -m shoal.bench.poison.page --write"
 
 
+def test_the_page_for_researchers_has_the_figures_of_the_race():
+    rows = json.loads((table.RESULTS / "race.json").read_text())["data"]["rows"]
+    page = (table.RESULTS.parent / "docs" / "python.md").read_text()
+    for task in {row["task"] for row in rows}:
+        own, *peers = (row for row in rows if row["task"] == task)
+        cells = [f"{own['cpu_seconds_per_round']:.2g}", *(f"{row['ratio']:.1f}" for row in peers)]
+        assert f"| {' | '.join(cells)} |\n" in page, task
+
+
 def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
     for file in sorted(table.RESULTS.glob("*.json")):
         document = json.loads(file.read_text())

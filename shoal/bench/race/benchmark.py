@@ -307,6 +307,9 @@ def data(rows: Sequence[Row], skipped: Sequence[Skipped], options: Options) -> d
         "samples": SAMPLES,
         "rounds": options.rounds,
         "seed": options.seed,
+        "peers": {
+            peer: list(environments.requirements(peer)) for peer in options.systems if peer in environments.PEERS
+        },
     }
 
 

@@ -49,7 +49,9 @@ def test_peers_that_are_not_installed_are_skipped_with_the_reason(options):
     assert [row.system for row in rows] == [SHOAL]
     assert [(each.system, each.task) for each in skipped] == [("pfl-research", "logistic"), ("flower", "logistic")]
     assert all("is not installed in" in each.reason and "give --install" in each.reason for each in skipped)
-    assert len([line for line in lines(data(rows, skipped, asked)) if line.startswith("skipped")]) == 2
+    found = data(rows, skipped, asked)
+    assert len([line for line in lines(found) if line.startswith("skipped")]) == 2
+    assert found["peers"]["pfl-research"][0].startswith("pfl==")
 
 
 def test_a_peer_whose_program_ends_is_skipped_and_the_others_go_on(options, monkeypatch, tmp_path):
