@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 VERSION: Final = "0.1.0"
-"""As in pyproject.toml, which a test compares."""
+"""The one place of the version: hatchling reads this line, and devices announce the version."""
 
 
 def versions() -> str:
