@@ -223,7 +223,7 @@ class DeviceStatus:
         vitals: its condition, if its operator lets it report that.
         wire: least and newest wire version that it speaks; None before it has connected.
         version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
-        version_advice: what to do about another version; empty if it is the same or unknown.
+        version_advice: advice about another version; empty if it is the same or unknown.
         reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 

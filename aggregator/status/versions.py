@@ -1,7 +1,7 @@
-"""The versions of the devices' software beside the aggregator's: which are older or newer, and what to do.
+"""The versions of the devices' software beside the aggregator's: which are older or newer, with advice.
 
 A fleet is never upgraded at once. Devices of another version take part as long as they speak the wire version of the run, so a
-mark is no fault: it says what is left to upgrade.
+mark is no fault: it names the machines that are left to upgrade.
 
 Example: `compared("0.1.0", "0.2.0")` is OLDER.
 """
@@ -41,7 +41,7 @@ def compared(version: str, ours: str) -> str:
 
 
 def advice(state: str, ours: str) -> str:
-    """Return what to do about a device whose version is ``state`` beside the aggregator's version ``ours``."""
+    """Return the advice for a device whose version is ``state`` beside the aggregator's version ``ours``."""
     return {
         OLDER: f"upgrade Shoal on it to {ours}, one device after the other; it takes part meanwhile",
         NEWER: f"upgrade the aggregator, which has {ours}; the device takes part meanwhile",

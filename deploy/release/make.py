@@ -42,7 +42,7 @@ _NAMES_SHOWN: Final = 5
 
 
 class ReleaseError(Exception):
-    """A release can't be built; the message says what to do."""
+    """A release can't be built; the message has the remedy."""
 
 
 def version_of(root: Path) -> str:
@@ -73,7 +73,7 @@ def notes_of(changelog: str, version: str) -> str:
     if re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d{{2}}-\d{{2}}", heading) is None:
         raise ReleaseError(f"CHANGELOG.md has {heading!r}: a release has its date, ## [{version}] - YYYY-MM-DD")
     if not body.strip():
-        raise ReleaseError(f"CHANGELOG.md says nothing of {version}: write what users have to know")
+        raise ReleaseError(f"CHANGELOG.md says nothing of {version}: write the changes that users notice")
     return body.strip() + "\n"
 
 

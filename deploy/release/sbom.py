@@ -1,4 +1,4 @@
-"""The list of a release's dependencies, as a CycloneDX document: what a machine of each party has, with versions and licences.
+"""The list of a release's dependencies, as a CycloneDX document: the packages of each party, with versions and licences.
 
     python -m deploy.release.sbom WHEEL     # printed
 
@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PARTIES: Final = ("edge", "aggregator", "fleet")
-"""Extras whose packages are listed: what a machine of a party has. The others are for researchers and for tests."""
+"""Extras whose packages are listed: those of the parties of a fleet. The others are for researchers and for tests."""
 SPEC_VERSION: Final = "1.6"
 
 
@@ -107,7 +107,7 @@ def _follow(requirements: Iterable[str], extras: set[str], origin: str, found: d
 
     Args:
         requirements: as in a package's metadata.
-        extras: of that package; the empty one stands for what it always requires.
+        extras: of that package; the empty one stands for its unconditional requirements.
         origin: the extra of ours that leads here.
         found: by name; added to.
     """

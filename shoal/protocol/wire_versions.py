@@ -1,6 +1,6 @@
-"""Wire versions: what a program speaks, and the one version that the members of a run have in common.
+"""Wire versions: the range that a program speaks, and the one version that the members of a run have in common.
 
-A wire version fixes the messages of a run: their fields, their numbers, and what each party does with them. A run plan pins
+A wire version fixes the messages of a run: their fields, their numbers, and how each party handles them. A run plan pins
 one. A device's presence tells the range that its software speaks. Messages outside a run (roster, grants, presence, the owner's
 requests) are the same in all wire versions, and change by later fields alone (`shoal.protocol.codec.LaterFields`).
 

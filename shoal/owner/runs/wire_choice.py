@@ -1,7 +1,7 @@
 """The wire version of a run: the newest that the owner, the aggregator and all rostered devices speak.
 
-The aggregator's status says what it and each device speak. A device that has never connected is not waited for: nothing is known
-of it. Example: the owner and the aggregator speak 1 to 2 and one old device 1, so the run is in wire version 1.
+The aggregator's status has the versions that it and each device speak. A device that has never connected is left aside, since
+nothing is known of it. Example: the owner and the aggregator speak 1 to 2 and one old device 1, so the run is in wire version 1.
 """
 
 from __future__ import annotations
