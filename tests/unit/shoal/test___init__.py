@@ -27,6 +27,7 @@ def test_a_used_name_is_loaded():
     assert done.stdout.strip() == "True False", done.stderr
 
 
+@pytest.mark.torch
 def test_every_public_name_exists():
     assert set(shoal.__all__) <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
@@ -79,6 +80,7 @@ def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
         _ = shoal.Broken
 
 
+@pytest.mark.torch
 def test_defaults_are_the_fleets():
     """The signature repeats what `shoal-fleet run start` has; the rest is taken from it when a run begins."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
