@@ -17,18 +17,19 @@ SECTIONS = {
     "device": "Devices in `status`",
     "doubt": "Data and runs",
     "log": "Logs of aggregator and devices",
-    "owner": "Warnings of `shoal-fleet`",
+    "command": "Warnings of commands",
     "check": "Checks of `doctor`",
 }
 MADE_ELSEWHERE = {
     ("aggregator/daemon.py", "text"),
     ("aggregator/daemon.py", "too_few"),
     ("aggregator/status/record.py", "self.served.obstacle"),
+    ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),
     ("shoal/owner/cli/runs.py", "f'warning: {doubt}'"),
     ("shoal/util/checks.py", "name"),
 }
-"""Calls that pass on a text or a name of another function: of `_say_once`, of `checked`, or of one of `MAKERS`."""
+"""Calls that pass on a text or a name of another function: of `_say_once`, of `checked`, or of one of MAKERS."""
 
 
 def entries(section):
@@ -48,7 +49,7 @@ def test_each_warning_has_one_entry(kind):
 
 
 def test_no_warning_escapes_the_search():
-    """A warning whose text is made in another function needs that function in `MAKERS`."""
+    """A warning whose text is made in another function needs that function in MAKERS."""
     assert declared()[1] == MADE_ELSEWHERE
 
 

@@ -10,7 +10,7 @@ from aggregator.run_log import DECLINE_REASONS, WARNED_OF
 from aggregator.status.record import REVOKED
 from tests.helpers.trees import ROOT, sources
 
-KINDS = ("problem", "device", "log", "doubt", "owner", "check")
+KINDS = ("problem", "device", "log", "doubt", "command", "check")
 PLACES = ("edge_client", "aggregator", "shoal/owner", "shoal/util", "shoal/membership", "shoal/transport", "shoal/page")
 LOGGERS = {"LOG", "_log", "log", "_LOG"}
 CHECKED = {"warning", "failure"}
@@ -22,6 +22,7 @@ MAKERS = {
     ("aggregator/status/record.py", "reason"): "device",
     ("aggregator/status/record.py", "_absence"): "device",
     ("aggregator/run_log.py", "awaited_keys"): "problem",
+    ("edge_client/learning/executor/trial.py", "failure"): "command",
     ("shoal/util/open_files.py", "raise_open_files_limit"): "log",
 }
 """Functions that yield, append or return texts for warnings, alone or before the advice, and the kind of these texts."""
@@ -100,9 +101,9 @@ def _kind(node, path):
     if name == "checked" and len(arguments) == 2 and isinstance(arguments[0], ast.Constant):
         return "check", arguments[0]
     if name in ("complain", "_complain") and "owner" in path:
-        return "owner", arguments[0]
-    if name in ("note", "warn") and "owner" in path and _begins(arguments[0]).startswith("warning: "):
-        return "owner", arguments[0]
+        return "command", arguments[0]
+    if name == "note" and arguments and _begins(arguments[0]).startswith("warning: "):
+        return "command", arguments[0]
     return None
 
 
