@@ -22,7 +22,7 @@ RECORDS = re.compile(r"docs/adr/\d")
 """Decision records: docs/adr/README.md names their reader."""
 GUIDES = [name for name in NAMES if not RECORDS.match(name)]
 READER = re.compile(
-    r"For (everyone|newcomers|operators|researchers|developers|security (reviewers|researchers))\b[^\n]*[.:]"
+    r"For (everyone|newcomers|operators|researchers|developers|maintainers|security (reviewers|researchers))\b[^\n]*[.:]"
 )
 GLOSSED = (
     "README",
