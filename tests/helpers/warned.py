@@ -1,4 +1,4 @@
-"""The warnings of the programs, as their source declares them: texts with ``...`` for each part that varies."""
+"""The warnings and logged errors of the programs, as their source declares them: texts with ``...`` for each part that varies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.helpers.trees import ROOT, sources
 
 KINDS = ("problem", "device", "log", "doubt", "command", "check")
 PLACES = ("edge_client", "aggregator", "shoal/owner", "shoal/util", "shoal/membership", "shoal/transport", "shoal/page")
+LEVELS = {"warning", "error"}
 LOGGERS = {"LOG", "_log", "log", "_LOG"}
 CHECKED = {"warning", "failure"}
 MAKERS = {
@@ -55,7 +56,7 @@ def template(node, values):
         values: name -> expressions assigned to it in the function around.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value.replace("%s", "...")
+        return re.sub("%[sd]", "...", node.value)
     if isinstance(node, ast.JoinedStr):
         parts = (v.value if isinstance(v, ast.Constant) else "..." for v in node.values)
         return re.sub(r"\.{4,}", "...", "".join(parts)).strip()
@@ -90,7 +91,7 @@ def _kind(node, path):
     name, before = _called(node)
     arguments = node.args
     first = getattr(arguments[0], "value", "") if arguments else ""
-    if (name == "warning" and before in LOGGERS) or name == "_say_once":
+    if (name in LEVELS and before in LOGGERS) or name == "_say_once":
         return "log", arguments[0]
     if name == "Log" and first == "warning":
         return "log", arguments[1]
