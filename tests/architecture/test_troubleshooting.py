@@ -23,13 +23,15 @@ SECTIONS = {
 MADE_ELSEWHERE = {
     ("aggregator/daemon.py", "text"),
     ("aggregator/daemon.py", "too_few"),
+    ("aggregator/status/record.py", "DECLINE_REASONS[declined]"),
+    ("aggregator/status/record.py", "REVOKED"),
     ("aggregator/status/record.py", "self.served.obstacle"),
     ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),
     ("shoal/owner/cli/runs.py", "f'warning: {doubt}'"),
     ("shoal/util/checks.py", "name"),
 }
-"""Calls that pass on a text or a name of another function: of `_say_once`, of `checked`, or of one of MAKERS."""
+"""Calls that pass on a text or a name of another function: of `_say_once`, of `checked`, of one of MAKERS, or a constant."""
 
 
 def entries(section):

@@ -122,8 +122,8 @@ def _texts(function, path):
         if isinstance(node, ast.Call) and _called(node)[0] == "append":
             made = node.args[0]
         if isinstance(made, ast.Tuple) and made.elts:
-            made = made.elts[0]
-        if isinstance(made, (ast.JoinedStr, ast.Constant)) or (isinstance(made, ast.Name) and made.id.islower()):
+            yield kind, made.elts[0]
+        elif isinstance(made, (ast.JoinedStr, ast.Constant)):
             yield kind, made
 
 
