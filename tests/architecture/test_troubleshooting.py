@@ -25,6 +25,7 @@ MADE_ELSEWHERE = {
     ("aggregator/daemon.py", "too_few"),
     ("aggregator/status/record.py", "DECLINE_REASONS[declined]"),
     ("aggregator/status/record.py", "REVOKED"),
+    ("aggregator/status/record.py", "self._absence(heard)"),
     ("aggregator/status/record.py", "self.served.obstacle"),
     ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),

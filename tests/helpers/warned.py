@@ -123,7 +123,7 @@ def _texts(function, path):
             made = node.args[0]
         if isinstance(made, ast.Tuple) and made.elts:
             yield kind, made.elts[0]
-        elif isinstance(made, (ast.JoinedStr, ast.Constant)):
+        elif isinstance(made, (ast.JoinedStr, ast.Constant)) or (kind == "device" and isinstance(made, ast.Call)):
             yield kind, made
 
 
