@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | screenshots | release | packages | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check quick long lint format fuzz screenshots release packages test-python vectors clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release packages test-python vectors clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -48,6 +48,10 @@ format: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet 'atheris>=3' || true
 	$(BIN)/python tests/fuzz/fuzz_parsers.py --seconds $(FUZZ_S)
+
+# build/docs/index.html; a broken link or anchor, or a page without a place in the navigation, is an error.
+docs: $(READY)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/docs
 
 # The documents' pictures, by the tests that look at the same pages; needs Chromium.
 screenshots: $(READY)

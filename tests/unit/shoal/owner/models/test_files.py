@@ -146,7 +146,7 @@ def test_arrays_of_any_name_are_archived(tmp_path):
 
 @pytest.mark.torch
 def test_torch_loads_the_parameters(compiled, tmp_path):
-    """As docs/quickstart.md says."""
+    """As docs/operator/models.md says."""
     import torch
 
     source, bundle = compiled("logistic")
