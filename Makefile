@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | docs | screenshots | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check quick long lint format fuzz docs screenshots clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -57,6 +57,10 @@ docs: $(READY)
 screenshots: $(READY)
 	mkdir -p docs/pictures
 	SHOAL_SCREENSHOTS=docs/pictures $(BIN)/python -m pytest tests/browser -k readable
+
+# Wheel, source distribution, list of dependencies, notes and checksums of the commit that is checked out: docs/releasing.md.
+release: $(READY)
+	$(BIN)/python -m deploy.release.make
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
