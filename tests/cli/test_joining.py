@@ -163,6 +163,8 @@ def test_the_aggregators_status_before_its_first_run(call, fleet):
         "broker": BROKER,
         "since": None,
         "problems": [],
+        "version": "",
+        "wire": None,
         "run": None,
         "serving": False,
         "runs": [],

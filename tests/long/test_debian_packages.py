@@ -98,7 +98,7 @@ class Inside:
         return f"{(self.root / path.lstrip('/')).stat().st_mode & 0o7777:04o}"
 
     def used_mb(self, path):
-        """Return the space of a directory on the disk, in MB (10^6 bytes), as `du` counts it."""
+        """Return the space of a directory on the disk, in MB (10^6 bytes), counted as du does."""
         return int(self(f"du -s --block-size=1 {path}").split()[0]) / 1e6
 
 
