@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | screenshots | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check quick long lint format fuzz screenshots clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release packages test-python vectors clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -49,13 +49,39 @@ fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet 'atheris>=3' || true
 	$(BIN)/python tests/fuzz/fuzz_parsers.py --seconds $(FUZZ_S)
 
+# build/docs/index.html; a broken link or anchor, or a page without a place in the navigation, is an error.
+docs: $(READY)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/docs
+
 # The documents' pictures, by the tests that look at the same pages; needs Chromium.
 screenshots: $(READY)
 	mkdir -p docs/pictures
 	SHOAL_SCREENSHOTS=docs/pictures $(BIN)/python -m pytest tests/browser -k readable
 
+# Wheel, source distribution, list of dependencies, notes and checksums of the commit that is checked out: docs/releasing.md.
+release: $(READY)
+	$(BIN)/python -m deploy.release.make
+
+# Debian packages of each party in dist, for this machine's architecture and the Python of .venv; ARCH=arm64 or PACKAGES=shoal-edge
+# choose others. Where pip finds no CPU build of torch: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make packages
+packages: $(READY)
+	$(BIN)/python deploy/debian/build.py --torch $(TORCH) $(if $(ARCH),--arch $(ARCH)) $(PACKAGES)
+
+# The quick unit tests on another Python, by default the newest that we support, without torch: its builds there bring CUDA.
+NEWEST ?= python3.14
+OTHER := .venv-other
+
+test-python:
+	$(or $(filter-out python3,$(PYTHON)),$(NEWEST)) -m venv --clear $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --editable '.[test]'
+	$(OTHER)/bin/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" $(TRAINING) tests/unit
+
+# Known answers of masks, key schedule and precisions: any platform and Python with numpy and cryptography can run them.
+vectors:
+	$(PYTHON) -m tests.vectors.check
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OTHER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and on its own: the CPU build, where pip finds one. byzfl is an oracle of one test, which skips without it;

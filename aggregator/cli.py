@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aggregator.config import AggregatorConfig
-from shoal.errors import IntegrityError, ShoalError
+from shoal.errors import IntegrityError, NotReadyError, ShoalError
 from shoal.util.config import load, shown
 from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
 from shoal.util.files import named
@@ -34,6 +34,13 @@ app = typer.Typer(
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership, runs and results of this aggregator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Healthy = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="For health checks: exit status 11 unless the program runs, is connected and has shown a sign of life.",
+    ),
+]
 
 
 @app.command()
@@ -128,19 +135,21 @@ def serve(
 
 
 @app.command()
-def status(directory: Directory, json: AsJson = False) -> None:
+def status(directory: Directory, check: Healthy = False, json: AsJson = False) -> None:
     """Print whether the aggregator is running and connected, its devices, its runs, and what to do about each problem."""
     from aggregator.status import text
     from aggregator.status.record import REVOKED
 
     document, fleet = _document(directory)
+    if check:
+        _require_health(directory, fleet)
     if json:
         say_json(document)
         return
     runs, refused = document["runs"], document["refused"]
     members = [d for d in fleet.devices if d.reason != REVOKED]
     say(f"fleet {fleet.fleet}, devices: {len(members)}, runs: {len(runs)}, {text.state_words(fleet)}")
-    for line in (*text.problem_lines(fleet), *text.device_lines(fleet)):
+    for line in (*text.problem_lines(fleet), *text.device_lines(fleet), *text.version_lines(fleet)):
         say(line)
     # The record knows more of the open round; the line of the run itself remains for a daemon that wrote no record.
     now = {r["run"]: f"run {r['run']} now: {r['waiting']}" for r in runs if r["waiting"]}
@@ -152,6 +161,30 @@ def status(directory: Directory, json: AsJson = False) -> None:
     for r in runs:
         for line in _run_lines(r, now.get(r["run"], "")):
             say(line)
+
+
+def _require_health(directory: Path, fleet: FleetStatus) -> None:
+    """Check that the aggregator in ``directory`` serves its fleet.
+
+    Raises:
+        NotReadyError: the program does not run, is not connected, or its loop has shown no sign of life for SILENT_S.
+    """
+    import time
+
+    from aggregator.status.live_file import read_live
+    from aggregator.status.record import SILENT_S
+    from shoal.util.times import second
+
+    if not fleet.running:
+        raise NotReadyError("the aggregator's program does not run", hint="shoal-aggregator serve DIRECTORY")
+    if not fleet.connected:
+        raise NotReadyError(f"not connected to {fleet.broker}", hint="shoal-aggregator doctor DIRECTORY")
+    live = read_live(directory)
+    if live is not None and time.time() - live.alive_at_s > SILENT_S:
+        raise NotReadyError(
+            f"no sign of life since {second(live.alive_at_s)}",
+            hint="a long computation, a stopped process or a full disk: read its log",
+        )
 
 
 def _document(directory: Path) -> tuple[dict[str, Any], FleetStatus]:

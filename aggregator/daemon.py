@@ -37,6 +37,7 @@ from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, reason_of
+from shoal.protocol.chunking import LaterKindError
 from shoal.transport.base import Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
@@ -351,6 +352,8 @@ class Daemon:
         try:
             if not self._mail.take(message.topic, message.payload, time.monotonic()):
                 self._presences.take(message, time.monotonic())
+        except LaterKindError as error:
+            LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
         except ShoalError as error:
             self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
 
@@ -389,6 +392,9 @@ class Daemon:
         """Handle a message if it is the owner's request; return whether it is."""
         try:
             return self._requests.take(message.topic, message.payload, time.monotonic())
+        except LaterKindError as error:
+            LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
+            return True
         except ShoalError as error:
             self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
             return True

@@ -30,9 +30,13 @@ class DevicePresence:
     Args:
         membership: the aggregator's.
         watch: records the presences for `status`; None records nothing.
+        wire: wire version of the run that is served; None if none is. A device that does not speak it counts as offline.
     """
 
-    def __init__(self, membership: AggregatorMembership, watch: FleetWatch | None = None) -> None:
+    def __init__(
+        self, membership: AggregatorMembership, watch: FleetWatch | None = None, wire: int | None = None
+    ) -> None:
+        self._wire = wire
         self._membership = membership
         self._watch = watch
         self._births: dict[str, int] = {}
@@ -70,7 +74,8 @@ class DevicePresence:
         self._births[device] = presence.birth
         if self._watch is not None:
             self._watch.came(presence, retained=retained)
-        return CameOnline(device) if presence.online else WentOffline(device)
+        speaks = self._wire is None or self._wire in presence.wire
+        return CameOnline(device) if presence.online and speaks else WentOffline(device)
 
 
 class PresenceInbox:

@@ -91,5 +91,6 @@ def _versions(status: FleetStatus) -> Check:
     detail = versions()
     if set(found) - {VERSION}:
         others = ", ".join(f"{count} with {version}" for version, count in sorted(found.items()))
-        return Check("versions", "warning", f"{detail}; devices: {others}", "install one version on all machines")
+        advice = "`shoal-aggregator status` names them; docs/versions.md says in which order to upgrade"
+        return Check("versions", "warning", f"{detail}; devices: {others}", advice)
     return ok("versions", detail)

@@ -115,7 +115,7 @@ class OwnerRequests:
             outcome, reason, hint = Outcome.NOT_NOW, str(error), error.hint
         except ShoalError as error:
             outcome, reason, hint = Outcome.FAILED, str(error), error.hint
-        facts = {"request": request.sequence, "action": request.action.name.lower(), "run": request.run or "-"}
+        facts = {"request": request.sequence, "action": request.words, "run": request.run or "-"}
         LOG.info(
             "the owner's request", extra={"kv": {**facts, "outcome": outcome.name.lower(), "reason": reason or "-"}}
         )

@@ -5,6 +5,7 @@ The daemon and the loopback fleet hand over each verified request; `aggregator.o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,7 @@ from aggregator.status.answers import (
     cut,
 )
 from aggregator.status.gathering import fleet_status, stored_run
-from aggregator.status.record import NOT_SERVED
+from aggregator.status.record import NOT_SERVED, REVOKED
 from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_latest_records, read_plan, read_records
 from aggregator.storage.signed_runs import (
@@ -38,11 +39,14 @@ from aggregator.storage.signed_runs import (
 )
 from crypto.seal.signed import open_document
 from shoal import limits
-from shoal.errors import IntegrityError, ShoalError, UntrustedError
+from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireVersionError
+from shoal.membership.plans import open_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
+from shoal.protocol.wire_versions import WireRange
 from shoal.util.files import write_atomic
+from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from aggregator.run_service import RunService
@@ -106,7 +110,14 @@ class RunControl:
             UnfulfilledError: the request can't be carried out.
             ConfigError: the disk is full or fails.
         """
-        action = request.action
+        action = request.known
+        if action is None:
+            self._orders.accept(request.sequence)
+            raise UnfulfilledError(
+                Outcome.NOT_NOW,
+                f"this aggregator (shoal {VERSION}) does not know the request",
+                hint="upgrade the aggregator, or use an earlier shoal-fleet",
+            )
         if action in ORDERS:
             return RunList((self._order(request),))
         if action is RequestAction.CHOOSE:
@@ -138,12 +149,25 @@ class RunControl:
                 f"another run {plan.run} is here",
                 hint="sign the run again: it gets another number. Was the owner's directory restored from a backup?",
             )
-        return self._entry(known)
+        return dataclasses.replace(self._entry(known), left_out=self._left_out(plan))
+
+    def _left_out(self, plan: RunPlan) -> tuple[str, ...]:
+        """Return the first MOST_NAMES devices of the roster that are known not to speak the run's wire version."""
+        self._refresh()
+        devices = fleet_status(self._membership, ()).devices
+        return tuple(
+            f"{d.name} (shoal {d.version or 'of an unknown version'}, wire {WireRange(*d.wire)})"
+            for d in devices
+            if d.wire is not None and d.reason != REVOKED and plan.wire not in WireRange(*d.wire)
+        )[:MOST_NAMES]
 
     def _opened(self, package: bytes) -> tuple[RunPlan, bytes]:
         try:
             signed = decode(package, RunPackage).plan
-            plan = open_document(signed, RunPlan, self._membership.owner_key)
+            plan = open_plan(signed, self._membership.owner_key)
+        except WireVersionError as error:
+            first = "upgrade the aggregator first, or sign the run with another --wire"
+            raise UnfulfilledError(Outcome.REFUSED, str(error), hint=first if error.later else error.hint) from error
         except ShoalError as error:
             raise UnfulfilledError(Outcome.REFUSED, f"no run of this fleet: {error}", hint=error.hint) from error
         if plan.fleet != self._membership.fleet:
@@ -162,7 +186,7 @@ class RunControl:
 
     def _order(self, request: OwnerRequest) -> RunEntry:
         """Pause, resume or stop a run; the same order again changes nothing."""
-        order = Order.STOP_NOW if request.now else ORDERS[request.action]
+        order = Order.STOP_NOW if request.now else ORDERS[RequestAction(request.action)]
         try:
             run = self._known(request.run)
             self._check_order(run.plan, order)
@@ -286,6 +310,7 @@ class RunControl:
             obstacle=obstacle,
             stored_at_s=stored_at_s,
             round_at_s=records[-1].get("closed_at_s") if records else None,
+            wire=plan.wire,
         )
 
     def _phase(self, plan: RunPlan) -> str:

@@ -58,6 +58,7 @@ from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, reason_of
+from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.topics import TopicKind, Topics
@@ -132,7 +133,7 @@ class RunService:
             publisher=self._publisher,
         )
         self._mail = OwnerInbox(membership)
-        self._presences = DevicePresence(membership, self.watch)
+        self._presences = DevicePresence(membership, self.watch, run.wire)
         self._revocations = Revocations(membership, self._publisher)
         self._events: deque[tuple[int, Event]] = deque()
         self.computing = False
@@ -237,6 +238,8 @@ class RunService:
             case Message(topic, payload, retained):
                 try:
                     self._on_message(topic, payload, retained=retained)
+                except LaterKindError as error:
+                    LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
                 except ShoalError as error:
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected() if self._lost:  # messages published before the first connection are still queued

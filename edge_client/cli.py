@@ -30,6 +30,13 @@ LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken pa
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Healthy = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="For health checks: exit status 11 unless the program runs, is connected and has shown a sign of life.",
+    ),
+]
 Node = Annotated[int | None, typer.Option(help="A node on this device's path in cfl's tree: see `path` in status.")]
 Live = Annotated[
     bool, typer.Option("--live", help="Take the model of the run under way, as last saved: up to 30 s old.")
@@ -301,7 +308,7 @@ def show_config(
 
 
 @app.command()
-def status(directory: Directory, json: AsJson = False) -> None:
+def status(directory: Directory, check: Healthy = False, json: AsJson = False) -> None:
     """Print whether this device is running and connected, its stage and figures."""
     from crypto.seal.identity import fingerprint
     from edge_client.membership import DeviceMembership
@@ -312,6 +319,8 @@ def status(directory: Directory, json: AsJson = False) -> None:
     files = DeviceState(directory)
     figures = files.load_status() or {}
     liveness = _liveness(files, figures, _without_user(member.broker))
+    if check:
+        _require_health(liveness, files.alive_at_s())
     data = {
         "device": member.name,
         "fleet": member.fleet,
@@ -357,6 +366,29 @@ def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[
         "since": since,
         **lost,
     }
+
+
+def _require_health(liveness: dict[str, Any], alive_at_s: int | None) -> None:
+    """Check a device's liveness, as `_liveness` returns it.
+
+    Raises:
+        NotReadyError: the program does not run, is not connected, or has shown no sign of life for SILENT_S.
+    """
+    import time
+
+    from edge_client.reporting import SILENT_S
+    from shoal.errors import NotReadyError
+    from shoal.util.times import second
+
+    if not liveness["running"]:
+        raise NotReadyError("the device's program does not run", hint="shoal-edge run DIRECTORY --data SOURCE")
+    if not liveness["connected"]:
+        reason = liveness.get("disconnected_because", "it has not answered yet")
+        raise NotReadyError(f"not connected to {liveness['broker']}: {reason}", hint="shoal-edge doctor DIRECTORY")
+    if alive_at_s is not None and time.time() - alive_at_s > SILENT_S:
+        raise NotReadyError(
+            f"no sign of life since {second(alive_at_s)}", hint="a suspended program or a full disk: read its log"
+        )
 
 
 def _without_user(url: str) -> str:

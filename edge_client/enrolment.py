@@ -22,7 +22,7 @@ from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
 from shoal.membership.tokens import make_request, token_id
 from shoal.protocol import channels
-from shoal.protocol.chunking import split
+from shoal.protocol.chunking import LaterKindError, split
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.enrolment import LINE_PREFIX, MAX_LINE_CHARS, Token
 from shoal.protocol.reassembly import Reassembler
@@ -133,6 +133,8 @@ class Enrolling:
                     self._on_message(topic, payload, now_s)
                 except ConfigError:
                     raise  # the answer is fine, but it can't be stored
+                except LaterKindError:
+                    return
                 except ShoalError as error:
                     self._complain(f"refused an answer: {error}")
             case _:

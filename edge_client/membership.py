@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import open_from_member, read_head
-from crypto.seal.signed import open_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE
+from shoal.membership.plans import open_plan
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
-from shoal.protocol.documents import DeviceGrant, RunPackage, RunPlan
+from shoal.protocol.documents import DeviceGrant, RunPackage
 from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class DeviceMembership(Membership[DeviceGrant]):
 
     def _put_in_force(self, package: memoryview) -> None:
         """Put the secrets of a run's plan in force; they may be older than the broadcast key that its package came under."""
-        plan = open_document(decode(package, RunPackage).plan, RunPlan, self.owner_key)
+        plan = open_plan(decode(package, RunPackage).plan, self.owner_key)
         grant = self.newer(plan.roster_sequence)
         if grant is not None:
             self.promote(grant)

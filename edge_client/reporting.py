@@ -37,6 +37,8 @@ STATUS_EVERY_S: Final = 1.0
 SAVE_MODEL_EVERY_S: Final = 30.0
 ALIVE_EVERY_S: Final = 60.0
 """Interval at which the time of the status file is set: seldom, because devices store it on flash memory."""
+SILENT_S: Final = 3 * ALIVE_EVERY_S
+"""A device whose program runs, and whose status file is older, hangs, is suspended or can't write to its disk."""
 RUNS_REMEMBERED: Final = 16
 CLOCK_OFF_S: Final = 300
 """Difference to the aggregator's clock above which it is reported, as `shoal-aggregator status` does."""

@@ -49,6 +49,7 @@ from shoal.errors import (
 from shoal.membership.roster import RosterForkError, expiry_of
 from shoal.membership.roster_delta import apply_change
 from shoal.protocol import channels
+from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.messages import Announcement, Control, Notice
@@ -340,6 +341,8 @@ class DeviceRuntime:
             whole = self._on_message(topic, payload)
         except StorageError:
             raise
+        except LaterKindError as error:
+            LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
         except ShoalError as error:
             self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
         if whole and not self.revoked:

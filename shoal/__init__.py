@@ -2,7 +2,7 @@
 
 `simulate` trains a torch model on one partition of data per device, in this process. It uses the strategies, masks and
 defaults of a real fleet; only devices and network are simulated. `split` makes partitions, `Strategy` is the interface
-of an aggregation algorithm (provisional), and docs/python.md documents all three.
+of an aggregation algorithm (provisional), and docs/researcher documents all three.
 
 This package is not an API for fleets of real devices; programs run those: ``shoal-fleet`` (the owner, in this package),
 ``shoal-edge`` (`edge_client`) and ``shoal-aggregator`` (`aggregator`). The mask is not encryption:

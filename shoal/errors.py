@@ -70,6 +70,19 @@ class WireError(IntegrityError):
     """Bytes from the network are not a well-formed message."""
 
 
+class WireVersionError(WireError):
+    """A run is in a wire version that this software does not speak.
+
+    Attributes:
+        later: whether it is later than those that the software speaks, so that this is the software to upgrade.
+    """
+
+    def __init__(self, message: str, *, later: bool) -> None:
+        hint = "upgrade Shoal on this machine" if later else "upgrade the owner's program, and sign the run again"
+        super().__init__(message, hint=hint)
+        self.later = later
+
+
 class DocumentError(IntegrityError):
     """A stored document does not describe the value that is expected."""
 

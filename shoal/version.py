@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-VERSION: Final = "0.1.0"
-"""As in pyproject.toml, which a test compares."""
+VERSION: Final = "0.2.0.dev0"
+"""The one place of the version: hatchling reads this line, and devices announce the version."""
 
 
 def versions() -> str:

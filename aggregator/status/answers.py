@@ -1,7 +1,8 @@
 """The documents in the aggregator's answers to the owner: runs, records of a run's log, and the state of the fleet.
 
-Each is a frozen dataclass that `shoal.util.state_codec` encodes. The owner's program decodes them strictly, so that nothing but
-these fields gets from the aggregator to a terminal; `printable` replaces control characters in their texts.
+Each is a frozen dataclass that `shoal.util.state_codec` encodes. The owner's program takes nothing but these fields, and skips
+those that a later aggregator adds; `printable` replaces control characters in their texts. A field is never removed, and a new
+one has a default, which stands where an earlier aggregator lacks the field.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class RunEntry:
         obstacle: why the run can't be served; empty if it can.
         stored_at_s: time at which the run package came to the aggregator.
         round_at_s: close of the last round.
+        wire: wire version of its messages.
+        left_out: in the answer to START, the first MOST_NAMES devices of the roster that do not speak it, with their software.
     """
 
     run: int
@@ -54,6 +57,8 @@ class RunEntry:
     obstacle: str = ""
     stored_at_s: int | None = None
     round_at_s: int | None = None
+    wire: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +154,7 @@ def decoded(kind: type[D], data: bytes | memoryview) -> D:
         WireError: it is none of this kind.
     """
     try:
-        page = decode_state(kind, json.loads(bytes(data)))
+        page = decode_state(kind, json.loads(bytes(data)), mixed=True)
     except (ValueError, RecursionError, DocumentError) as error:
         raise WireError(f"the aggregator's answer is malformed: {error}") from error
     cleaned: D = _clean(page)

@@ -43,6 +43,7 @@ class DeviceFacts:
         vitals: its condition, if it reports that; vitals_at_s: time of the report by the device's clock.
         declined: lower-case name of the `DeclineReason` of the last round that it declined, unless it has uploaded or come
             online since.
+        wire: least and newest wire version that it speaks, by its presence.
     """
 
     online: bool | None = None
@@ -55,6 +56,7 @@ class DeviceFacts:
     vitals: Vitals | None = None
     vitals_at_s: int | None = None
     declined: str = ""
+    wire: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class LiveFacts:
 
     Attributes:
         version: of the daemon's software.
+        wire: least and newest wire version that it speaks.
         started_at_s: start of the daemon.
         ended_at_s: end of the daemon; None while it runs, and if it was killed.
         error, hint: the error that ended it, and its hint; empty if it was asked to end.
@@ -109,6 +112,7 @@ class LiveFacts:
     """
 
     version: str
+    wire: tuple[int, int] | None = None
     started_at_s: int
     connection: ConnectionFacts
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)

@@ -68,6 +68,7 @@ def stored_run(
         clusters=clusters,
         tests=tests,
         order=WORDS[order],
+        wire=plan.wire,
         losses={int(cluster): loss for cluster, loss in losses.items()},  # JSON has text where the record has numbers
     )
 

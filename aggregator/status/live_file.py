@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from aggregator.status.facts import DeviceFacts, Live, LiveFacts
 from aggregator.status.record import ALIVE_EVERY_S
 from shoal.errors import ConfigError, DocumentError, ShoalError, reason_of
+from shoal.protocol.wire_versions import SPOKEN
 from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 from shoal.version import VERSION
@@ -43,9 +44,9 @@ def read_live(directory: Path) -> Live | None:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            return Live(decode_state(LiveFacts, json.load(file)), int(found.st_mtime))
+            return Live(decode_state(LiveFacts, json.load(file), mixed=True), int(found.st_mtime))
     except (OSError, ValueError, RecursionError, DocumentError):
-        return None  # also a file of another version of this software, which the next start replaces
+        return None  # damaged: the next start replaces it
 
 
 def known_devices(directory: Path) -> Mapping[str, DeviceFacts]:
@@ -110,6 +111,7 @@ class LiveFile:
         """
         return LiveFacts(
             version=VERSION,
+            wire=(SPOKEN.least, SPOKEN.most),
             started_at_s=self._started_at_s,
             connection=self._watch.connection.facts,
             devices=self._watch.devices.devices,

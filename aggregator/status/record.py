@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from aggregator.rounds.phases import RunPhase
 from aggregator.run_log import DECLINE_REASONS
+from aggregator.status import versions
 from aggregator.status.facts import DeviceFacts, Live, RunFacts
 from shoal import limits
 from shoal.protocol.messages import DeclineReason
@@ -87,6 +88,7 @@ class StoredRun:
         tests: device -> (correct, tested) of the last round in which devices reported them.
         losses: cluster -> mean loss of its devices in the last closed round.
         order: the owner's order in words; empty for a run that goes on.
+        wire: wire version of its messages; 0 if unknown.
     """
 
     run: int
@@ -98,6 +100,7 @@ class StoredRun:
     tests: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
     order: str = ""
+    wire: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +221,9 @@ class DeviceStatus:
         clock_ahead_s: its clock less the aggregator's, when it last connected.
         model_run: number of the run whose finished model it answers with; 0 without one.
         vitals: its condition, if its operator lets it report that.
+        wire: least and newest wire version that it speaks; None before it has connected.
+        version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
+        version_advice: advice about another version; empty if it is the same or unknown.
         reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 
@@ -233,6 +239,9 @@ class DeviceStatus:
     vitals: VitalsStatus | None = None
     reason: str = ""
     advice: str = ""
+    wire: tuple[int, int] | None = None
+    version_state: str = ""
+    version_advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +254,8 @@ class FleetStatus:
         broker: the broker's address, without user and password.
         since_s: unix seconds since when it is connected, or not connected, or not running; None if it never ran.
         problems: those of the aggregator, the broker and the run. A device's own are in `DeviceStatus.reason`.
+        version: of the aggregator's software; empty if it never ran.
+        wire: least and newest wire version that it speaks.
     """
 
     fleet: str
@@ -255,6 +266,8 @@ class FleetStatus:
     problems: tuple[Problem, ...]
     run: RunStatus | None
     devices: tuple[DeviceStatus, ...]
+    version: str = ""
+    wire: tuple[int, int] | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
@@ -295,6 +308,7 @@ class _Builder:
         self.connected = facts.running and self.connection is not None and self.connection.connected
         self.silent = facts.running and live is not None and facts.now_s - live.alive_at_s > SILENT_S
         self.watched = self.connected and not self.silent
+        self.version = "" if live is None else live.facts.version
         self.heard = {} if live is None else live.facts.devices
         self.served = self.live.run if self.live is not None and facts.running else None
         lost_s = None if self.connection is None else self.connection.lost_s
@@ -316,6 +330,8 @@ class _Builder:
             problems=tuple(self.problems()),
             run=None if facts.run is None else self.run(facts.run, devices),
             devices=(*devices.values(), *revoked),
+            version=self.version,
+            wire=None if facts.live is None else facts.live.facts.wire,
         )
 
     def since_s(self) -> int | None:
@@ -362,6 +378,7 @@ class _Builder:
         online = self.online(heard)
         reason, advice = self.reason(name, heard, online)
         clusters = {} if self.facts.run is None else self.facts.run.clusters
+        state = versions.compared(heard.version, self.version)
         return DeviceStatus(
             name=name,
             online=online,
@@ -375,6 +392,9 @@ class _Builder:
             vitals=_vitals(heard),
             reason=reason,
             advice=advice,
+            wire=heard.wire,
+            version_state=state,
+            version_advice=versions.advice(state, self.version),
         )
 
     def online(self, heard: DeviceFacts) -> bool | None:
@@ -392,6 +412,9 @@ class _Builder:
             return "", ""
         if not online:
             return self._absence(heard)
+        run = self.facts.run
+        if run is not None and not run.finished and run.wire and versions.is_unspoken(run.wire, heard.wire):
+            return versions.left_out(heard.version, heard.wire, run.wire)
         ahead_s = heard.clock_ahead_s
         if ahead_s is not None and not self.skew_s and abs(ahead_s) > CLOCK_OFF_S:
             return f"its clock is {_ahead(ahead_s)} the aggregator's", CLOCK_HINT

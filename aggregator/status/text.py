@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.status.record import REVOKED
+from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.util.console import counted
 from shoal.util.times import second, span
 
@@ -48,6 +50,24 @@ def device_lines(status: FleetStatus) -> list[str]:
     if len(reporting) > NAMES_SHOWN:
         lines.append(f"  and {len(reporting) - NAMES_SHOWN} more report their condition: --json lists all")
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
+
+
+def version_lines(status: FleetStatus) -> list[str]:
+    """Return the versions of aggregator and devices, then the devices of another version than the aggregator's, with advice."""
+    devices = [d for d in status.devices if d.reason != REVOKED and d.version]
+    if not devices:
+        return [f"versions: aggregator {status.version}"] if status.version else []
+    counts = Counter(d.version for d in devices)
+    words = ", ".join(f"{counted(count, 'device')} {version}" for version, count in sorted(counts.items()))
+    lines = [f"versions: aggregator {status.version}, {words}"]
+    for state in (OLDER, NEWER, OTHER):
+        found = [d for d in devices if d.version_state == state]
+        if found:
+            lines += [
+                f"  {state}: {named([f'{d.name} ({d.version})' for d in found])}",
+                f"    hint: {found[0].version_advice}",
+            ]
+    return lines
 
 
 def vitals_words(vitals: VitalsStatus) -> str:

@@ -16,8 +16,8 @@ from aggregator.rounds.orders import Order
 from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_key_version, read_last_record, read_plan
 from aggregator.storage.store import DATABASE
-from crypto.seal.signed import open_document
 from shoal.errors import ConfigError, ShoalError, UntrustedError
+from shoal.membership.plans import open_plan
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 
@@ -93,7 +93,7 @@ class RunFiles:
 
     def _read(self, path: Path) -> RunFile:
         signed = decode(path.read_bytes(), RunPackage).plan
-        plan = open_document(signed, RunPlan, self._membership.owner_key)
+        plan = open_plan(signed, self._membership.owner_key)
         if plan.fleet != self._membership.fleet:
             raise UntrustedError(f"a run of fleet {plan.fleet!r}")
         return RunFile(path, plan, signed)

@@ -137,29 +137,41 @@ class Store:
             check_own(directory / f"{DATABASE}{suffix}")
         # Autocommit mode: sqlite3 begins no transaction by itself, and each write below begins its own.
         self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
+        try:
+            self.seed = self._prepare(seed)
+            self._updates = UpdateFiles(private_directory(directory / UPDATES), self._end_of)
+            self._vectors = private_directory(directory / VECTORS)
+        except BaseException:
+            self._db.close()
+            raise
+        self._pending: dict[bytes, WrittenUpload] = {}
+        self._batch: list[WrittenUpload] = []
+
+    def _prepare(self, seed: Callable[[], bytes]) -> bytes:
+        """Set the database up, write the run's facts if it is new, and return its seed.
+
+        Raises:
+            IntegrityError: the database is that of another run or another version.
+        """
         self._db.execute("PRAGMA journal_mode=WAL")
         # An acknowledged upload must survive a power cut; with NORMAL the last commits could be lost.
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
-        check_version(self._db, directory)
+        check_version(self._db, self.directory)
         self._db.executescript(_TABLES)
-        self._pending: dict[bytes, WrittenUpload] = {}
-        self._batch: list[WrittenUpload] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         if not facts:
-            facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(run), "seed": seed()}
+            facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(self.run), "seed": seed()}
             with self._db:
                 self._db.execute("BEGIN")
                 self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
-        if facts["plan"] != encode(run):
+        if facts["plan"] != encode(self.run):
             raise IntegrityError(
-                f"{directory} holds another run",
+                f"{self.directory} holds another run",
                 hint="a run's directory is never reused: move it away, or sign a new run",
             )
-        self.seed = bytes(facts["seed"])
-        self._updates = UpdateFiles(private_directory(directory / UPDATES), self._end_of)
-        self._vectors = private_directory(directory / VECTORS)
+        return bytes(facts["seed"])
 
     def _end_of(self, round_: int) -> int:
         """Return the length in bytes of a round's file up to the end of its last committed row."""

@@ -30,7 +30,7 @@ def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
     except WireError as error:
         raise WireError(
             f"this {expected.__name__} was signed by another version of Shoal ({error})",
-            hint="all parties of a fleet run one version; have it signed again",
+            hint="upgrade the older software, or have it signed again by the newer",
         ) from error
 
 

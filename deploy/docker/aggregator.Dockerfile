@@ -1,7 +1,8 @@
 # The aggregator's image. crypto/mask, edge_client and the owner's code are not copied: what is not in the image can't be loaded.
 #   docker build -f deploy/docker/aggregator.Dockerfile -t shoal-aggregator .
 #   docker run --rm -v shoal:/state shoal-aggregator init /state
-FROM python:3.12-slim
+ARG PYTHON_IMAGE=python:3.12-slim
+FROM $PYTHON_IMAGE
 
 WORKDIR /app
 COPY pyproject.toml ./
@@ -22,5 +23,8 @@ RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sb
 USER shoal
 VOLUME /state
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
+# Any status but 0 is unhealthy: 11 if the program does not run, is not connected, or has shown no sign of life.
+HEALTHCHECK --interval=60s --timeout=30s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "from aggregator.cli import main; main()", "status", "/state", "--check"]
 ENTRYPOINT ["python", "-c", "from aggregator.cli import main; main()"]
 CMD ["serve", "/state"]

@@ -1,14 +1,17 @@
 # A device's image: numpy and ONNX Runtime, no torch; neither the aggregator's code nor the owner's. Without ONNX Runtime, for tasks
 # without convolutions: --build-arg EXTRA=edge-lite
+# ONNX Runtime's wheel has a second copy of its library, 29 MB that nothing links.
 #   docker build -f deploy/docker/edge.Dockerfile -t shoal-edge .
 #   docker run --rm -v device:/state shoal-edge init /state --name dev-01
-FROM python:3.12-slim
+ARG PYTHON_IMAGE=python:3.12-slim
+FROM $PYTHON_IMAGE
 
 ARG EXTRA=edge
 WORKDIR /app
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['$EXTRA'], sep='\n')" > requirements.txt \
-    && pip install --no-cache-dir -r requirements.txt
+    && pip install --no-cache-dir -r requirements.txt \
+    && find / -xdev -path '*/onnxruntime/capi/libonnxruntime.so.*' -delete
 
 COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/version.py shoal/
 COPY shoal/util shoal/util
@@ -23,5 +26,8 @@ RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sb
 USER shoal
 VOLUME ["/state", "/data"]
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
+# Any status but 0 is unhealthy: 11 if the program does not run, is not connected, or has shown no sign of life.
+HEALTHCHECK --interval=60s --timeout=30s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "from edge_client.cli import main; main()", "status", "/state", "--check"]
 ENTRYPOINT ["python", "-c", "from edge_client.cli import main; main()"]
 CMD ["run", "/state", "--data", "/data"]

@@ -20,6 +20,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence
 from shoal.protocol.topics import Topics
+from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.base import Will
 from shoal.version import VERSION
 
@@ -73,6 +74,7 @@ def presence(
             head=head,
             answers=answers,
             vitals=vitals,
+            wire=SPOKEN,
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

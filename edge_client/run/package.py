@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crypto.mask.modes.registry import MODES
-from crypto.seal.signed import open_document
 from edge_client.run.policy import check_plan
 from shoal.errors import IntegrityError
+from shoal.membership.plans import open_plan as open_owners_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.task.bundle import TaskBundle
@@ -31,9 +31,10 @@ def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
 
     Raises:
         UntrustedError: the plan is not signed by the owner.
+        WireVersionError: the run is in a wire version that this software does not speak.
         WireError: the bytes are not a run package.
     """
-    return open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
+    return open_owners_plan(decode(package, RunPackage).plan, membership.owner_key)
 
 
 def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:

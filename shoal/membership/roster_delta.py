@@ -47,6 +47,7 @@ def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> Roste
         revoked_stay=stay,
         revoked=roster.revoked[stay:],
         keys_since=roster.keys_since,
+        later=roster.later,
     )
 
 
@@ -82,5 +83,6 @@ def apply_change(before: Roster, change: RosterChange) -> bytes:
         devices=whole,
         revoked=(*before.revoked[: change.revoked_stay], *change.revoked),
         keys_since=change.keys_since,
+        later=change.later,
     )
     return change.signature + encode(roster)

@@ -68,7 +68,13 @@ class ChunkKind(IntEnum):
     NOTICE = 18
 
 
+OPTIONAL_KINDS: Final = range(128, 256)
+"""Kinds of later versions that a receiver may leave unread: they are skipped, where any other unknown kind is refused."""
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
+
+
+class LaterKindError(WireError):
+    """A message of a kind that a later version has and that may be left unread; nothing of it was read but the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +186,7 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
     """Check one chunk by its header and return the header and a view of its payload.
 
     Raises:
+        LaterKindError: the kind is one that may be skipped.
         WireError: a field is out of range or contradicts another or the chunk's length.
     """
     view = memoryview(data).cast("B")
@@ -191,6 +198,8 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
         raise WireError("the chunk does not begin with SHL1", hint="a peer that is not Shoal writes to this topic")
     if version != VERSION:
         raise WireError(f"chunk format {version} is not known", hint=f"this side speaks format {VERSION}: update it")
+    if kind in OPTIONAL_KINDS:
+        raise LaterKindError(f"a message of the optional kind {kind}, which this version does not read")
     if kind not in _KINDS:
         raise WireError(f"chunk kind {kind} is not known")
     # Refused rather than ignored, so that a later version may give them a meaning.

@@ -5,6 +5,9 @@ is ``magic "SHM1" | kind u8 | fields in order``, integers little-endian. Every l
 remaining bytes before memory is allocated, every value has exactly one encoding, and any bytes give either a message or a
 WireError. docs/wire-format.md has the table.
 
+Messages that a party signs by themselves end with `LaterFields`: fields that a later version may add. A receiver of an earlier
+version keeps them as they are, so that encoding the message again gives the signed bytes, and does nothing else with them.
+
 Example: `Setting("k", "2")` is ``SHM1``, kind 5, and two strings with 2-byte lengths: 11 bytes in all.
 """
 
@@ -28,6 +31,8 @@ MAGIC: Final = b"SHM1"
 MAX_STRING_BYTES: Final = 4096
 MAX_BLOB_BYTES: Final = limits.MAX_TRANSFER_BYTES
 MAX_ITEMS: Final = 1 << 20
+MAX_LATER_BYTES: Final = 256
+"""Most bytes of a message's later fields, numbers and lengths among them: they fit the sizes of `shoal.protocol.sizes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,11 @@ class _Array:
     code: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """The fields that later versions add at the end of a message."""
+
+
 U8 = Annotated[int, _Int("B")]
 U16 = Annotated[int, _Int("H")]
 U32 = Annotated[int, _Int("I")]
@@ -56,6 +66,8 @@ Fixed32 = Annotated[bytes, _Fixed(32)]
 Fixed64 = Annotated[bytes, _Fixed(64)]
 ArrayU16 = Annotated[tuple[int, ...], _Array("H")]
 ArrayU32 = Annotated[tuple[int, ...], _Array("I")]
+LaterFields = Annotated[tuple[tuple[int, bytes], ...], _Later()]
+"""Pairs of a field's number, at least 1, and its value, by ascending number. This version knows none of them and skips all."""
 
 M = TypeVar("M")
 _BY_KIND: dict[int, type[Any]] = {}
@@ -110,6 +122,8 @@ class _Coder:
 _U8: Final = struct.Struct("<B")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
+_LATER_HEAD: Final = struct.Struct("<HH")
+"""Of each later field: its number, and the bytes of its value."""
 
 
 def message(kind: int) -> Callable[[type[M]], type[M]]:
@@ -268,6 +282,8 @@ def _annotated(mark: Any) -> _Coder:
         return _fixed_size(lambda out, v: out.extend(pack(v)), mark.code)
     if isinstance(mark, _Array):
         return _array(mark.code)
+    if isinstance(mark, _Later):
+        return _LATER
     length: int = mark.length
 
     def write_fixed(out: bytearray, value: bytes) -> None:
@@ -355,6 +371,31 @@ def _write_blob(out: bytearray, value: bytes) -> None:
     out.extend(value)
 
 
+def _write_later(out: bytearray, values: Sequence[tuple[int, bytes]]) -> None:
+    raw = b"".join(_LATER_HEAD.pack(number, len(value)) + value for number, value in values)
+    numbers = [0, *(number for number, _ in values)]
+    if len(raw) > MAX_LATER_BYTES or any(a >= b for a, b in itertools.pairwise(numbers)):
+        raise OverflowError(f"later fields of {len(raw)} bytes with the numbers {numbers[1:]}")
+    out.extend(_U16.pack(len(raw)) + raw)
+
+
+def _read_later(reader: _Reader) -> tuple[tuple[int, bytes], ...]:
+    (length,) = reader.unpack(_U16)
+    if length > MAX_LATER_BYTES:
+        raise WireError(f"later fields of {length} bytes")
+    fields = _Reader(reader.take(length))
+    found: list[tuple[int, bytes]] = []
+    last = 0
+    while fields.left:
+        number, size = fields.unpack(_LATER_HEAD)
+        # One order and each number once, since signatures are over the encoding.
+        if number <= last:
+            raise WireError(f"later field {number} after {last}")
+        last = number
+        found.append((number, bytes(fields.take(size))))
+    return tuple(found)
+
+
 def _write_float(out: bytearray, value: float) -> None:
     if not math.isfinite(value):
         raise TypeError(f"{value} where a finite number belongs")
@@ -381,5 +422,6 @@ def _truth(value: int) -> bool:
 
 _STRING = _Coder(_write_string, _read_string)
 _BLOB = _Coder(_write_blob, lambda r: bytes(r.take(r.unpack(_U32)[0])))
+_LATER = _Coder(_write_later, _read_later)
 _FLOAT = _fixed_size(_write_float, "d", _finite)
 _BOOL = _fixed_size(_write_bool, "B", _truth)

@@ -7,13 +7,14 @@ rosters, so that a change of one device does not resend the whole roster.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 from shoal import limits
 from shoal.errors import ConfigError, WireError
-from shoal.protocol.codec import U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, message
+from shoal.protocol.codec import MAGIC, U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, LaterFields, message
 from shoal.protocol.precision.lengths import require
 from shoal.types import Segment, check_name
 
@@ -64,6 +65,7 @@ class Roster:
     devices: tuple[Member, ...]
     revoked: tuple[str, ...]
     keys_since: U32 = 0
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -103,7 +105,7 @@ class RosterChange:
     Attributes:
         after: sequence of the roster that the change applies to; equal to ``sequence`` if it only names the newest roster.
         signature: of the newest Roster.
-        fleet, sequence, issued_at_s, expires_at_s, aggregator, keys_since: as in Roster.
+        fleet, sequence, issued_at_s, expires_at_s, aggregator, keys_since, later: as in Roster.
         devices: number of devices in the newest.
         places, members: new and changed entries of its ``devices``: ``members[i]`` at index ``places[i]``.
         revoked_stay: number of names taken from the start of the old ``revoked``.
@@ -123,6 +125,7 @@ class RosterChange:
     revoked_stay: U32
     revoked: tuple[str, ...]
     keys_since: U32
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -173,6 +176,7 @@ class ReceivingNotice:
     fleet: str
     device: str
     receiving: ReceivingKeys
+    later: LaterFields = ()
 
 
 @message(63)
@@ -191,6 +195,7 @@ class ModelChoice:
     run: U32
     run_id: Fixed16
     latest: U32
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -210,6 +215,7 @@ class Card:
     role: str
     member: Member
     receiving: ReceivingKeys | None = None
+    later: LaterFields = ()
 
 
 @message(29)
@@ -326,16 +332,33 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
+_WIRE: Final = struct.Struct("<H")
+
+
+def wire_of(plan: bytes | memoryview) -> int:
+    """Return the wire version of an encoded run plan of any version.
+
+    Raises:
+        WireError: the bytes are too short for one.
+    """
+    try:
+        (version,) = _WIRE.unpack_from(plan, len(MAGIC) + 1)
+    except struct.error as error:
+        raise WireError(f"a run plan of {len(plan)} bytes") from error
+    return int(version)
+
+
 STATISTICS_SETTING: Final = "statistics"
 """Name of the setting that a run with a round of statistics has besides its algorithm's; the value is `on`."""
 
 
-@message(104)
+@message(128)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """The owner-signed limits of a run; devices refuse every announcement and assignment beyond them.
 
     Attributes:
+        wire: wire version of the run's messages. It stays the first field, at a place where every version finds it (`wire_of`).
         run: number of the run, which grows with every run of the fleet; run_id: 16 random bytes.
         origins: sealed origins in the run package, k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
@@ -355,6 +378,7 @@ class RunPlan:
         precision_up: encoding of updates, one of `limits.PRECISIONS`; precision_down: of means. See `shoal.protocol.precision`.
     """
 
+    wire: U16
     fleet: str
     run: U32
     run_id: Fixed16
@@ -385,6 +409,7 @@ class RunPlan:
     key_version: U32 = 0
     precision_up: str = limits.DEFAULT_PRECISION
     precision_down: str = limits.DEFAULT_PRECISION
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")

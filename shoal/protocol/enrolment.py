@@ -10,7 +10,7 @@ from typing import Final
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, WireError
-from shoal.protocol.codec import U64, Fixed16, decode, encode, message
+from shoal.protocol.codec import U64, Fixed16, LaterFields, decode, encode, message
 from shoal.protocol.documents import Member, require_name
 
 LINE_PREFIX: Final = "shoal1-"
@@ -52,6 +52,7 @@ class EnrolStatement:
     expires_at_s: U64
     asked_at_s: U64
     card: bytes
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")

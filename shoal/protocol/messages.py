@@ -18,9 +18,10 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
+from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, LaterFields, message
 from shoal.protocol.documents import require_name
 from shoal.protocol.states import RoundModels, TranscriptHead
+from shoal.protocol.wire_versions import SPOKEN, WireRange
 
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
@@ -160,6 +161,7 @@ class Announcement:
     held: RoundModels
     remind_after_s: float = limits.REMIND_BASE_S
     package_bytes: U64 = 0
+    later: LaterFields = ()
 
     @property
     def place(self) -> tuple[int, int]:
@@ -228,6 +230,7 @@ class Upload:
     statement: bytes = b""
     nearest: U16 = 0
     precision: str = limits.DEFAULT_PRECISION
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")
@@ -246,6 +249,7 @@ class Control:
     transfer: Fixed16
     missing: ArrayU32
     reason: str
+    later: LaterFields = ()
 
 
 @message(62)
@@ -291,6 +295,7 @@ class Presence:
         head: the history of the run that the device follows; None before its first round, and in the will.
         answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
         vitals: the device's condition, if its operator lets it report that; None in the will.
+        wire: the wire versions that the device's software speaks.
     """
 
     fleet: str
@@ -302,6 +307,8 @@ class Presence:
     head: TranscriptHead | None = None
     answers: U32 = 0
     vitals: Vitals | None = None
+    wire: WireRange = SPOKEN
+    later: LaterFields = ()
 
 
 class RunOrder(IntEnum):
@@ -339,6 +346,7 @@ class Notice:
     run_id: Fixed16
     order: RunOrder
     choice: bytes
+    later: LaterFields = ()
 
 
 @message(17)
@@ -367,6 +375,7 @@ class Decline:
     run_id: Fixed16
     nonce: Fixed16
     reason: DeclineReason
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         # Only the aggregator records this reason.
@@ -394,6 +403,7 @@ class Reminder:
     size: U64
     chunk_bytes: U32
     turn: U64
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= limits.MAX_TRANSFER_BYTES or not 1 <= self.chunk_bytes <= limits.MAX_PACKET_BYTES:

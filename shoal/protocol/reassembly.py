@@ -16,7 +16,15 @@ from typing import Final, NoReturn, Protocol
 
 from shoal import limits
 from shoal.errors import WireError, text_of
-from shoal.protocol.chunking import HEADER_BYTES, MIN_CHUNK_BYTES, ChunkHeader, ChunkKind, Fingerprint, parse
+from shoal.protocol.chunking import (
+    HEADER_BYTES,
+    MIN_CHUNK_BYTES,
+    ChunkHeader,
+    ChunkKind,
+    Fingerprint,
+    LaterKindError,
+    parse,
+)
 
 MAX_MISSING_LISTED: Final = 1024
 """Most missing chunks named of a stalled transfer; later reports name the rest."""
@@ -307,6 +315,7 @@ class Reassembler:
                 ``max_transfer_bytes`` of every kind.
 
         Raises:
+            LaterKindError: the chunk is of a later version's optional kind: skip it.
             TooLargeError: the transfer is larger than ``allowed``.
             WireError: the chunk is malformed, the digest is wrong, or neither memory nor the spool has room.
         """
@@ -352,8 +361,9 @@ class Reassembler:
         """
         try:
             header, body = parse(chunk) if parsed is None else parsed
-        except WireError:
-            self._refused["malformed"] += 1
+        except WireError as error:
+            if not isinstance(error, LaterKindError):
+                self._refused["malformed"] += 1
             raise
         most = self._max_transfer_bytes if allowed is None else allowed.get(header.kind, 0)
         if header.size > most:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final
 
 from shoal.errors import WireError
-from shoal.protocol.codec import U32, U64, Fixed16, Fixed32, message
+from shoal.protocol.codec import U8, U32, U64, Fixed16, Fixed32, LaterFields, message
 from shoal.protocol.documents import require_name
 
 REQUEST_LIFE_S: Final = 600
@@ -55,6 +55,7 @@ class Outcome(IntEnum):
     FAILED = 7
 
 
+_ACTIONS: Final = frozenset(map(int, RequestAction))
 OF_ONE_RUN: Final = (RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP, RequestAction.LOGS)
 """Actions that name a run."""
 
@@ -68,6 +69,7 @@ class OwnerRequest:
         sequence: its number, at least 1.
         expires_at_s: unix seconds by the owner's clock.
         answer_key: X25519 key to which the answer is sealed; made for this request alone.
+        action: a `RequestAction`, or the number of one that a later version has: the aggregator answers that it can't do it.
         run: number of the run; 0 if the action names none.
         now: with STOP, whether the open round closes at once.
         records: with LOGS, the number of records wanted.
@@ -77,21 +79,34 @@ class OwnerRequest:
     sequence: U64
     expires_at_s: U64
     answer_key: Fixed32
-    action: RequestAction
+    action: U8
     run: U32 = 0
     now: bool = False
     records: U32 = 0
+    later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet")
         if not self.sequence:
             raise WireError("a request without a number")
+        if self.known is None:
+            return
         if bool(self.run) is not (self.action in OF_ONE_RUN):
-            raise WireError(f"a request to {self.action.name.lower()} run {self.run}")
-        if self.now and self.action is not RequestAction.STOP:
-            raise WireError(f"a request to {self.action.name.lower()} now")
-        if not 0 <= self.records <= LATEST_RECORDS or bool(self.records) is not (self.action is RequestAction.LOGS):
+            raise WireError(f"a request to {self.words} run {self.run}")
+        if self.now and self.action != RequestAction.STOP:
+            raise WireError(f"a request to {self.words} now")
+        if not 0 <= self.records <= LATEST_RECORDS or bool(self.records) is not (self.action == RequestAction.LOGS):
             raise WireError(f"a request for {self.records} records")
+
+    @property
+    def known(self) -> RequestAction | None:
+        """The action; None if this version does not have it."""
+        return RequestAction(self.action) if self.action in _ACTIONS else None
+
+    @property
+    def words(self) -> str:
+        """The action in words."""
+        return f"do {self.action}" if self.known is None else self.known.name.lower()
 
 
 @message(59)
@@ -113,3 +128,4 @@ class OwnerAnswer:
     answered_at_s: U64
     reason: str = ""
     hint: str = ""
+    later: LaterFields = ()

@@ -124,7 +124,16 @@ def _figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("figures need matplotlib", hint="install it with: pip install 'shoal[plot]'") from error
-    return Figure
+
+    class ShownFigure(Figure):
+        """A figure that a notebook shows, also without ``%matplotlib inline``."""
+
+        def _repr_png_(self) -> bytes:
+            held = io.BytesIO()
+            self.savefig(held, format="png", dpi=DOTS_PER_INCH)
+            return held.getvalue()
+
+    return ShownFigure
 
 
 def _draw(axes: Any, panel: Panel) -> None:

@@ -162,18 +162,22 @@ class Stage:
         logs.mkdir(exist_ok=True)
         log = logs / f"{name}.log"
         handle = log.open("ab")  # append: a restarted program continues the log of its predecessor
-        start = f"from {package}.cli import main; main()"
-        environment = {**os.environ, **ONE_THREAD, "NO_COLOR": "1"}
+        start, folder, variables = self._software(name, package)
         process = subprocess.Popen(
             [sys.executable, "-c", start, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=subprocess.STDOUT,
-            env=environment,
+            cwd=folder,
+            env={**os.environ, **ONE_THREAD, "NO_COLOR": "1", **variables},
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, no Python lock is taken
         )
         program = self.programs[name] = Program(name, process, log, handle)
         return program
+
+    def _software(self, _name: str, package: str) -> tuple[str, Path | None, dict[str, str]]:
+        """Return the Python code that starts a program, the folder to start it in, and environment variables."""
+        return f"from {package}.cli import main; main()", None, {}
 
     def records(self, run: int) -> list[dict[str, Any]]:
         """Return the closed rounds of a run."""

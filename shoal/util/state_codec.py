@@ -10,7 +10,7 @@
     sets                            a list in ascending order
     mappings with str keys          an object
     other mappings                  a list of [key, value]
-    dataclass                       an object with exactly its fields
+    dataclass                       an object with exactly its fields, unless another version may have written it
     Any                             JSON as it is
     Annotated[Any, Array(...)]      the array's name; the arrays travel beside the document
 
@@ -69,18 +69,22 @@ def encode_state(value: Any) -> Encoded:
     return Encoded(document, walk.arrays)
 
 
-def decode_state(cls: type[T], document: Any, arrays: Mapping[str, NDArray[Any]] | None = None) -> T:
+def decode_state(
+    cls: type[T], document: Any, arrays: Mapping[str, NDArray[Any]] | None = None, *, mixed: bool = False
+) -> T:
     """Return the instance of ``cls`` that `encode_state` has encoded.
 
     Args:
         cls: a dataclass.
         document: as parsed by `json` or `tomllib`.
         arrays: all that the document refers to, and no others.
+        mixed: whether another version of this software may have written the document: fields that it adds are skipped, and
+            fields that it lacks take their default.
 
     Raises:
         DocumentError: the document or the arrays do not describe a ``cls``.
     """
-    walk = _Walk(dict(arrays or {}))
+    walk = _Walk(dict(arrays or {}), mixed=mixed)
     value: T = _coder(cls).read(walk, document)
     if unused := walk.arrays.keys() - walk.used:
         raise DocumentError(f"nothing refers to the array {min(unused)!r}")
@@ -90,9 +94,10 @@ def decode_state(cls: type[T], document: Any, arrays: Mapping[str, NDArray[Any]]
 class _Walk:
     """One encoding or decoding: where it is, and the arrays met so far."""
 
-    __slots__ = ("arrays", "names", "path", "used")
+    __slots__ = ("arrays", "mixed", "names", "path", "used")
 
-    def __init__(self, arrays: dict[str, NDArray[Any]] | None = None) -> None:
+    def __init__(self, arrays: dict[str, NDArray[Any]] | None = None, *, mixed: bool = False) -> None:
+        self.mixed = mixed
         self.path: list[Any] = []
         self.arrays: dict[str, NDArray[Any]] = {} if arrays is None else arrays
         self.names: dict[int, str] = {}
@@ -273,6 +278,8 @@ def _array(dtype: str) -> _Coder:
 
 def _record(cls: type[Any]) -> _Coder:
     coders = {name: _coder(hint) for name, hint in field_hints(cls).items()}
+    missing = dataclasses.MISSING
+    optional = {f.name for f in dataclasses.fields(cls) if not (f.default is missing and f.default_factory is missing)}
 
     def write(walk: _Walk, value: Any) -> Any:
         if type(value) is not cls:
@@ -282,11 +289,14 @@ def _record(cls: type[Any]) -> _Coder:
     def read(walk: _Walk, value: Any) -> Any:
         if not isinstance(value, dict):
             raise walk.wrong("a table", value)
-        for wrong, word in ((value.keys() - coders.keys(), "unknown key"), (coders.keys() - value.keys(), "lacks")):
+        added, lacking = value.keys() - coders.keys(), coders.keys() - value.keys()
+        if walk.mixed:
+            added, lacking = set(), lacking - optional
+        for wrong, word in ((added, "unknown key"), (lacking, "lacks")):
             if wrong:
                 walk.path.append(min(map(str, wrong)))
                 raise DocumentError(f"{word} {walk.place[:160]!r}")
-        fields = {name: _within(walk, name, coder.read, value[name]) for name, coder in coders.items()}
+        fields = {name: _within(walk, name, coder.read, value[name]) for name, coder in coders.items() if name in value}
         try:
             return cls(**fields)
         except (TypeError, ValueError) as error:

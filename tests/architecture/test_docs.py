@@ -1,75 +1,133 @@
-"""The pages match the code: every command with its options, every link, every file and every measured claim's place."""
+"""The documents match the programs, and each other: readers, commands, links, navigation, generated pages, the glossary."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer.main
 
-import aggregator.cli
-import edge_client.cli
-import shoal.owner.cli.main
-from shoal import errors
-from tests.helpers.trees import ROOT
+from docs import conf, write_reference, write_results
+from tests.helpers.documents import NAMES, RUN, TUTORIAL, blocks, lines_to_run, text_of
+from tests.helpers.trees import PROGRAMS, ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
-APPS = {
-    "shoal-fleet": shoal.owner.cli.main.app,
-    "shoal-edge": edge_client.cli.app,
-    "shoal-aggregator": aggregator.cli.app,
-}
-NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
-GLOSSED = ("architecture", "quickstart", "threat-model", "algorithms")
-"""Pages that link to the glossary, besides the README."""
+APPS = {name: importlib.import_module(module).app for name, module in PROGRAMS.items()}
+RECORDS = re.compile(r"docs/adr/\d")
+"""Decision records: docs/adr/README.md names their reader."""
+GUIDES = [name for name in NAMES if not RECORDS.match(name)]
+READER = re.compile(
+    r"For (everyone|newcomers|operators|researchers|developers|maintainers|security (reviewers|researchers))\b[^\n]*[.:]"
+)
+GLOSSED = (
+    "README",
+    "docs/architecture",
+    "docs/tutorial",
+    "docs/operator/enrol",
+    "docs/threat-model",
+    "docs/algorithms",
+)
+INLINE = re.compile(rf"(?<!`)`((?:{'|'.join(APPS)}) [a-z][^`|]*)`(?!`)")
+OTHERS = ("systemctl ", "docker ", "/opt/shoal/.venv/bin/pip ")
+"""Programs whose arguments may have the name of one of ours: a unit, an image, a folder."""
+README_LINES = 80
 
 
-def commands(text):
-    """Return every command line of our programs in a page's ``sh`` blocks, as words."""
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def words_of(line):
+    """Return the words of the command of ours in each part of a shell line."""
     found = []
-    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
-        for line in re.sub(r"\\\n", " ", block).splitlines():
-            for part in re.split(r"&&|;|\||&|\$\(|\)", line.split(" # ")[0]):
-                words = ["", *shlex.split(part)]
-                pairs = itertools.pairwise(words)
-                starts = [i for i, (before, w) in enumerate(pairs, 1) if w.split("/")[-1] in APPS and before[:1] != "-"]
-                found += [words[i:] for i in starts[:1]]
+    for part in re.split(r"&&|;|\||&|\$\(|\)", line.split(" # ")[0]):
+        if part.strip().startswith(OTHERS):
+            continue
+        try:
+            words = ["", *shlex.split(part)]
+        except ValueError:
+            continue  # a part of a quoted text, such as sed's
+        pairs = itertools.pairwise(words)
+        starts = [i for i, (before, w) in enumerate(pairs, 1) if w.split("/")[-1] in APPS and before[:1] != "-"]
+        found += [words[i:] for i in starts[:1]]
     return found
+
+
+def commands(name):
+    """Return every command of our programs in a page's ``sh`` blocks, as words."""
+    lines = [line for block in blocks(name, "sh") for line in "\n".join(block.lines).replace("\\\n", " ").splitlines()]
+    return [words for line in lines for words in words_of(line)]
 
 
 def check(words):
     """Fail unless the command and all its options exist."""
-    name = words[0].split("/")[-1]
-    command, rest = typer.main.get_command(APPS[name]), words[1:]
+    command, rest = typer.main.get_command(APPS[words[0].split("/")[-1]]), words[1:]
     while hasattr(command, "commands"):
+        if rest and rest[0].startswith("-") and rest[0] in {"--version", "--help", "-h", "--debug"}:
+            return
+        if rest and rest[0] in {"--install-completion", "--show-completion"}:
+            return
         assert rest, words
         assert rest[0] in command.commands, words
         command, rest = command.commands[rest[0]], rest[1:]
-    known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
-    assert {w.split("=")[0] for w in rest if w.startswith("--")} <= known, words
+    known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+    assert {w.split("=")[0] for w in rest if re.match(r"--?[a-z]", w)} <= known, words
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_on_the_page_exists(name):
     """Its subcommand and each of its options."""
-    for words in commands((ROOT / name).read_text()):
+    for words in commands(name):
         check(words)
 
 
-def test_the_first_fleet_is_checked():
-    """The search finds the commands of the two pages that people copy from."""
-    assert len(commands((ROOT / "README.md").read_text())) >= 10
-    assert len(commands((ROOT / "docs/quickstart.md").read_text())) >= 12
+@pytest.mark.parametrize("name", [name for name in GUIDES if name != "CHANGELOG.md"])
+def test_every_command_in_the_text_exists(name):
+    """Commands in backquotes; a program's name alone with a subcommand counts too."""
+    for found in INLINE.findall(re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)):
+        check([word for word in found.replace("...", "").split() if word])
+
+
+def test_the_search_finds_commands():
+    assert len(commands(TUTORIAL)) >= 12
+    assert len(commands("docs/operator/run.md")) >= 10
     with pytest.raises(AssertionError):
         check(["shoal-edge", "run", "dev-1", "--no-such-option"])
+    with pytest.raises(AssertionError):
+        check(["shoal-edge", "walk"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_run_or_says_why_not(name):
+    """The tests of the documents' programs run the pages in RUN; elsewhere each block has a reason."""
+    if name not in RUN:
+        assert [block.lines for block in blocks(name, "sh") if not block.reason] == []
+
+
+def test_pages_that_are_run_have_something_to_run():
+    """Only the installation needs root from its first line to its last."""
+    assert [name for name in RUN if not lines_to_run(name)] == ["docs/operator/install.md"]
+
+
+# ------------------------------------------------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_first_line_names_the_reader(name):
+    title, blank, first, *_ = text_of(name).splitlines()
+    assert title.startswith("# ")
+    assert not blank
+    assert READER.match(first), first
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_link_leads_somewhere(name):
     """Relative links point to files, anchors to headings of the page that they lead to."""
-    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text()):
+    for link in re.findall(r"\]\(([^)]+)\)", text_of(name)):
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")
@@ -80,35 +138,97 @@ def test_every_link_leads_somewhere(name):
 
 def anchors(text):
     """Return the anchors of a page's headings."""
-    return {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
+    return {re.sub(r"[^a-z0-9 _-]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
-@pytest.mark.parametrize("name", ["README.md", *(f"docs/{p}.md" for p in GLOSSED)])
+def test_every_page_is_in_the_navigation():
+    """The lists of docs/README.md are the navigation of the built documents."""
+    listed = set(re.findall(r"^/(\S+)$", conf.navigation(text_of("docs/README.md")), re.MULTILINE))
+    assert {f"{name}.md" for name in listed} == set(GUIDES) - {"docs/README.md"}
+
+
+def test_the_first_page_fits_one_screen():
+    text = text_of("README.md")
+    assert len(text.splitlines()) <= README_LINES
+    assert "What the aggregator sees" in text
+    assert all(f"| `{mode}`" in text for mode in ("rotation", "signed-permutation", "permutation", "none"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_source_file_named_exists(name):
+    """A path in backquotes that ends like one of our files is one."""
+    for path in re.findall(r"`((?:shoal|crypto|edge_client|aggregator|tests|deploy|results)/[\w./-]*)`", text_of(name)):
+        assert (ROOT / path).exists(), path
+
+
+# --------------------------------------------------------------------------------------------------------- reference
+
+
+@pytest.mark.parametrize("name", write_reference.PAGES)
+def test_the_reference_is_that_of_the_programs(name):
+    written = (write_reference.FOLDER / name).read_text()
+    assert written == write_reference.PAGES[name](), "run: python docs/write_reference.py --write"
+
+
+def test_the_summary_of_results_is_that_of_the_tables():
+    assert write_results.PAGE.read_text() == write_results.page(), "run: python docs/write_results.py --write"
+
+
+def test_the_variables_are_those_that_the_programs_read():
+    """Each SHOAL variable in the source is one of a setting, or listed."""
+    found = set()
+    for package in ("shoal", "edge_client", "aggregator"):
+        for path in (ROOT / package).rglob("*.py"):
+            found |= set(re.findall(r"\bSHOAL_[A-Z]+(?:_[A-Z]+)*\b", path.read_text()))
+    listed = set(re.findall(r"`(SHOAL_[A-Z_]+)`", text_of("docs/reference/configuration.md")))
+    assert found - listed == set()
+
+
+# ---------------------------------------------------------------------------------------------------------- glossary
+
+
+@pytest.mark.parametrize("name", GLOSSED)
 def test_the_page_leads_to_the_glossary(name):
-    assert "glossary.md#" in (ROOT / name).read_text()
+    assert "glossary.md#" in text_of(f"{name}.md")
 
 
 def test_the_glossary_explains_each_term_once():
     """A term in bold opens each entry, and a sentence follows it."""
-    entries = (ROOT / "docs/glossary.md").read_text().split("\n- ")[1:]
+    entries = text_of("docs/glossary.md").split("\n- ")[1:]
     terms = [term for entry in entries for term in re.findall(r"\*\*(.+?)\*\*", entry)]
     assert len(terms) > 50
     assert len(terms) == len(set(terms))
     assert all(re.match(r"\*\*.+?\*\*[^.]*: \S.*\.", entry, re.DOTALL) for entry in entries)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_source_file_named_exists(name):
-    """A path in backquotes that ends like one of our files is one."""
-    for path in re.findall(
-        r"`((?:shoal|crypto|edge_client|aggregator|tests|deploy|results)/[\w./-]*)`",
-        (ROOT / name).read_text(),
-    ):
-        assert (ROOT / path).exists(), path
+# ---------------------------------------------------------------------------------------------------------- building
 
 
-def test_the_table_of_exit_statuses_is_complete():
-    """Every error class's status is in the quickstart's table."""
-    table = {int(n) for n in re.findall(r"^\| (\d+) \|", (ROOT / "docs/quickstart.md").read_text(), re.MULTILINE)}
-    used = {c.exit_code for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.ShoalError)}
-    assert used <= table
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed (the extra docs)")
+def test_the_documents_build_without_a_warning(tmp_path):
+    """`make docs`: a broken link or anchor, or a page without a place in the navigation, is an error."""
+    arguments = [
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        "-c",
+        "docs",
+        "-d",
+        tmp_path / "trees",
+        ".",
+        tmp_path / "html",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "html" / "docs" / "operator" / "troubleshoot.html").read_text()
+    assert 'id="exit-statuses"' in page

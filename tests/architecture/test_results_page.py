@@ -38,7 +38,7 @@ def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
 
 def test_the_page_for_researchers_has_the_figures_of_the_race():
     rows = json.loads((table.RESULTS / "race.json").read_text())["data"]["rows"]
-    page = (table.RESULTS.parent / "docs" / "python.md").read_text()
+    page = (table.RESULTS.parent / "docs" / "researcher" / "simulate.md").read_text()
     for task in {row["task"] for row in rows}:
         own, *peers = (row for row in rows if row["task"] == task)
         cells = [f"{own['cpu_seconds_per_round']:.2g}", *(f"{row['ratio']:.1f}" for row in peers)]

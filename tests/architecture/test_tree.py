@@ -10,6 +10,8 @@ import tomllib
 import warnings
 
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
 from shoal.version import VERSION
 from tests.helpers.trees import PACKAGES, ROOT, sources
@@ -198,5 +200,6 @@ def test_unit_tests_follow_the_folders_of_the_source():
 
 
 def test_the_version_that_devices_announce_is_the_packages():
-    """`shoal.version` is a constant, since a device does not read the installed package's metadata."""
-    assert PROJECT["project"]["version"] == VERSION
+    """`shoal.version` is a constant, since a device does not read the installed package's metadata. The build reads it there."""
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert ProjectMetadata(str(ROOT), PluginManager()).version == VERSION

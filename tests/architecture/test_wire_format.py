@@ -28,7 +28,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, requests, states
+from shoal.protocol import codec, documents, enrolment, messages, requests, states, wire_versions
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -47,6 +47,8 @@ def type_name(hint):
         mark = arguments[1]
         if isinstance(mark, codec._Fixed):
             return f"bytes{mark.length}"
+        if isinstance(mark, codec._Later):
+            return "later fields"
         return INTEGERS[mark.code] + ("[]" if isinstance(mark, codec._Array) else "")
     if origin is tuple:
         return f"list of {type_name(arguments[0])}"
@@ -75,6 +77,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         enrolment,
         requests,
         states,
+        wire_versions,
         pending_upload,
         state,
         finished,

@@ -293,6 +293,23 @@ def test_devices_that_report_their_condition_have_it_in_the_table(browser, tmp_p
 
 
 @pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_device_of_another_version_is_marked_with_what_to_do(browser, tmp_path, width):
+    look(browser, width=width)
+    with PagePlace(tmp_path, names(3)) as place:
+        place.publish(changes={"dev-001": {"version": "0.0.9"}, "dev-002": {"version": "0.2.0"}})
+        browser.get(place.url)
+        until(lambda: "dev-001" in text_of(browser, "#device-table"))
+        words = text_of(browser, "#device-table")
+        assert "upgrade Shoal on it to 0.1.0, one device after the other; it takes part meanwhile" in words
+        assert "upgrade the aggregator, which has 0.1.0" in words
+        assert (words.count("0.0.9 older"), words.count("0.2.0 newer")) == (1, 1)
+        assert text_of(browser, "#verdict h3") == "All is well"
+        assert "Aggregator: Shoal 0.1.0." in text_of(browser, "#made")
+        assert browser.execute_script(AUDIT) == []
+
+
+@pytest.mark.usefixtures("quiet")
 def test_text_of_devices_never_becomes_markup(browser, tmp_path):
     look(browser, width=360)
     devices = ("dev-000", "dev-001")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+
 import numpy as np
 import pytest
 
+from aggregator.status import record as aggregators
+from aggregator.status.live_file import LIVE_FILE, LiveFile
+from aggregator.status.watch import FleetWatch
+from edge_client.reporting import SILENT_S
 from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.loopback_fleet import LoopbackFleet
+from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.util.locks import exclusive
 from tests.helpers.fleets import FULL_BATCH, grouped_data
 from tests.helpers.tasks import logistic_bundle
 
@@ -81,6 +91,41 @@ def test_status_of_a_program_that_is_not_running(call, fleet, program):
     assert "not running" in call(program, "status", PLACES[program]).out
     data = call(program, "status", PLACES[program], "--json").data
     assert (data["running"], data["connected"], data["since"]) == (False, False, None)
+
+
+@pytest.mark.parametrize("program", NAMES)
+def test_a_health_check_of_a_program_that_is_not_running(call, fleet, program):
+    """Status 11, which containers take for unhealthy."""
+    told = call(program, "status", PLACES[program], "--check", status=11)
+    assert "program does not run" in told.err
+    assert told.out == ""
+    assert call(program, "status", PLACES[program], "--check", "--json", status=11).error["type"] == "NotReadyError"
+
+
+def test_a_health_check_of_a_device(call, fleet):
+    """Its program has to run, to be connected, and to have written its status file lately."""
+    with exclusive(call.home / "dev-1", wait_s=0, hint=""):
+        file = call.home / "dev-1/status.json"
+        file.write_text(json.dumps({"stage": "idle", "connection": {"connected": False, "reason": "refused"}}))
+        assert ": refused" in call("shoal-edge", "status", "dev-1", "--check", status=11).err
+        file.write_text(json.dumps({"stage": "idle", "connection": {"connected": True}}))
+        assert "stage: idle" in call("shoal-edge", "status", "dev-1", "--check").out
+        long_ago = time.time() - SILENT_S - 1
+        os.utime(file, (long_ago, long_ago))
+        assert "no sign of life since" in call("shoal-edge", "status", "dev-1", "--check", status=11).err
+
+
+def test_a_health_check_of_an_aggregator(call, fleet):
+    """As a device's: its loop shows every few seconds that it is alive."""
+    server, watch = call.home / "server", FleetWatch("mqtt://127.0.0.1")
+    with exclusive(server, wait_s=0, hint=""):
+        assert "not connected" in call("shoal-aggregator", "status", "server", "--check", status=11).err
+        watch.connection.on_event(Connected(session_present=False))
+        LiveFile(server, watch).keep_up(lambda: None, 0.0)
+        assert call("shoal-aggregator", "status", "server", "--check").out
+        long_ago = time.time() - aggregators.SILENT_S - 2
+        os.utime(server / LIVE_FILE, (long_ago, long_ago))
+        assert "no sign of life since" in call("shoal-aggregator", "status", "server", "--check", status=11).err
 
 
 @pytest.mark.parametrize("program", NAMES)

@@ -202,6 +202,11 @@ def test_an_unknown_precision_is_a_mistake_of_usage(call, fleet, task, option):
     assert "eden4" in told.err
 
 
+def test_a_wire_version_that_the_program_does_not_speak_is_a_mistake_of_usage(call, fleet, task):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--wire", "9", status=2)
+    assert "--wire 9: this program speaks wire version 1" in told.err
+
+
 def test_an_unknown_robust_rule_is_a_mistake_of_usage(call, fleet, task):
     told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--robust", "krum", status=2)
     assert "--robust krum is no rule" in told.err

@@ -321,7 +321,7 @@ def test_the_broker_finds_retained_messages_again_after_a_restart(reef, power_cu
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes the user mosquitto")
 def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
-    """As the quickstart has it: a copy of the files that belongs to mosquitto."""
+    """As docs/operator/broker.md has it: a copy of the files that belongs to mosquitto."""
     try:
         user = pwd.getpwnam("mosquitto")
     except KeyError:

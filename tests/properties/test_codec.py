@@ -37,6 +37,7 @@ from shoal.protocol.states import (
     Step,
     Term,
 )
+from shoal.protocol.wire_versions import WireRange
 
 assert edge_client.models.store
 assert edge_client.storage.state
@@ -69,6 +70,8 @@ def values(hint):
         mark = args[1]
         if isinstance(mark, codec._Fixed):
             return st.binary(min_size=mark.length, max_size=mark.length)
+        if isinstance(mark, codec._Later):
+            return later_fields()
         whole = st.integers(0, 2 ** INTS[mark.code] - 1)
         return st.lists(whole, max_size=5).map(tuple) if isinstance(mark, codec._Array) else whole
     if origin is tuple:
@@ -84,13 +87,26 @@ def values(hint):
     return {str: st.text(max_size=20), bytes: st.binary(max_size=40), bool: st.booleans()}[hint]
 
 
+def later_fields():
+    """Return a strategy for the fields of later versions: at most three, which fit MAX_LATER_BYTES."""
+    pairs = st.tuples(st.integers(1, 65535), st.binary(max_size=60))
+    return st.lists(pairs, max_size=3, unique_by=lambda pair: pair[0]).map(lambda found: tuple(sorted(found)))
+
+
 def messages(kind):
     """Return a strategy for a registered message, by its schema."""
     if kind is RunPlan:
         return plans()
     if kind is SegmentSpec:
         return st.builds(SegmentSpec, st.sampled_from(["cluster", "shared"]), st.integers(1, 1 << 20))
-    made = {Term: terms, Recipe: recipes, Step: steps, RetainedStep: retained_steps, SealedCheckpoints: attached}
+    made = {
+        Term: terms,
+        Recipe: recipes,
+        Step: steps,
+        RetainedStep: retained_steps,
+        SealedCheckpoints: attached,
+        WireRange: ranges,
+    }
     if kind in made:
         return made[kind]()
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -207,6 +223,11 @@ def retained_steps(draw):
     step = draw(steps())
     needed = [recipe.model for recipe in step.recipes if recipe.mean is not None]
     return RetainedStep(step, tuple(dataclasses.replace(draw(messages(MeanRef)), model=model) for model in needed))
+
+
+def ranges():
+    versions = st.integers(1, 65535)
+    return st.tuples(versions, versions).map(lambda pair: WireRange(*sorted(pair)))
 
 
 @st.composite

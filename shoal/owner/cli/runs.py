@@ -192,6 +192,15 @@ def start(
             max=2**64 - 1,
         ),
     ] = None,
+    wire: Annotated[
+        int | None,
+        typer.Option(
+            help="Wire version of the run's messages; default: the newest that the aggregator and all its devices speak, or with "
+            "--out the newest of this program. Devices that do not speak it are left out.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
     epoch_rounds: Annotated[int | None, typer.Option(hidden=True)] = None,
     wait: Wait = WAIT_S,
     ca: Ca = None,
@@ -266,6 +275,7 @@ def start(
         precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,
+        wire=_wire(fleet, link, wire, sends=out is None and ctx.info_name != "sign"),
     )
     draft = draft_plan(fleet, bundle, options)
     if bundle.private:
@@ -330,7 +340,32 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
         stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
         error.hint = f"{error.hint}; {stored}" if error.hint else stored
         raise
+    if entry.left_out:
+        from aggregator.rounds.standstill import named
+
+        note(f"warning: run {run} is in wire version {entry.wire}, which {named(entry.left_out)} can't follow")
+        note("upgrade Shoal there first, or start another run with --wire of a version that they speak")
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
+
+
+def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool) -> int:
+    """Return the run's wire version; without a choice and without an aggregator to ask, the newest of this program."""
+    from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
+    from shoal.protocol.wire_versions import SPOKEN
+
+    if wanted is not None:
+        check_spoken(wanted, SPOKEN)
+        return wanted
+    if SPOKEN.least == SPOKEN.most or not sends:
+        return SPOKEN.most
+    from aggregator.status.answers import StatusPage, decoded
+    from shoal.protocol.requests import RequestAction
+
+    status = decoded(StatusPage, _asked(fleet, link, RequestAction.STATUS)).status
+    chosen = choose_wire(status, SPOKEN)
+    if reason := held_back(status, SPOKEN, chosen):
+        note(f"wire version {chosen}: {reason}")
+    return chosen
 
 
 def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:

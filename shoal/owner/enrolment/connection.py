@@ -15,6 +15,7 @@ from shoal.owner.broker.address import Tls, beside_client_id, owner_address
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import Member
 from shoal.transport.base import TakenOver, TransportEvent
 from shoal.transport.mqtt import MqttTransport
@@ -101,6 +102,8 @@ class OwnerConnection:
                     self.registrar.on_event(event, int(time.time()))
             except (BrokerUnreachableError, TakenOverError):
                 raise
+            except LaterKindError:
+                continue
             except ShoalError as error:
                 self._complain(f"ignored a message: {error}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from crypto.seal.signed import open_document
 from shoal.errors import ShoalError
+from shoal.membership.plans import open_plan
 from shoal.owner.keys.run_files import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -23,7 +23,7 @@ def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list
     for path in sorted((fleet.path / RUNS).glob("*.run")):
         try:
             package = decode(read_private(path), RunPackage)
-            found.append(open_document(package.plan, RunPlan, fleet.owner.member.sign_key))
+            found.append(open_plan(package.plan, fleet.owner.member.sign_key))
         except ShoalError as error:
             complain(f"{path.name} is no run of this fleet: {error}")
     return sorted(found, key=lambda plan: plan.run)

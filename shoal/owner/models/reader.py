@@ -15,6 +15,7 @@ from shoal.membership.roster import aggregator_of
 from shoal.owner.models.final_round import FinalRound
 from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels, sizes
+from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import TranscriptHead
 from shoal.protocol.topics import TopicKind, Topics
@@ -123,6 +124,8 @@ class ModelReader:
             if transfer is None:
                 return
             found = FinalRound.open(transfer.payload, self._fleet, self._plans)
+        except LaterKindError:
+            return
         except ShoalError as error:
             self._error = error
             return

@@ -503,8 +503,8 @@
     const now = run(), places = now ? place(now) : new Map();
     const found = status.devices.filter((d) => d.name.toLowerCase().includes(query.toLowerCase()) && (!onlyImpaired || d.reason)).sort((a, b) => Boolean(b.reason) - Boolean(a.reason));
     const shown = all ? found : found.slice(0, SHOWN_ROWS), reported = status.devices.some((d) => d.vitals);
-    const rows = shown.map((d) => [d.name, standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : "–",
-      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), d.version || "–",
+    const rows = shown.map((d) => [d.name, standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : d.version_advice || "–",
+      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), software(d),
       ...(reported ? [vitals(d.vitals)] : [])]);
     const heads = [text("Device"), text("State"), text("Reason, and what to do"), text("Cluster"), text("Last upload"), text("Version"), ...(reported ? [text("Condition")] : [])];
     const more = found.length > shown.length ? make("button", { type: "button", id: "all" }, `Show all ${found.length}`) : null;
@@ -512,6 +512,10 @@
     const kept = box.querySelector(".scroll"), at = kept ? kept.scrollTop : 0;
     byId("device-rows").replaceChildren(rows.length ? table("Devices", heads, rows) : empty("No device fits."), ...(more ? [more] : []));
     if (at) box.querySelector(".scroll").scrollTop = at;
+  }
+  function software(device) {
+    const other = { older: "older", newer: "newer", other: "another version" }[device.version_state];
+    return other ? make("span", {}, `${device.version} `, make("span", { class: "state warn" }, other)) : device.version || "–";
   }
   function standing(device) {
     const words = device.online === null ? "unknown" : device.online ? "online" : "offline";
@@ -552,7 +556,7 @@
     choice.value = String(chosen);
     for (const part of Object.values(PARTS)) part();
     drawDevices();
-    byId("made").replaceChildren("Figures of ", time(data.made_at), data.note && data.status ? `. ${data.note}` : ". ");
+    byId("made").replaceChildren("Figures of ", time(data.made_at), data.note && data.status ? `. ${data.note}` : ". ", data.status && data.status.version ? `Aggregator: Shoal ${data.status.version}. ` : "");
   }
   // One update redraws what its figures are in, and notes how long that took.
   function update(change) {

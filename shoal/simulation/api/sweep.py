@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
@@ -19,7 +19,7 @@ from shoal.simulation.api.simulate import simulate
 Partitions = Sequence[Partition] | Callable[[int], Sequence[Partition]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """The results of one setting under several seeds.
 
@@ -29,7 +29,7 @@ class Sweep:
     """
 
     seeds: tuple[int, ...]
-    results: tuple[Result, ...] = field(repr=False)
+    results: tuple[Result, ...]
 
     @property
     def values(self) -> list[float]:
@@ -46,7 +46,7 @@ class Sweep:
         """The standard deviation of `values` with n - 1 degrees of freedom; NaN for a single seed."""
         return stdev(self.values) if len(self.values) > 1 else math.nan
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         figure = "test loss" if self.results[0].accuracy is None else "accuracy"
         return f"{figure} {self.mean:.4f} ± {self.deviation:.4f} over {len(self.seeds)} seeds"
 

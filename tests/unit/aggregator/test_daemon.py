@@ -18,6 +18,7 @@ from shoal.errors import BrokerUnreachableError, StorageError, UntrustedError
 from shoal.protocol.codec import encode
 from shoal.protocol.requests import RequestAction
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
+from tests.helpers.chunks import forge
 from tests.helpers.owner_requests import chunks_of, request_of, seal_request
 from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
@@ -382,6 +383,13 @@ def test_a_forged_request_is_logged_and_ends_nothing(place, caplog):
     daemon = daemon_of(place)
     daemon._handle(Message("shoal/v1/reef/o/request", b"junk"), None)
     assert told(caplog) == ["refused"]
+
+
+def test_an_optional_kind_of_a_later_version_is_skipped(place, caplog):
+    daemon = daemon_of(place)
+    for topic in ("o/request", "o/roster", "d/dev-1/state"):
+        daemon._handle(Message(f"shoal/v1/reef/{topic}", forge(kind=200)), None)
+    assert told(caplog) == []
 
 
 def test_a_disk_that_fails_while_an_order_is_carried_out_ends_the_daemon(place, monkeypatch):

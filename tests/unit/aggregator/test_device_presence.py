@@ -16,6 +16,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind
+from shoal.protocol.wire_versions import WireRange
 from shoal.transport.base import Message
 from shoal.version import VERSION
 from tests.helpers.parties import TOPICS, Line, Parties
@@ -47,6 +48,28 @@ def test_a_device_comes_and_goes(parties):
     here, member = DevicePresence(parties.server), parties.members["dev-1"]
     assert here.take("dev-1", said(member, 5, online=True)) == CameOnline("dev-1")
     assert here.take("dev-1", said(member, 5, online=False)) == WentOffline("dev-1")
+
+
+@pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (1, CameOnline), (2, WentOffline)])
+def test_a_device_that_does_not_speak_the_runs_wire_version_counts_as_offline(parties, wire, event):
+    watch = FleetWatch()
+    here = DevicePresence(parties.server, watch, wire)
+    assert here.take("dev-1", said(parties.members["dev-1"], 5, online=True)) == event("dev-1")
+    found = watch.devices.devices["dev-1"]
+    assert (found.online, found.version, found.wire) == (True, VERSION, (1, 1)), "status tells why"
+
+
+def test_later_fields_of_a_presence_are_skipped(parties):
+    member = parties.members["dev-1"]
+    message = encode(Presence("reef", "dev-1", 9, online=True, wire=WireRange(1, 7), later=((40, b"new"),)))
+    payload = memoryview(
+        seal_to_group(member.identity, member.group, Sealed("reef", "presence", "dev-1", "*"), message)
+    )
+    found = Fingerprint.of(payload)
+    transfer = Transfer(
+        source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed
+    )
+    assert DevicePresence(parties.server, None, 1).take("dev-1", transfer) == CameOnline("dev-1")
 
 
 def test_the_will_of_an_earlier_life_says_nothing(parties):

@@ -1,9 +1,13 @@
 """What the owner's requests do at the aggregator: runs that are stored, ordered and listed."""
 
+import json
+
 import pytest
 
 from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
+from aggregator.status.facts import ConnectionFacts, DeviceFacts, LiveFacts
+from aggregator.status.live_file import LIVE_FILE
 from aggregator.storage.owner_orders import OwnerOrders
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
@@ -11,6 +15,9 @@ from shoal.owner.keys.run_files import run_file
 from shoal.owner.models.choosing import sign_choice
 from shoal.protocol.documents import ModelChoice
 from shoal.protocol.requests import Outcome, RequestAction
+from shoal.protocol.wire_versions import WireRange
+from shoal.util.state_codec import encode_state
+from shoal.version import VERSION
 from tests.helpers.owner_requests import request_of
 from tests.helpers.run_places import RunPlace
 
@@ -71,6 +78,40 @@ def test_the_same_package_twice_is_one_run(desk):
 def test_a_package_that_is_no_run_is_refused(desk, package):
     assert desk.refused(RequestAction.START, package).outcome is Outcome.REFUSED
     assert list((desk.place.server / "runs").iterdir()) == []
+
+
+def test_a_run_in_a_wire_version_of_later_software_is_refused(desk):
+    _, package = desk.sign(wire=2)
+    error = desk.refused(RequestAction.START, package)
+    assert error.outcome is Outcome.REFUSED
+    assert str(error) == f"a run in wire version 2, and this software (shoal {VERSION}) speaks 1"
+    assert error.hint == "upgrade the aggregator first, or sign the run with another --wire"
+
+
+def test_a_run_in_a_wire_version_of_earlier_software_is_to_be_signed_again(desk, monkeypatch):
+    _, package = desk.sign()
+    monkeypatch.setattr("shoal.membership.plans.SPOKEN", WireRange(2, 2))
+    assert desk.refused(RequestAction.START, package).hint == "upgrade the owner's program, and sign the run again"
+
+
+def test_a_request_that_a_later_version_has_is_answered(desk):
+    error = desk.refused(200, run=9, now=True)
+    assert (error.outcome, str(error)) == (
+        Outcome.NOT_NOW,
+        f"this aggregator (shoal {VERSION}) does not know the request",
+    )
+    assert error.hint == "upgrade the aggregator, or use an earlier shoal-fleet"
+
+
+def test_the_answer_names_the_devices_that_do_not_speak_the_runs_wire_version(desk):
+    heard = {"dev-1": DeviceFacts(online=True, version="0.9.0", wire=(2, 3)), "dev-2": DeviceFacts(wire=(1, 3))}
+    up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
+    facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
+    (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
+    _, package = desk.sign()
+    entry = desk.one(RequestAction.START, package)
+    assert (entry.wire, entry.left_out) == (1, ("dev-1 (shoal 0.9.0, wire 2 to 3)",))
+    assert desk.refreshed == 1, "of the facts now"
 
 
 def test_a_run_of_another_owner_is_refused(desk, tmp_path):

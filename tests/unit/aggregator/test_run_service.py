@@ -8,6 +8,7 @@ from aggregator.rounds.events import DeadlinePassed
 from aggregator.run_service import LOOK_S
 from edge_client.protocol.presence import presence
 from shoal.transport.base import Connected, Disconnected, Message
+from tests.helpers.chunks import forge
 from tests.helpers.parties import TOPICS, owners_roster
 from tests.helpers.service_scene import DEADLINE_S, Scene
 
@@ -119,6 +120,14 @@ def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, 
     assert scene.state is before
     assert len(reasons(caplog)) == 5
     assert reasons(caplog)[0] == "stranger is not in the roster"
+
+
+def test_an_optional_kind_of_a_later_version_is_skipped(scene, caplog):
+    scene.come("dev-1", "dev-2")
+    before = scene.state
+    for topic in (TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.owner_roster):
+        scene.service.on_event(Message(topic, forge(kind=200)), 1.0)
+    assert (reasons(caplog), scene.state is before) == ([], True)
 
 
 def test_an_empty_message_is_ignored_and_not_logged(scene, caplog):

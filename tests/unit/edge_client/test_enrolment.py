@@ -13,8 +13,11 @@ from shoal.membership.tokens import token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from shoal.util.locks import exclusive
+from tests.helpers.chunks import forge
 
 
 def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
@@ -41,3 +44,20 @@ def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
         broker.pump()
     assert not asking.granted
     assert complaints == []
+
+
+def test_an_optional_kind_of_a_later_version_is_no_complaint(tmp_path):
+    """Junk is one, on the same topic."""
+    broker, complaints, now_s = LoopbackBroker(), [], int(time.time())
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
+    owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    token = TokenStore(owner).issue(600, now_s)
+    prepare(tmp_path / "dev-1", "dev-1")
+    transport = LoopbackTransport(broker, token_id(token.secret), lambda _: None)
+    asking = Enrolling(tmp_path / "dev-1", token, transport, complaints.append)
+    asking.start(now_s)
+    topic = Topics("reef").grant(token_id(token.secret))
+    asking.on_event(Message(topic, forge(kind=200)), now_s)
+    assert complaints == []
+    asking.on_event(Message(topic, forge(kind=99)), now_s)
+    assert complaints == ["refused an answer: chunk kind 99 is not known"]

@@ -17,6 +17,7 @@ from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.announced import TRAINING, announcement
+from tests.helpers.chunks import forge
 from tests.helpers.fleets import make_fleet
 from tests.helpers.parties import TOPICS, Line, Parties, broadcast
 from tests.helpers.sessions import IdleWorker, new_runtime
@@ -172,6 +173,14 @@ def test_junk_on_every_topic_is_refused_and_raises_nothing(place, caplog):
     assert len(reasons(caplog)) == 5
     assert place.runtime.session.round is before
     assert place.runtime.following is None
+
+
+def test_an_optional_kind_of_a_later_version_is_skipped(place, caplog):
+    before = place.runtime.session.round
+    for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")):
+        place.hear(topic, forge(kind=200))
+    assert reasons(caplog) == []
+    assert place.runtime.session.round is before
 
 
 def test_a_cleared_message_is_ignored_and_not_logged(place, caplog):

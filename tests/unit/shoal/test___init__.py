@@ -8,7 +8,8 @@ import pytest
 
 import shoal
 from shoal.owner.runs.plan import RunOptions
-from tests.helpers.trees import ROOT, lay_out_image, python
+from tests.helpers import documents
+from tests.helpers.trees import lay_out_image, python
 
 HEAVY = ("numpy", "torch", "onnxruntime", "scipy", "pandas", "matplotlib", "aggregator", "shoal.simulation")
 
@@ -27,6 +28,7 @@ def test_a_used_name_is_loaded():
     assert done.stdout.strip() == "True False", done.stderr
 
 
+@pytest.mark.torch
 def test_every_public_name_exists():
     assert set(shoal.__all__) <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
@@ -79,6 +81,7 @@ def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
         _ = shoal.Broken
 
 
+@pytest.mark.torch
 def test_defaults_are_the_fleets():
     """The signature repeats what `shoal-fleet run start` has; the rest is taken from it when a run begins."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
@@ -91,23 +94,26 @@ def test_defaults_are_the_fleets():
 
 
 @pytest.mark.torch
-def test_the_page_runs(tmp_path, monkeypatch):
-    """Every Python block of docs/python.md, one after another; an own strategy takes at most 20 lines there."""
+def test_the_researchers_pages_run(tmp_path, monkeypatch):
+    """Every Python block of the two pages, one after another; a strategy takes at most 20 lines there."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    pages = [f"docs/researcher/{name}.md" for name in ("simulate", "extend")]
+    blocks = [(page, "\n".join(block.lines)) for page in pages for block in documents.blocks(page, "python")]
     names: dict[str, object] = {}
     results = []
-    for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)
+    for page, block in blocks:
+        exec(compile(block, page, "exec"), names)
         results.append(names["result"])
-    clustered, robust, swept, written = results
+    clustered, own, swept, written, robust = results
     assert len((tmp_path / "run.csv").read_text().splitlines()) == 1 + len(written.history)
     assert swept.accuracy.mean() > 0.7
     assert clustered.accuracy.mean() > 0.9
     assert list(clustered.clusters[:5] == clustered.clusters[0]) == [True] * 5
     assert list(clustered.clusters[5:] == clustered.clusters[0]) == [False] * 5
+    assert own.accuracy.shape == (4,)
     assert robust.clusters.tolist() == [0] * 10
-    assert len(re.search(r"class .*?\n\n\n", blocks[1], re.DOTALL).group().strip().splitlines()) <= 20
+    strategy = re.search(r"class .*?\n\n\n", blocks[-1][1], re.DOTALL).group()
+    assert len(strategy.strip().splitlines()) <= 20
 
 
 @pytest.mark.torch

@@ -11,6 +11,8 @@ import types
 import pytest
 import typer
 
+pytest.importorskip("torch")
+
 from shoal import cli
 from shoal.cli import _broker, _deliver, _model, _stop_cleanly
 from shoal.errors import ConfigError, UsageError

@@ -29,10 +29,22 @@ def test_a_document_comes_back_as_it_went(page):
     assert decoded(type(page), encoded(page)) == page
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"runs": 1}', b'{"runs": [], "more": 1}', b"\xff", b"[" * 5000])
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"runs": 1}', b'{"more": 1}', b"\xff", b"[" * 5000])
 def test_anything_else_is_malformed(data):
     with pytest.raises(WireError, match="answer is malformed"):
         decoded(RunList, data)
+
+
+def test_an_answer_of_another_version_is_read():
+    """A later aggregator adds fields, an earlier one lacks those that have a default."""
+    document = json.loads(encoded(RunList((RUN,))))
+    document["forecast"] = [1, 2]
+    document["runs"][0]["colour"] = "red"
+    del document["runs"][0]["wire"], document["runs"][0]["left_out"]
+    assert decoded(RunList, json.dumps(document).encode()).runs == (RUN,)
+    del document["runs"][0]["phase"]
+    with pytest.raises(WireError, match=r"lacks 'runs\.0\.phase'"):
+        decoded(RunList, json.dumps(document).encode())
 
 
 def test_nothing_in_an_answer_controls_the_terminal():

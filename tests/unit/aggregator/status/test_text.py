@@ -193,3 +193,28 @@ def test_figures_that_a_device_can_not_measure_are_left_out():
     assert text.vitals_words(VitalsStatus(at_s=AT)) == "no figure (2026-11-18T11:06:40Z)"
     few = VitalsStatus(at_s=AT, disk_free_bytes=999, load=3.0, cores=1, battery_percent=7, charging=False)
     assert text.vitals_words(few).startswith("disk 999 B free, load 3 on 1 core, battery 7 % (")
+
+
+def test_the_versions_are_told_with_what_to_do_about_others():
+    older = {"version": "0.1.0", "version_state": "older", "version_advice": "upgrade it"}
+    newer = {"version": "0.3.0", "version_state": "newer", "version_advice": "upgrade the aggregator"}
+    found = with_devices(
+        device("dev-1", version="0.2.0", version_state="same"),
+        device("dev-2", **older),
+        device("dev-3", **newer),
+        device("dev-4", **older),
+        device("dev-5"),
+        device("dev-6", reason="revoked by the owner", **older),
+    )
+    assert text.version_lines(dataclasses.replace(found, version="0.2.0")) == [
+        "versions: aggregator 0.2.0, 2 devices 0.1.0, 1 device 0.2.0, 1 device 0.3.0",
+        "  older: dev-2 (0.1.0), dev-4 (0.1.0)",
+        "    hint: upgrade it",
+        "  newer: dev-3 (0.3.0)",
+        "    hint: upgrade the aggregator",
+    ]
+
+
+def test_versions_that_nobody_knows_are_not_told():
+    assert text.version_lines(STATUS) == []
+    assert text.version_lines(dataclasses.replace(STATUS, version="0.2.0")) == ["versions: aggregator 0.2.0"]

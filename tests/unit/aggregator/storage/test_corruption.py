@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -66,8 +66,8 @@ def test_a_file_that_is_no_database_is_told(folder, junk):
 @pytest.mark.parametrize("head", ["", "{half", "5", '{"available": []}', "[" * 10**5])
 def test_a_damaged_snapshot_is_refused(folder, head):
     change(folder, "UPDATE snapshot SET head = ?", head)
-    with pytest.raises(IntegrityError, match="can't be read"):
-        Store(folder, RUN).restore()
+    with closing(Store(folder, RUN)) as store, pytest.raises(IntegrityError, match="can't be read"):
+        store.restore()
 
 
 def test_a_record_that_is_none_is_told(folder):

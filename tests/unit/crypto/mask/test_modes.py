@@ -47,7 +47,7 @@ def test_memory_stays_within_what_is_documented(mode: str, length: int) -> None:
         key = key_of(mode, length)
         kept, peak = tracemalloc.get_traced_memory()
         assert kept <= KEPT_BYTES[mode] * length + slack
-        assert peak <= 20 * length + slack
+        assert peak <= 24 * length + slack  # numpy before 2.5: 20
         for go in (key.apply, key.invert):
             tracemalloc.reset_peak()
             go(source, out)

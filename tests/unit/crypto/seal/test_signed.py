@@ -64,7 +64,7 @@ def test_a_document_of_another_version_is_told_from_a_forgery_with_what_to_do():
     with pytest.raises(WireError, match=r"^this Card was signed by another version of Shoal \(") as caught:
         open_document(signed, Card, KEY)
     assert not isinstance(caught.value, UntrustedError)
-    assert "one version" in caught.value.hint
+    assert "upgrade the older software" in caught.value.hint
 
 
 def test_a_peek_checks_no_signature_but_the_form():

@@ -55,6 +55,7 @@ def successions(draw):
         devices=tuple(devices),
         revoked=tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))),
         keys_since=draw(st.integers(0, 5)),
+        later=draw(st.sampled_from([(), ((1, b"of a later version"), (9, b""))])),
     )
     return before, after
 

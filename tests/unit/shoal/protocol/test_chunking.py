@@ -10,8 +10,10 @@ from shoal.protocol.chunking import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
+    OPTIONAL_KINDS,
     PACKET_ROOM_BYTES,
     ChunkKind,
+    LaterKindError,
     chunk_bytes_within,
     parse,
     split,
@@ -123,3 +125,16 @@ def test_each_malformation_is_refused_with_its_reason(data: bytes, message: str)
 )
 def test_chunks_fit_the_brokers_packets(packet_bytes, expected):
     assert chunk_bytes_within(packet_bytes) == expected
+
+
+@pytest.mark.parametrize("kind", [OPTIONAL_KINDS[0], 200, OPTIONAL_KINDS[-1]])
+def test_an_optional_kind_of_a_later_version_is_told_from_a_malformed_chunk(kind: int) -> None:
+    """Nothing but the kind is read: the rest may have a meaning of its own."""
+    chunk = bytearray(chunks()[0])
+    chunk[5] = kind
+    with pytest.raises(LaterKindError, match=f"optional kind {kind}"):
+        parse(bytes(chunk))
+    chunk[5] = OPTIONAL_KINDS[0] - 1
+    with pytest.raises(WireError, match="kind 127 is not known") as caught:
+        parse(bytes(chunk))
+    assert not isinstance(caught.value, LaterKindError)

@@ -8,7 +8,21 @@ import pytest
 from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol import codec
-from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, decode, decode_prefix, encode, message
+from shoal.protocol.codec import (
+    MAX_LATER_BYTES,
+    U8,
+    U16,
+    U32,
+    U64,
+    ArrayU16,
+    ArrayU32,
+    Fixed16,
+    LaterFields,
+    decode,
+    decode_prefix,
+    encode,
+    message,
+)
 
 
 @message(200)
@@ -194,3 +208,55 @@ def test_a_kind_is_given_once():
         message(256)(Point)
     with pytest.raises(ValueError, match="taken or out of range"):
         message(0)(Point)
+
+
+@message(206)
+@dataclass(frozen=True, slots=True)
+class Open:
+    x: U8
+    later: LaterFields = ()
+
+
+OPEN = b"SHM1\xce\x07"
+
+
+def test_later_fields_are_skipped_and_kept_as_they_came():
+    """Two fields that this version does not know; the message encodes to the bytes that its sender signed."""
+    raw = OPEN + bytes.fromhex("0b00 0100 0300 616263 0902 0000".replace(" ", ""))
+    value = decode(raw, Open)
+    assert value == Open(7, ((1, b"abc"), (0x209, b"")))
+    assert encode(value) == raw
+    assert encode(Open(7)) == OPEN + b"\0\0"
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ("", "ends early"),
+        ("0100", "ends early"),
+        ("0600 0100 0100 61 62", "ends early"),  # of the next field there is one byte
+        ("0400 0100 0100", "ends early"),  # the value would be beyond the fields
+        ("0400 0000 0000", "later field 0 after 0"),
+        ("0800 0200 0000 0100 0000", "later field 1 after 2"),
+        ("0800 0200 0000 0200 0000", "later field 2 after 2"),
+        ("0101" + "00" * 257, "later fields of 257 bytes"),
+        ("0000 00", "1 bytes too many"),
+    ],
+)
+def test_malformed_later_fields_are_refused(section, reason):
+    with pytest.raises(WireError, match=reason):
+        decode(OPEN + bytes.fromhex(section.replace(" ", "")), Open)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [((1, bytes(MAX_LATER_BYTES - 3)),), ((0, b""),), ((2, b""), (1, b"")), ((1, b""), (1, b"")), ((1 << 16, b""),)],
+)
+def test_later_fields_that_no_receiver_would_take_are_not_sent(later):
+    with pytest.raises(WireError, match="can't be encoded"):
+        encode(Open(7, later))
+
+
+def test_the_longest_later_field_is_sent():
+    value = Open(7, ((1, bytes(MAX_LATER_BYTES - 4)),))
+    assert decode(encode(value), Open) == value

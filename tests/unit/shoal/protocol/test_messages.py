@@ -109,7 +109,7 @@ def test_invalid_values_are_refused(make):
             ),
             5 + 6 + 3,
         ),
-        (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -1),
+        (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -3),
     ],
 )
 def test_an_unknown_number_of_an_enumeration_is_refused(message, at):

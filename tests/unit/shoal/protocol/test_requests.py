@@ -33,3 +33,12 @@ def test_fields_that_do_not_belong_to_the_action_are_refused(action, changes):
     right = request_of(action, run=3 if action in OF_ONE_RUN else 0, records=5 if action is RequestAction.LOGS else 0)
     with pytest.raises(WireError):
         dataclasses.replace(right, **changes)
+
+
+def test_an_action_of_a_later_version_is_read_whatever_its_fields():
+    """So that the aggregator can answer that it does not know it."""
+    request = dataclasses.replace(request_of(RequestAction.LIST), action=200, run=7, now=True, records=1 << 31)
+    assert decode(encode(request), OwnerRequest) == request
+    assert (request.known, request.words) == (None, "do 200")
+    known = decode(encode(request_of(RequestAction.LIST)), OwnerRequest)
+    assert (known.known, known.words) == (RequestAction.LIST, "list")

@@ -1,5 +1,7 @@
 """The bounds hold for the largest messages that can be made, and for all that a run sends."""
 
+import dataclasses
+
 import pytest
 
 from crypto.seal.identity import Identity
@@ -9,9 +11,9 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse
-from shoal.protocol.codec import encode
+from shoal.protocol.codec import MAX_LATER_BYTES, encode
 from shoal.protocol.documents import Member, ReceivingNotice, Roster, SegmentSpec
-from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed
+from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed, Upload, Vitals
 from shoal.protocol.states import HeldState, Statement, TranscriptHead
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
@@ -20,11 +22,26 @@ LONGEST = "n" * limits.MAX_NAME_CHARS
 ENVELOPE_BYTES = 8 + 32 + 16 + 4 + 64
 
 
+VITALS = Vitals(
+    uptime_s=1,
+    disk_free_bytes=1,
+    memory_bytes=1,
+    memory_free_bytes=1,
+    load=1.0,
+    cores=1,
+    temperature_c=1.0,
+    battery_percent=1,
+    charging=True,
+)
+
+
 def longest(number):
     return f"{number:0{limits.MAX_NAME_CHARS}d}"
 
 
 def sealed_bytes(message, purpose):
+    """Return the size of a sealed message with as many later fields as it may have."""
+    message = dataclasses.replace(message, later=((1, bytes(MAX_LATER_BYTES - 4)),))
     return ENVELOPE_BYTES + len(encode(Sealed(LONGEST, purpose, LONGEST, LONGEST))) + len(encode(message))
 
 
@@ -46,7 +63,10 @@ def sealed_bytes(message, purpose):
                 turn=1,
             ),
         ),
-        ("presence", Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1, TranscriptHead(bytes(16), 1, bytes(32)))),
+        (
+            "presence",
+            Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1, TranscriptHead(bytes(16), 1, bytes(32)), 1, VITALS),
+        ),
     ],
 )
 def test_the_longest_note_fits(purpose, message):
@@ -55,6 +75,7 @@ def test_the_longest_note_fits(purpose, message):
 
 def test_the_longest_notice_of_receiving_keys_fits():
     notice = ReceivingNotice(LONGEST, LONGEST, ReceivingSecrets.generate().public)
+    notice = dataclasses.replace(notice, later=((1, bytes(MAX_LATER_BYTES - 4)),))
     signed = sign_document(Identity.generate(LONGEST), notice)
     assert len(signed) <= channels.RECEIVING.largest == limits.MAX_NOTE_BYTES
 
@@ -151,3 +172,28 @@ def test_an_upload_has_room_for_a_statement_about_two_states_of_each_model():
     signed = sign_document(identity, Statement(LONGEST, bytes(16), 1, LONGEST, states))
     room = sizes.upload_bytes(plan) - limits.SEALED_HEAD_BYTES - 4 * plan.length - 8 * plan.max_models
     assert len(signed) <= room <= len(signed) + 1024
+
+
+def test_the_longest_header_of_an_upload_fits():
+    """All but the vector, the margins and the statement, which the bound counts for themselves."""
+    header = Upload(
+        fleet=LONGEST,
+        run=1,
+        run_id=bytes(16),
+        round=1,
+        phase=1,
+        nonce=bytes(16),
+        device=LONGEST,
+        recipient=bytes(32),
+        task_digest=bytes(32),
+        mode=LONGEST,
+        key_id=bytes(16),
+        model=1,
+        samples=1,
+        loss=1.0,
+        margins=(),
+        correct=1,
+        tested=1,
+        length=1,
+    )
+    assert sealed_bytes(header, "upload") <= limits.SEALED_HEAD_BYTES

@@ -247,3 +247,15 @@ def test_a_hint_that_no_document_can_hold_is_a_mistake_in_the_class():
 
     with pytest.raises(TypeError, match="complex"):
         encode_state(Odd(1j))
+
+
+def test_a_document_of_another_version_is_read_where_that_is_allowed():
+    """Added fields are skipped, and lacking ones take their default, at any depth; what has no default is missed."""
+    document = {"count": 4, "added": {"x": 1}}
+    assert decode_state(State, document, mixed=True) == State(count=4)
+    with pytest.raises(DocumentError):
+        decode_state(State, document)
+    with pytest.raises(DocumentError, match="lacks 'id'"):
+        decode_state(Part, {"offset": None}, mixed=True)
+    with pytest.raises(DocumentError, match="count must be an integer"):
+        decode_state(State, {"count": "4"}, mixed=True)

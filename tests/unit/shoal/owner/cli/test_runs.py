@@ -6,9 +6,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from shoal.errors import BrokerUnreachableError, ShoalError
+from aggregator.status.answers import StatusPage, encoded
+from aggregator.status.record import FleetStatus
+from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError
+from shoal.owner.cli import runs
 from shoal.owner.cli.main import app
 from shoal.owner.keys.run_files import run_file
+from shoal.protocol.requests import RequestAction
+from shoal.protocol.wire_versions import WireRange
 from tests.helpers.fleets import make_exact_fleet
 
 pytestmark = pytest.mark.slow
@@ -107,6 +112,36 @@ def test_start_sends_a_run_that_is_signed(fleet, call):
     assert (sent["run"], sent["sent"]) == (1, True)
     assert (fleet.stage.aggregator_dir / "runs" / "000001.run").exists()
     assert call("start", "--run", 1).out.startswith("run 1: fedavg, ")
+
+
+def test_start_names_the_devices_that_can_not_follow_the_run(fleet, call, monkeypatch):
+    monkeypatch.setattr("aggregator.run_control.RunControl._left_out", lambda *_: ("dev-9 (shoal 9.0.0, wire 2 to 3)",))
+    told = call("start", "--run", 1)
+    assert "warning: run 1 is in wire version 1, which dev-9 (shoal 9.0.0, wire 2 to 3) can't follow\n" in told.err
+    assert "upgrade Shoal there first" in told.err
+    assert data(call("start", "--run", 1, "--json"))["left_out"] == ["dev-9 (shoal 9.0.0, wire 2 to 3)"]
+
+
+def test_a_run_gets_the_newest_wire_version_that_the_fleet_speaks(fleet, monkeypatch, capsys):
+    """An owner's program of a version to come asks the aggregator, which speaks version 1; by hand nothing is asked."""
+
+    def ask(_fleet, _tls, _wait, _tell, action):
+        assert action is RequestAction.STATUS
+        quiet = {"running": True, "connected": True, "since_s": 1, "problems": (), "run": None, "devices": ()}
+        return encoded(StatusPage(FleetStatus(fleet="f", broker="b", version="0.1.0", wire=(1, 1), **quiet))), 1
+
+    monkeypatch.setattr("shoal.owner.console.connection.ask", ask)
+    monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(1, 3))
+    link = (None, None, None, 1.0)
+    assert runs._wire(fleet.stage.fleet, link, None, sends=True) == 1
+    assert capsys.readouterr().err == "wire version 1: the aggregator (shoal 0.1.0) speaks no newer\n"
+    assert runs._wire(fleet.stage.fleet, link, None, sends=False) == 3
+    assert runs._wire(fleet.stage.fleet, link, 2, sends=True) == 2
+    monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(2, 3))
+    with pytest.raises(
+        ConfigError, match=r"this program speaks wire version 2 to 3, the aggregator \(shoal 0\.1\.0\) 1$"
+    ):
+        runs._wire(fleet.stage.fleet, link, None, sends=True)
 
 
 def test_start_writes_the_file_to_carry_with_out(fleet, call, tmp_path):

@@ -30,6 +30,7 @@ from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.locks import exclusive
+from tests.helpers.chunks import forge
 from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.trees import ONE_THREAD, ROOT
 
@@ -115,6 +116,16 @@ def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, bro
     admission_cli.approve(fleet.path, prints)
     assert capsys.readouterr().err == "", "nothing is drawn for devices that are listed"
     assert FleetDirectory(fleet.path).roster == after.roster
+
+
+def test_an_optional_kind_of_a_later_version_is_no_complaint(fleet, broker):
+    """Junk is one, on the same topic."""
+    for payload, complaints in ((forge(kind=200), 0), (forge(kind=99), 1)):
+        leave(broker, {TOPICS.owner_roster: payload})
+        found = []
+        with OwnerConnection(fleet, Tls(), found.append) as connection:
+            connection.listen(1.0, lambda: True)
+        assert len([text for text in found if "kind" in text]) == complaints, found
 
 
 def revoke_and_publish(path, name):

@@ -144,8 +144,9 @@ def test_arrays_of_any_name_are_archived(tmp_path):
         assert {n: found[n].shape for n in found} == {"file": (1,), "0.weight": (2, 3), "s": ()}
 
 
+@pytest.mark.torch
 def test_torch_loads_the_parameters(compiled, tmp_path):
-    """As docs/quickstart.md says."""
+    """As docs/operator/models.md says."""
     import torch
 
     source, bundle = compiled("logistic")

@@ -3,12 +3,13 @@
 import pytest
 
 from crypto.seal.identity import Identity
-from shoal.errors import NotReadyError, UntrustedError
+from shoal.errors import NotReadyError, ShoalError, UntrustedError
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.reader import ModelReader
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
+from tests.helpers.chunks import forge
 from tests.helpers.fleets import make_fleet, tell
 from tests.helpers.owner_models import reader_of
 
@@ -64,6 +65,14 @@ def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
     assert reader.complete
     assert reader.progress == (1, 1)
     assert len(reader.finished_run().models) == 1
+
+
+def test_an_optional_kind_of_a_later_version_does_not_take_the_place_of_an_error(fleet):
+    reader, _ = asking(fleet)
+    reader.on_event(Message(Topics("demo").round, forge(kind=99)), 0.0)
+    reader.on_event(Message(Topics("demo").round, forge(kind=200)), 0.0)
+    with pytest.raises(ShoalError, match="chunk kind 99 is not known"):
+        reader.finished_run()
 
 
 @pytest.mark.parametrize("run", [None, 2])

@@ -1,0 +1,176 @@
+"""Build a release: wheel, source distribution, list of dependencies, notes and checksums, from the commit that is checked out.
+
+    python -m deploy.release.make [--out DIR]     # `make release`
+
+Rules:
+
+1. The version stands in ``shoal/version.py`` alone. It is X.Y.Z: a development version is not released.
+2. The tree is clean, so that the commit has everything that is built.
+3. CHANGELOG.md has a dated section for the version, which becomes the notes.
+4. A version is built once: not if its wheel is kept in tests/compat, or its files are in the output folder.
+5. All is built twice, from two exports of the commit in different folders, and must be equal byte by byte. Times in the archives
+   are the commit's (SOURCE_DATE_EPOCH).
+
+Example: for version 0.1.0 the folder ``dist/0.1.0`` has the two archives, ``shoal-0.1.0.cdx.json``, ``shoal-0.1.0.md`` and
+``SHA256SUMS``, which `sha256sum --check` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from deploy.release.sbom import SbomError, sbom
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+KEPT: Final = Path("tests/compat")
+"""Folder of the last release's wheel, which the tests run beside the newest programs."""
+SUMS: Final = "SHA256SUMS"
+_VERSION: Final = re.compile(r'^VERSION: Final = "([^"]+)"$', re.MULTILINE)
+_RELEASED: Final = re.compile(r"\d+\.\d+\.\d+")
+_NAMES_SHOWN: Final = 5
+
+
+class ReleaseError(Exception):
+    """A release can't be built; the message has the remedy."""
+
+
+def version_of(root: Path) -> str:
+    """Return the version in ``shoal/version.py``.
+
+    Raises:
+        ReleaseError: there is none, or it is a development version.
+    """
+    found = _VERSION.search((root / "shoal/version.py").read_text())
+    if found is None:
+        raise ReleaseError('shoal/version.py has no line VERSION: Final = "X.Y.Z"')
+    if _RELEASED.fullmatch(found[1]) is None:
+        raise ReleaseError(f"shoal/version.py has {found[1]}, which is no release: write X.Y.Z there, and commit")
+    return found[1]
+
+
+def notes_of(changelog: str, version: str) -> str:
+    """Return the section of a version in the changelog, without its heading.
+
+    Raises:
+        ReleaseError: there is none, it has no date, or it is empty.
+    """
+    sections = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
+    section = next((s for s in sections if s.startswith(f"[{version}]")), None)
+    if section is None:
+        raise ReleaseError(f"CHANGELOG.md has no section for {version}: add ## [{version}] - YYYY-MM-DD")
+    heading, _, body = section.partition("\n")
+    if re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d{{2}}-\d{{2}}", heading) is None:
+        raise ReleaseError(f"CHANGELOG.md has {heading!r}: a release has its date, ## [{version}] - YYYY-MM-DD")
+    if not body.strip():
+        raise ReleaseError(f"CHANGELOG.md says nothing of {version}: write the changes that users notice")
+    return body.strip() + "\n"
+
+
+def release(root: Path, out: Path) -> list[Path]:
+    """Build a release and return its files.
+
+    Args:
+        root: the repository, with git.
+        out: the folder under which a folder of the version's name is made.
+
+    Raises:
+        ReleaseError: a rule of this module is broken.
+    """
+    version = version_of(root)
+    _check_clean(root)
+    notes = notes_of((root / "CHANGELOG.md").read_text(), version)
+    target = out / version
+    if list((root / KEPT).glob(f"shoal-{version}-*.whl")):
+        raise ReleaseError(f"{version} is released: {KEPT} keeps its wheel. Give shoal/version.py the next version")
+    if target.exists():
+        raise ReleaseError(f"{target} exists: move it away to build {version} again")
+    made_at_s = int(_git(root, "log", "-1", "--format=%ct").decode())
+    with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
+        first, second = (_built(root, Path(folder) / name, made_at_s) for name in ("first", "second"))
+        for one, other in zip(first, second, strict=True):
+            if one.read_bytes() != other.read_bytes():
+                raise ReleaseError(
+                    f"two builds of {one.name} differ: the build reads something that is not in the commit"
+                )
+        stage = Path(folder) / version
+        stage.mkdir()
+        for path in first:
+            shutil.copy(path, stage / path.name)
+        wheel = next(path for path in first if path.suffix == ".whl")
+        try:
+            (stage / f"shoal-{version}.cdx.json").write_bytes(sbom(wheel, made_at_s))
+        except SbomError as error:
+            raise ReleaseError(str(error)) from error
+        (stage / f"shoal-{version}.md").write_text(f"# Shoal {version}\n\n{notes}")
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(stage.iterdir())]
+        (stage / SUMS).write_text("".join(sums))
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(stage, target)
+    return sorted(target.iterdir())
+
+
+def _check_clean(root: Path) -> None:
+    changed = _git(root, "status", "--porcelain").decode().splitlines()
+    if changed:
+        names = ", ".join(line[3:] for line in changed[:_NAMES_SHOWN])
+        more = f" and {len(changed) - _NAMES_SHOWN} more" if len(changed) > _NAMES_SHOWN else ""
+        raise ReleaseError(f"the tree has changes that are in no commit: {names}{more}; commit or remove them")
+
+
+def _built(root: Path, folder: Path, made_at_s: int) -> list[Path]:
+    """Export the commit, build the source distribution from it and the wheel from that; return both by name."""
+    source, unpacked, made = folder / "commit", folder / "sdist", folder / "made"
+    source.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "HEAD"))) as archive:
+        archive.extractall(source, filter="data")
+    _hatch(source, made, "sdist", made_at_s)
+    (sdist,) = made.iterdir()
+    # From the archive that users get, which shows that it is complete.
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (inner,) = unpacked.iterdir()
+    _hatch(inner, made, "wheel", made_at_s)
+    return sorted(made.iterdir())
+
+
+def _hatch(source: Path, out: Path, target: str, made_at_s: int) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(made_at_s)}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"hatchling can't build the {target}: {(done.stderr or done.stdout).strip()}")
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def main() -> None:
+    """Build the release of the commit that is checked out; exit status 1 with a reason if that can't be done."""
+    parser = argparse.ArgumentParser(prog="make release", description="Build a release of the checked-out commit.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the release's own folder")
+    arguments = parser.parse_args()
+    try:
+        files = release(ROOT, arguments.out)
+    except ReleaseError as error:
+        sys.exit(f"no release: {error}")
+    for path in files:
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

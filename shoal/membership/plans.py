@@ -1,0 +1,40 @@
+"""Run plans as the owner has signed them, of any wire version."""
+
+from __future__ import annotations
+
+from crypto.seal.identity import SIGNATURE_BYTES
+from crypto.seal.signed import open_document
+from shoal.errors import WireError, WireVersionError
+from shoal.protocol.documents import RunPlan, wire_of
+from shoal.protocol.wire_versions import SPOKEN
+from shoal.version import VERSION
+
+
+def open_plan(signed: bytes | memoryview, owner_key: bytes) -> RunPlan:
+    """Check that the owner signed a run plan in a wire version that this software speaks, and return the plan.
+
+    Args:
+        signed: signature and encoded plan.
+        owner_key: 32 bytes, Ed25519.
+
+    Raises:
+        UntrustedError: the signature is not by this key.
+        WireVersionError: the plan is in another wire version, in which it may have other fields.
+        WireError: the bytes are no plan.
+    """
+    try:
+        plan = open_document(signed, RunPlan, owner_key)
+    except WireError as error:
+        # The signature is valid here, or there are too few bytes for one, which `wire_of` refuses.
+        _check(wire_of(memoryview(signed)[SIGNATURE_BYTES:]), error)
+        raise
+    _check(plan.wire)
+    return plan
+
+
+def _check(version: int, cause: WireError | None = None) -> None:
+    if version not in SPOKEN:
+        raise WireVersionError(
+            f"a run in wire version {version}, and this software (shoal {VERSION}) speaks {SPOKEN}",
+            later=version > SPOKEN.most,
+        ) from cause

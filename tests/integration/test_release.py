@@ -1,0 +1,221 @@
+"""`make release`: the same bytes from the same commit, notes and checksums, and a reason where nothing is built."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from deploy.release import make, sbom
+from deploy.release.make import ReleaseError, notes_of, release, version_of
+from shoal.version import VERSION
+from tests.helpers.trees import ROOT
+
+CHANGELOG = """# Changelog
+
+## [1.2.3] - 2026-11-23
+
+### Added
+
+- A thing.
+
+## [1.2.2] - 2026-10-01
+
+- Older.
+"""
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "shoal"
+dynamic = ["version"]
+requires-python = ">=3.11"
+license = "Apache-2.0"
+dependencies = ["numpy>=2"]
+
+[project.optional-dependencies]
+edge = ["paho-mqtt"]
+aggregator = ["cryptography"]
+bench = ["not-installed-anywhere"]
+
+[tool.hatch.version]
+path = "shoal/version.py"
+pattern = 'VERSION: Final = "(?P<version>[^"]+)"'
+
+[tool.hatch.build.targets.wheel]
+packages = ["shoal"]
+"""
+
+
+def git(root, *arguments):
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *author, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def commit(root):
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "all")
+
+
+def write_version(root, version):
+    (root / "shoal/version.py").write_text(f'VERSION: Final = "{version}"\n')
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Return a repository with a package of one module, ready to be released as 1.2.3."""
+    made = tmp_path / "repository"
+    (made / "shoal").mkdir(parents=True)
+    (made / "shoal/__init__.py").touch()
+    (made / "pyproject.toml").write_text(PYPROJECT)
+    (made / "CHANGELOG.md").write_text(CHANGELOG)
+    (made / ".gitignore").write_text("*.secret\n")
+    write_version(made, "1.2.3")
+    git(made, "init", "--quiet")
+    commit(made)
+    return made
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_a_release_has_archives_notes_dependencies_and_checksums(root, tmp_path):
+    (root / "shoal/keys.secret").write_text("ignored by git, and so in no archive")
+    files = {path.name: path for path in release(root, tmp_path / "dist")}
+    names = [f"shoal-1.2.3{end}" for end in ("-py3-none-any.whl", ".cdx.json", ".md", ".tar.gz")]
+    assert sorted(files) == ["SHA256SUMS", *names]
+    assert files["SHA256SUMS"].read_text() == "".join(f"{digest(files[name])}  {name}\n" for name in names)
+    assert files["shoal-1.2.3.md"].read_text() == "# Shoal 1.2.3\n\n### Added\n\n- A thing.\n"
+    found = json.loads(files["shoal-1.2.3.cdx.json"].read_bytes())
+    scopes = {one["name"]: (one["scope"], [p["value"] for p in one["properties"]]) for one in found["components"]}
+    assert (scopes["numpy"], scopes["paho-mqtt"]) == (("required", []), ("optional", ["edge"]))
+    assert scopes["cffi"] == ("optional", ["aggregator"]), "cryptography requires it"
+    assert found["metadata"]["component"]["hashes"][0]["content"] == digest(files[names[0]])
+    direct = next(d["dependsOn"] for d in found["dependencies"] if d["ref"] == "pkg:pypi/shoal@1.2.3")
+    assert [ref.split("@")[0] for ref in direct] == ["pkg:pypi/cryptography", "pkg:pypi/numpy", "pkg:pypi/paho-mqtt"]
+    assert {d for one in found["dependencies"] for d in one["dependsOn"]} <= {c["bom-ref"] for c in found["components"]}
+    with pytest.raises(ReleaseError, match=r"1\.2\.3 exists: move it away"):
+        release(root, tmp_path / "dist")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_builds_of_this_tree_are_equal(tmp_path, monkeypatch):
+    """In folders of other names, under another umask and another clock zone."""
+    here = tmp_path / "repository"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, names)):
+        if (ROOT / name).exists() and not name.startswith("results/"):
+            (here / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, here / name)
+    version = (here / "shoal/version.py").read_text()
+    (here / "shoal/version.py").write_text(make._VERSION.sub('VERSION: Final = "99.0.0"', version))
+    (here / "CHANGELOG.md").write_text("## [99.0.0] - 2026-11-23\n\n- All.\n")
+    git(here, "init", "--quiet")
+    commit(here)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    there = tmp_path / "another" / "clone"
+    git(tmp_path, "clone", "--quiet", str(here), str(there))
+    first = {path.name: digest(path) for path in release(here, tmp_path / "first")}
+    before = os.umask(0o077)
+    try:
+        second = {path.name: digest(path) for path in release(there, tmp_path / "second")}
+    finally:
+        os.umask(before)
+    assert first == second
+    assert len(first) == 5
+
+
+def test_a_changed_tree_is_not_released(root, tmp_path):
+    (root / "shoal/new.py").touch()
+    with pytest.raises(ReleaseError, match=r"changes that are in no commit: shoal/new\.py; commit or remove them"):
+        release(root, tmp_path)
+
+
+def test_a_released_version_is_not_built_again(root, tmp_path):
+    (root / "tests/compat").mkdir(parents=True)
+    (root / "tests/compat/shoal-1.2.3-py3-none-any.whl").touch()
+    commit(root)
+    with pytest.raises(ReleaseError, match=r"1\.2\.3 is released: tests/compat keeps its wheel"):
+        release(root, tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.2.4.dev0", "1.2", "1.2.4rc1"])
+def test_a_development_version_is_not_released(root, version):
+    write_version(root, version)
+    with pytest.raises(ReleaseError, match=r"is no release: write X\.Y\.Z there"):
+        version_of(root)
+
+
+def test_a_tree_without_a_version_is_not_released(root):
+    (root / "shoal/version.py").write_text("")
+    with pytest.raises(ReleaseError, match="has no line VERSION"):
+        version_of(root)
+
+
+def test_the_notes_are_the_versions_section():
+    assert notes_of(CHANGELOG, "1.2.2") == "- Older.\n"
+
+
+@pytest.mark.parametrize(
+    ("changelog", "reason"),
+    [
+        ("", "has no section for 1.2.3"),
+        ("## [1.2.30] - 2026-01-01\n\n- x\n", "has no section for 1.2.3"),
+        ("## [1.2.3] - unreleased\n\n- x\n", "a release has its date"),
+        ("## [1.2.3] - 2026-01-01\n\n## [1.2.2] - 2026-01-01\n", "says nothing of 1.2.3"),
+    ],
+)
+def test_a_version_without_dated_notes_is_not_released(changelog, reason):
+    with pytest.raises(ReleaseError, match=reason):
+        notes_of(changelog, "1.2.3")
+
+
+@pytest.mark.slow
+def test_what_can_not_be_built_says_why(root, tmp_path):
+    (root / "pyproject.toml").write_text(PYPROJECT.replace('name = "shoal"', 'name = "not a name"'))
+    commit(root)
+    with pytest.raises(ReleaseError, match="hatchling can't build the sdist: "):
+        release(root, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_list_with_a_hole_is_not_released(root, tmp_path):
+    """A party's package that is not installed here would be missing in the list."""
+    (root / "pyproject.toml").write_text(PYPROJECT.replace("bench =", "fleet ="))
+    commit(root)
+    with pytest.raises(
+        ReleaseError, match=r"not-installed-anywhere is not installed here, and a machine with shoal\[fleet\]"
+    ):
+        release(root, tmp_path / "dist")
+    assert not (tmp_path / "dist").exists()
+
+
+def test_outside_of_a_repository_nothing_is_built(root, tmp_path):
+    shutil.rmtree(root / ".git")
+    with pytest.raises(ReleaseError, match="git status failed"):
+        release(root, tmp_path)
+
+
+def test_the_command_ends_with_the_reason(tmp_path):
+    """This tree may be changed, in development or released already; if it is not, the folder is there."""
+    (tmp_path / "dist" / VERSION).mkdir(parents=True)
+    command = [sys.executable, "-m", "deploy.release.make", "--out", str(tmp_path / "dist")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("no release: ")
+
+
+def test_a_local_version_is_escaped_in_a_purl():
+    """The address of torch's CPU build."""
+
+    class Package:
+        name, version = "torch", "2.13.0+cpu"
+
+    assert sbom._purl(Package()) == "pkg:pypi/torch@2.13.0%2Bcpu"
