@@ -27,6 +27,7 @@ MADE_ELSEWHERE = {
     ("aggregator/status/record.py", "REVOKED"),
     ("aggregator/status/record.py", "self._absence(heard)"),
     ("aggregator/status/record.py", "self.served.obstacle"),
+    ("aggregator/status/record.py", "versions.left_out(heard.version, heard.wire, run.wire)"),
     ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),
     ("shoal/owner/cli/runs.py", "f'warning: {doubt}'"),

@@ -22,6 +22,7 @@ MAKERS = {
     ("edge_client/learning/data_doubts.py", "no_better_doubt"): "doubt",
     ("aggregator/status/record.py", "reason"): "device",
     ("aggregator/status/record.py", "_absence"): "device",
+    ("aggregator/status/versions.py", "left_out"): "device",
     ("aggregator/run_log.py", "awaited_keys"): "problem",
     ("edge_client/learning/executor/trial.py", "failure"): "command",
     ("shoal/util/open_files.py", "raise_open_files_limit"): "log",
