@@ -346,6 +346,18 @@ def _mode(file: Path, *, runs: bool) -> int:
     return PROGRAM_MODE if script or program else FILE_MODE
 
 
+def second() -> int:
+    """Return the time of all files, unix seconds."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH", SECOND_1980))
+
+
+def pack(root: Path, file: Path) -> None:
+    """Write the package ``file`` from what lies below ``root``."""
+    command = ["dpkg-deb", "--root-owner-group", "-Zzstd", f"-z{ZSTD_LEVEL}", "--build", str(root), str(file)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(second())}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
 def build(package: Package, wheel: Path, architecture: str, out: Path, torch: str | None) -> Path:
     """Build one package and return its file."""
     with tempfile.TemporaryDirectory(prefix="shoal-package-") as folder:
@@ -356,11 +368,9 @@ def build(package: Package, wheel: Path, architecture: str, out: Path, torch: st
         prune(site)
         lay_out(package, site, root)
         write_control(package, architecture, root)
-        set_modes(root, int(os.environ.get("SOURCE_DATE_EPOCH", SECOND_1980)))
         file = out / f"{package.name}_{PROJECT['version']}_{architecture}.deb"
-        environment = {"SOURCE_DATE_EPOCH": str(SECOND_1980), **os.environ}
-        command = ["dpkg-deb", "--root-owner-group", "-Zzstd", f"-z{ZSTD_LEVEL}", "--build", str(root), str(file)]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        set_modes(root, second())
+        pack(root, file)
         mb = installed_bytes(root) / 1e6
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, installed {mb:.1f} MB")  # noqa: T201 - a script's result
     return file

@@ -128,7 +128,7 @@ def test_they_are_installed(inside, packages, figures):
         size_mb = inside.used_mb(f"/opt/{name}")
         figures["packages"][name] = {"installed_mb": round(size_mb, 1), "file_mb": packages[name].stat().st_size / 1e6}
         assert size_mb <= LIMITS_MB.get(name, size_mb)
-        assert inside(f"{name} --version").startswith("shoal 0.")
+        assert inside(f"{name} --version").startswith(f"{name} 0.")
     for user in ("shoal-edge", "shoal-aggregator"):
         assert "/usr/sbin/nologin" in inside(f"getent passwd {user}")
         assert inside(f"stat --format '%U %G %a' /var/lib/{user}").strip() == f"{user} {user} 700"
