@@ -198,6 +198,31 @@ def _show_round(data: dict[str, Any]) -> None:
     )
 
 
+@bench_app.command("start")
+def bench_start(
+    starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
+    broker: BrokerName = "auto",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the seconds from the start of a device to its first update, without the run on its disk and with it."""
+    from shoal.bench.starts import measure
+
+    forbid_inspection()
+    _stop_cleanly()
+    data = measure(starts, _broker(broker)).data()
+    _deliver(data, json, lambda: _show_starts(data), save)
+
+
+def _show_starts(data: dict[str, Any]) -> None:
+    for kind, words in (("first", "fetching the run"), ("again", "with the run on its disk")):
+        times = data[f"seconds_{kind}"]
+        say(
+            f"{words}: {data[f'seconds_{kind}_median']:.2f} s to the first update (median of {data['starts']}, "
+            f"{min(times):.2f} to {max(times):.2f})"
+        )
+
+
 @bench_app.command("aggregator")
 def bench_aggregator(
     devices: Annotated[

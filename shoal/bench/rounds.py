@@ -117,7 +117,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)
         (root / "broker").mkdir()
-        data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        data = [write_data(root / f"data-{i}.npz", i) for i in range(devices)]
         origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
         training_s = training_seconds(bundle, origins[0], data[0])
         with (
@@ -174,8 +174,8 @@ def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> 
     return median(durations_s[1:])
 
 
-def _write_data(path: Path, seed: int) -> Path:
-    """Write samples shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels."""
+def write_data(path: Path, seed: int) -> Path:
+    """Write a device's SAMPLES samples, shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels. Return the path."""
     rng = np.random.default_rng(seed)
     x = rng.random((SAMPLES, MODEL_SIZES["inputs"]), np.float32)
     np.savez(path, x=x, y=rng.integers(0, MODEL_SIZES["classes"], SAMPLES))

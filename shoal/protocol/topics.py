@@ -23,10 +23,10 @@ from shoal.types import check_name
 
 ROOT: Final = "shoal/v1"
 MAX_TOPIC_CHARS: Final = 256
+"""Longest topic accepted: the limit of AWS IoT, and longer than any topic of Shoal."""
 PARSED_TOPICS: Final = 1024
 """Topics whose parts are remembered: a client receives on the same few again and again, and parsing takes as long as all else
 that it does with a chunk."""
-"""Longest topic accepted: the limit of AWS IoT, and longer than any topic of Shoal."""
 
 MAX_CHUNK_INDEX: Final = (1 << 20) - 1
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}")

@@ -73,7 +73,7 @@ def test_the_bound_spreads_the_trainings_over_the_cores():
 
 
 def test_the_samples_are_those_of_mnist_in_shape_and_differ_between_devices(tmp_path):
-    one, again, other = (np.load(rounds._write_data(tmp_path / f"{i}.npz", seed)) for i, seed in enumerate((1, 1, 2)))
+    one, again, other = (np.load(rounds.write_data(tmp_path / f"{i}.npz", seed)) for i, seed in enumerate((1, 1, 2)))
     with one, again, other:
         x, y = one["x"], one["y"]
         assert (x.shape, x.dtype, y.shape) == ((SAMPLES, 784), np.float32, (SAMPLES,))
@@ -95,7 +95,7 @@ def test_the_bound_is_the_median_of_trainings_after_a_first_one_that_does_not_co
     monkeypatch.setattr(rounds, "train", train)
     monkeypatch.setattr(rounds, "time", types.SimpleNamespace(thread_time=lambda: next(clock)))
     theta = np.ones(7850, np.float32)
-    source = rounds._write_data(tmp_path / "d.npz", 0)
+    source = rounds.write_data(tmp_path / "d.npz", 0)
     assert rounds.training_seconds(logistic_bundle(784, 10), theta, source) == pytest.approx((TRAININGS + 1) / 2)
     assert len(calls) == TRAININGS + 1
     assert {(begin, count, local) for begin, count, local, _ in calls} == {(theta.tobytes(), 600, LOCAL)}

@@ -1,0 +1,26 @@
+"""`shoal bench start` on a real broker with real processes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shoal.bench.starts import measure
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not on PATH"),
+]
+
+
+def test_it_times_a_first_start_and_another():
+    data = measure(1, "mosquitto").data()
+    assert (data["starts"], data["broker"]) == (1, "mosquitto")
+    assert data["seconds_first"] == [data["seconds_first_median"]]
+    assert 0 < data["seconds_again_median"] < 60
+    assert 0 < data["seconds_first_median"] < 60
