@@ -45,7 +45,7 @@ DROPPED_DIRECTORIES: Final = frozenset({"tests", "__pycache__", "f2py", "distuti
 """Directories of libraries that no program imports; numpy loads f2py and distutils on demand alone."""
 DROPPED_FILES: Final = ("onnxruntime/capi/libonnxruntime.so.*", "**/*.a", "**/*.h", "**/*.pyi", "**/py.typed")
 """ONNX Runtime's wheel has its library twice: in its Python module, and as a file of 29 MB that nothing links."""
-DROPPED_TREES: Final = ("bin", "share", "include", "torch/include", "torch/share", "torch/bin")
+DROPPED_TREES: Final = ("bin", "share", "include", "torch/include", "torch/share")
 """Scripts and C++ headers."""
 
 SCRIPTS: Final = ("postinst", "prerm", "postrm")

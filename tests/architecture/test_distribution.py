@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -64,3 +65,16 @@ def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bounds = [need for needs in extras.values() for need in needs if need.startswith("onnxruntime")]
     assert bounds == ["onnxruntime>=1.27"] * 2
+
+
+def test_the_pythons_named_are_those_whose_wheels_are_asked_for() -> None:
+    """The oldest is the one that an installation requires, and the page for operators names the same range."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    start = "Programming Language :: Python :: "
+    named = [c.removeprefix(start) for c in project["classifiers"] if c.startswith(start)]
+    asked = re.search(r"^PYTHONS = \((.*)\)$", (ROOT / "tests/long/test_wheels.py").read_text(), re.MULTILINE)
+    assert asked is not None
+    assert [word.strip(' "') for word in asked[1].split(",")] == named
+    assert project["requires-python"] == f">={named[0]}"
+    assert f"Python {named[0]} to {named[-1]}" in (ROOT / "docs/packages.md").read_text()
+    assert f"python{named[-1]}" in (ROOT / "Makefile").read_text()

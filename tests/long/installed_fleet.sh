@@ -46,5 +46,5 @@ as shoal-edge shoal-edge status $edge --check
 as shoal-aggregator shoal-aggregator status $server --check
 as shoal-edge shoal-edge doctor $edge --data /srv/dev-3.npz
 as shoal-aggregator shoal-aggregator doctor $server
-as shoal-edge shoal-edge evaluate $edge --data /srv/dev-3.npz
+as shoal-edge shoal-edge evaluate $edge /srv/dev-3.npz
 echo "the fleet has trained"

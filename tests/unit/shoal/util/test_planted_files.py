@@ -123,7 +123,7 @@ def test_the_database_is_private_before_sqlite_opens_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", connect)
     before = os.umask(0)
     try:
-        Store(tmp_path / "run-000001", run_plan())
+        Store(tmp_path / "run-000001", run_plan()).close()
     finally:
         os.umask(before)
     assert seen == [0o600]
