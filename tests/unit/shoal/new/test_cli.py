@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 
@@ -22,7 +21,7 @@ def new(*arguments):
 @pytest.mark.process
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_start_runs_and_its_tests_pass(tmp_path, kind, monkeypatch):
+def test_a_start_runs_and_its_tests_pass(tmp_path, kind):
     folder = tmp_path / "start"
     told = new(kind, "my-idea", "--out", folder, "--json")
     assert told.exit_code == 0, told.output
@@ -30,16 +29,12 @@ def test_a_start_runs_and_its_tests_pass(tmp_path, kind, monkeypatch):
     assert (data["kind"], data["name"]) == (kind, "my-idea")
     assert sorted(data["files"]) == sorted(str(path) for path in folder.iterdir())
     assert not any("$" in path.read_text() for path in folder.iterdir())
-    monkeypatch.chdir(folder)
-    runpy.run_path("my_idea.py", run_name="__main__")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
+    for command in (["my_idea.py"], ["-m", "pytest", "-q", "-p", "no:cacheprovider", "."]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_files_and_next_steps_are_printed(tmp_path):
