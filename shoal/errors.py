@@ -77,7 +77,7 @@ class WireVersionError(WireError):
         later: whether it is later than those that the software speaks, so that this is the software to upgrade.
     """
 
-    def __init__(self, message: str, *, later: bool) -> None:
+    def __init__(self, message: str = "", *, later: bool = False) -> None:
         hint = "upgrade Shoal on this machine" if later else "upgrade the owner's program, and sign the run again"
         super().__init__(message, hint=hint)
         self.later = later

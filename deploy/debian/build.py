@@ -17,6 +17,7 @@ import gzip
 import os
 import py_compile
 import re
+import runpy
 import shutil
 import stat
 import subprocess
@@ -31,6 +32,8 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSION: Final = runpy.run_path(str(ROOT / "shoal" / "version.py"))["VERSION"].replace(".dev", "~dev")
+"""The packages' version; Debian sorts a tilde before the end of a version, so that a release replaces what led to it."""
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 NEXT_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
 
@@ -295,7 +298,7 @@ def write_control(package: Package, architecture: str, root: Path) -> None:
     rivals = ", ".join(package.rivals)
     fields = {
         "Package": package.name,
-        "Version": PROJECT["version"],
+        "Version": VERSION,
         "Architecture": architecture,
         "Maintainer": "The Shoal developers <shoal@localhost>",
         "Installed-Size": str(installed_bytes(root) // 1024),
@@ -368,7 +371,7 @@ def build(package: Package, wheel: Path, architecture: str, out: Path, torch: st
         prune(site)
         lay_out(package, site, root)
         write_control(package, architecture, root)
-        file = out / f"{package.name}_{PROJECT['version']}_{architecture}.deb"
+        file = out / f"{package.name}_{VERSION}_{architecture}.deb"
         set_modes(root, second())
         pack(root, file)
         mb = installed_bytes(root) / 1e6

@@ -139,6 +139,7 @@ def environment(**more):
     return {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **more}
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.process
 @pytest.mark.torch

@@ -47,6 +47,7 @@ def test_the_tutorial_leaves_out_its_installation_and_the_demo_only():
     assert len(lines_to_run(TUTORIAL)) > 25
 
 
+@pytest.mark.long
 def test_the_operators_guide_works_as_written(tmp_path):
     """All pages after one another, in one directory; dev-4 has joined and was revoked on the way."""
     lines = [line for name in GUIDE for line in (f"echo '== {name}' | tee /dev/stderr", *lines_to_run(name))]

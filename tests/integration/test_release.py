@@ -104,6 +104,7 @@ def test_a_release_has_archives_notes_dependencies_and_checksums(root, tmp_path)
         release(root, tmp_path / "dist")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_builds_of_this_tree_are_equal(tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def test_more_ranks_than_devices_of_a_round_leave_some_idle():
     assert data_of(done[0][1])["world"] == 4
 
 
+@pytest.mark.long
 def test_torchrun_prints_one_object_of_an_experiment_of_the_papers():
     """And one rank of torchrun says so too."""
     arguments = ("-m", "shoal", "simulate", "cfl-toys", "--rounds", "2", "--json")
@@ -165,6 +166,7 @@ def test_a_rank_that_never_comes_ends_the_others_in_time():
     assert "error: another rank has ended, or can't be reached" in errors
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tmp_path, monkeypatch):
     from shoal.simulation.engine import checkpoint
 

@@ -52,7 +52,7 @@ def test_all_trainers_agree(recipe, sizes, hidden, inputs, seed):
             return trainer.train(models, start, block, orders, recipe, 2)
 
     expected = work(Loop(network))
-    for trainer in (Batched(network), Dual(network, shelf, always=True)):
+    for trainer in (Batched(network), Dual(network, shelf)):
         found = work(trainer)
         torch.testing.assert_close(found.rows(), expected.rows(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4, atol=1e-6)

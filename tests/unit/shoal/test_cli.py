@@ -228,7 +228,7 @@ def test_every_command_is_there():
     app = typer.main.get_command(cli.app)
     assert set(app.commands) == {"demo", "bench", "data", "new", "simulate"}
     assert set(app.commands["bench"].commands) == {
-        *("round", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links", "race"),
+        *("round", "start", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links", "race"),
     }
 
 

@@ -68,6 +68,7 @@ def test_a_cause_that_the_error_has_named_is_not_repeated():
         (errors.ForkedHistoryError, 6),
         (errors.IntegrityError, 7),
         (errors.WireError, 7),
+        (errors.WireVersionError, 7),
         (errors.DocumentError, 7),
         (errors.MissingStateError, 7),
         (errors.ReplacedKeysError, 6),

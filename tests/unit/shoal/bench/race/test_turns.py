@@ -92,5 +92,5 @@ def test_the_time_of_processes_that_a_process_has_started_counts():
         process.stdout.close()
         assert process.stderr is not None
         process.stderr.close()
-    assert BURN_S <= spent < BURN_S + 5
+    assert BURN_S - 1e-6 <= spent < BURN_S + 5  # a difference of two readings
     assert apart == 0
