@@ -82,10 +82,6 @@ def run(options, progress):
     )
 
 
-if "tiny" not in registry.ids():
-    registry.register(Study("tiny", "a paper", "ten devices", tuple(SETTINGS), {}, run, resumable=tuple(SETTINGS)))
-
-
 def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -153,6 +149,7 @@ def data_of(text):
 
 
 if __name__ == "__main__":
+    registry.register(Study("tiny", "a paper", "ten devices", tuple(SETTINGS), {}, run, resumable=tuple(SETTINGS)))
     from shoal.cli import main
 
     ranks.LONGEST_WAIT_S = float(os.environ.get(WAIT_S, ranks.LONGEST_WAIT_S))

@@ -38,7 +38,10 @@ def torchrun(*arguments, world=2, timeout_s=120.0):
     )
 
 
-@pytest.mark.parametrize("settings", FLEETS.values(), ids=FLEETS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(v, id=k, marks=[pytest.mark.long] if k.startswith("sums") else []) for k, v in FLEETS.items()],
+)
 def test_two_ranks_give_the_result_of_one_process(settings):
     """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy."""
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -63,6 +66,7 @@ def test_two_ranks_give_the_result_of_one_process(settings):
             assert mine["purity"] == expected["purity"]
 
 
+@pytest.mark.long
 def test_more_ranks_than_devices_of_a_round_leave_some_idle():
     done = ended(start_ranks("--set", "cohort=0.2", "--json", world=4))
     assert [status for status, _, _ in done] == [0] * 4, done[0][2]
@@ -130,6 +134,7 @@ def test_a_rank_that_stands_still_ends_the_other_in_time():
     assert "error: another rank has ended, or can't be reached" in errors
 
 
+@pytest.mark.long
 def test_torchrun_ends_soon_after_one_of_its_processes():
     command = [*TORCHRUN, "2", "-m", "tests.helpers.ranks_study", "simulate", "tiny", "--rounds", "100000", "--json"]
     agent = subprocess.Popen(
@@ -157,6 +162,7 @@ def test_ranks_with_other_options_are_refused(name):
     )
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes_ends_the_others_in_time():
     processes = start_ranks("--rounds", "2", wait_s=3.0)
     processes[1].kill()

@@ -20,7 +20,9 @@ def new(*arguments):
 @pytest.mark.torch
 @pytest.mark.process
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["strategy", *(pytest.param(k, marks=pytest.mark.long) for k in KINDS if k != "strategy")]
+)
 def test_a_start_runs_and_its_tests_pass(tmp_path, kind):
     folder = tmp_path / "start"
     told = new(kind, "my-idea", "--out", folder, "--json")

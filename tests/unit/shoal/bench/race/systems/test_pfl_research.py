@@ -7,6 +7,7 @@ from tests.helpers.peers import accuracy_of
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 
+@pytest.mark.long
 def test_it_learns_as_much_as_shoal(work_file):
     """Ten small devices and three rounds, in batches of ten samples."""
     path, _ = work_file("logistic")
