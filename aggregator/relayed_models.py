@@ -62,15 +62,15 @@ class RelayedModels:
         offers: Mapping[int, StateId],
         round_: int,
         *,
-        signers: int | None = None,
+        signers: int,
     ) -> RoundModels:
         """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement.
 
-        ``signers`` is the number of statements that certify a state; None stands for the plan's ``min_contributors``.
+        ``signers`` is the number of statements that certify a state (`signers_needed`).
         """
         current: set[_Key] = set()
         steps = tuple(self._step(run, kept, current) for kept in held.steps)
-        found = held.announced(run.min_contributors if signers is None else signers)
+        found = held.announced(signers)
         # Two models may be at one state, such as the halves of a split: it is announced once.
         of_state = {c.state: (model, c) for model, c in found.items()}
         refs = tuple(self._checkpoint(run, model, c, current) for _, (model, c) in sorted(of_state.items()))

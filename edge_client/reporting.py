@@ -14,6 +14,7 @@ from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice, RunPackage
 from shoal.protocol.messages import Phase
@@ -40,8 +41,6 @@ ALIVE_EVERY_S: Final = 60.0
 SILENT_S: Final = 3 * ALIVE_EVERY_S
 """A device whose program runs, and whose status file is older, hangs, is suspended or can't write to its disk."""
 RUNS_REMEMBERED: Final = 16
-CLOCK_OFF_S: Final = 300
-"""Difference to the aggregator's clock above which it is reported, as `shoal-aggregator status` does."""
 CLOCK_HINT: Final = "set this machine's clock, or the aggregator's if that is wrong (timedatectl set-ntp true)"
 
 

@@ -56,6 +56,9 @@ REASSEMBLY_QUIET_S: Final = 2.0
 REASSEMBLY_BUSY_S: Final = 30.0
 """The same while other transfers still receive chunks: the missing ones may be queued after theirs."""
 
+CLOCK_OFF_S: Final = 300
+"""Difference of two clocks above which it is reported. Messages may take a while, so a smaller one can't be measured."""
+
 MAX_COORDINATES: Final = 1 << 28
 """Largest model length d."""
 

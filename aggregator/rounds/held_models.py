@@ -342,7 +342,7 @@ def after_round(
     settled: tuple[States, tuple[RelayedStep, ...], frozenset[int]] | None,
     models: Collection[int] = (),
     limit: float = 0.0,
-    signers: int | None = None,
+    signers: int,
 ) -> HeldModels:
     """Return the models after a round has closed.
 
@@ -358,9 +358,8 @@ def after_round(
             which changes no model.
         models: ids of all models after the round, unless it is the final one.
         limit: largest norm that an update of the round may have had, see `aggregator.rounds.screening.Screened`.
-        signers: statements that certify a state; None stands for the plan's ``min_contributors``.
+        signers: statements that certify a state (`signers_needed`).
     """
-    certify = run.min_contributors if signers is None else signers
     given = tuple(given)
     known = held.known
     named, trained, lacking = dict(held.named), dict(held.trained), dict(held.lacking)
@@ -393,11 +392,11 @@ def after_round(
         # The final round is announced again, with its checkpoints, under the same transcript.
         transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
     )
-    moved = _promoted(moved, certify)
+    moved = _promoted(moved, signers)
     if settled is None:
         return _tidied(moved)
     states, relayed, used = settled
-    spare = _spare(moved, offers, certify) if used else frozenset[StateId]()
+    spare = _spare(moved, offers, signers) if used else frozenset[StateId]()
     # Inter-group aggregation adds other groups' means, so a mean may be longer than every update.
     limit = run.norm_limit if run.capabilities.scale else min(limit, run.norm_limit)
     step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit, run)

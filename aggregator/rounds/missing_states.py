@@ -122,7 +122,7 @@ def sealing(
     run: RunPlan,
     *,
     waiting: bool,
-    signers: int | None = None,
+    signers: int,
 ) -> dict[str, Assignment]:
     """Return the plan's assignments with the checkpoints that the round orders.
 
@@ -132,9 +132,8 @@ def sealing(
         offers: state of each model of the plan.
         run: the owner's plan.
         waiting: whether a device waits for a checkpoint.
-        signers: statements that certify a state; None stands for the plan's ``min_contributors``.
+        signers: statements that certify a state (`signers_needed`).
     """
-    certify = run.min_contributors if signers is None else signers
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
     every = waiting or run.participation < 1 or plan.round >= run.rounds
     away = [d for d in held.named.keys() | held.lacking.keys() if d not in plan.assignments]
@@ -146,7 +145,7 @@ def sealing(
     for place, model in enumerate(offers):
         able = [d for d in asked if held.is_current(d) and offers[model] in held.held_by(d)]
         # Perhaps all devices that were drawn take the model from a checkpoint first.
-        able = able or [d for d in asked if offers[model] in held.in_reach(d, certify)]
+        able = able or [d for d in asked if offers[model] in held.in_reach(d, signers)]
         # A device that is away now can open what is sealed after it has left, even if all others are gone by then.
         openable = model in held.certified and held.certified[model].round >= left
         # If one more of so few devices goes, the others could return to no newer state.

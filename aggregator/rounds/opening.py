@@ -69,7 +69,7 @@ def prepare(
     planning: Planning,
     *,
     waited: bool = True,
-    signers: int | None = None,
+    signers: int,
 ) -> Opening | None:
     """Return the round that opens; None while it has to wait for devices that hold its models.
 
@@ -80,30 +80,29 @@ def prepare(
         run: the owner's plan.
         planning: makes the strategy's plan.
         waited: whether the deadline for devices to come has passed.
-        signers: statements that certify a state (`signers_needed`); None stands for the plan's ``min_contributors``.
+        signers: statements that signers a state (`signers_needed`).
 
     Raises:
         IntegrityError: the strategy offers a model that devices can't make.
     """
     least = run.min_contributors
-    certify = least if signers is None else signers
     events: list[Event] = []
     while True:
-        choice = _with_placements(before, held, available, least, certify, planning)
+        choice = _with_placements(before, held, available, least, signers, planning)
         after, plan, there, lent = choice.after, choice.plan, choice.devices, choice.lent
         offers = offers_of(plan, held.states)
-        lacking = frozenset(unable(held, plan, offers, there, certify))
+        lacking = frozenset(unable(held, plan, offers, there, signers))
         able = tuple(d for d in there if d not in lacking)
-        back = lost(held, plan, offers, available, certify)
+        back = lost(held, plan, offers, available, signers)
         if not back and not plan.final:
-            back = uncertifiable(held, plan, offers, available, certify)
+            back = uncertifiable(held, plan, offers, available, signers)
         if not back and len(able) < (1 if plan.final else max(1, min(least, len(available)))):
-            orders = {} if plan.final else handing_over(held, plan, offers, certify, run, available)
+            orders = {} if plan.final else handing_over(held, plan, offers, signers, run, available)
             if orders:
                 return _checkpoint_round(before, held, plan, orders, events)
             if not waited:
                 return None
-            back = outdated(held, plan, offers, available, certify)
+            back = outdated(held, plan, offers, available, signers)
             if not back:
                 unsure = lacking & (held.named.keys() | held.trained.keys()) - held.lacking.keys()
                 able = tuple(d for d in available if d not in lacking or d in unsure)
@@ -121,7 +120,7 @@ def prepare(
     lent = {m: value for m, value in lent.items() if value.origin not in offered}
     plan = dataclasses.replace(plan, models={**lent, **plan.models}, otherwise=None)
     waiting = bool(lacking or lent)
-    assignments = sealing(held, plan, offers_of(plan, held.states), run, waiting=waiting, signers=certify)
+    assignments = sealing(held, plan, offers_of(plan, held.states), run, waiting=waiting, signers=signers)
     plan = dataclasses.replace(plan, assignments=assignments)
     return Opening(before=before, held=held, after=after, plan=plan, events=tuple(events))
 
@@ -145,7 +144,7 @@ class _Choice:
 
 
 def _with_placements(
-    before: Any, held: HeldModels, available: tuple[str, ...], least: int, certify: int, planning: Planning
+    before: Any, held: HeldModels, available: tuple[str, ...], least: int, signers: int, planning: Planning
 ) -> _Choice:
     """Return the plan, without newcomers that wait for a model to compare with, or the other plan if none can hand it over."""
     after, plan = _planned(before, held, available, planning)
@@ -153,7 +152,7 @@ def _with_placements(
     if otherwise is None:
         return choice
     offers = offers_of(plan, held.states)
-    lacking = unable(held, plan, offers, available, certify)
+    lacking = unable(held, plan, offers, available, signers)
     orders = [plan.assignments[d] for d in lacking if d in plan.assignments]
     lent = {model: plan.models[model] for o in orders if o.phase is Phase.PLACE for model in o.models}
     if not lent:
@@ -161,7 +160,7 @@ def _with_placements(
     rest = tuple(d for d in available if d not in lacking)
     if len(rest) >= max(1, min(least, len(available))):
         after, plan = _planned(before, held, rest, planning)
-        if can_hand_on(held, plan, (offers[model] for model in lent), certify):
+        if can_hand_on(held, plan, (offers[model] for model in lent), signers):
             return _Choice(after, plan, planning, rest, lent)
     after, plan = otherwise
     return _Choice(after, plan, lambda state, devices: _other(planning(state, devices)), available)

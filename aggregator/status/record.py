@@ -33,6 +33,7 @@ from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
 from aggregator.status.facts import DeviceFacts, Live, RunFacts
 from shoal import limits
+from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import DeclineReason
 from shoal.util.times import second, span
 
@@ -46,8 +47,6 @@ SILENT_S: Final = 6 * ALIVE_EVERY_S
 """Time without a sign of life after which the daemon's loop counts as stuck."""
 FIRST_PRESENCES_S: Final = 5
 """Time after a connection within which the broker sends the presences that it retains."""
-CLOCK_OFF_S: Final = 300
-"""Difference of two clocks above which it is reported. Messages may take a while, so a smaller one can't be measured."""
 REVOKED: Final = "revoked by the owner"
 """Reason of a device that the owner has revoked."""
 NOT_SERVED: Final = "not_served"

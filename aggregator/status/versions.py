@@ -51,7 +51,7 @@ def advice(state: str, ours: str) -> str:
 
 def is_unspoken(version: int, spoken: tuple[int, int] | None) -> bool:
     """Return whether a device is known not to speak a wire version; ``spoken`` is its range, None if unknown."""
-    return spoken is not None and not spoken[0] <= version <= spoken[1]
+    return spoken is not None and version not in WireRange(*spoken)
 
 
 def left_out(version: str, spoken: tuple[int, int] | None, wire: int) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crypto.mask.modes import registry
 from edge_client.learning import data as device_data
@@ -111,14 +112,12 @@ def measure(
         ConfigError: there is no such mode or broker.
     """
     registry.find(mode)  # before a broker is started
-    task = build("mlp", **MODEL_SIZES)
-    bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
+    bundle, origins = make_task()
     names = tuple(f"dev-{i:02d}" for i in range(devices))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)
         (root / "broker").mkdir()
         data = [write_data(root / f"data-{i}.npz", i) for i in range(devices)]
-        origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
         training_s = training_seconds(bundle, origins[0], data[0])
         with (
             start_broker(broker_kind, root / "broker") as broker,
@@ -153,6 +152,13 @@ def measure(
                 device_rss_mb_max=device_rss,
                 aggregator_rss_mb_max=aggregator_rss,
             )
+
+
+def make_task() -> tuple[TaskBundle, NDArray[np.float32]]:
+    """Return the MLP's task, and a starting model (1, d), float32."""
+    task = build("mlp", **MODEL_SIZES)
+    bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
+    return bundle, make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
 
 
 def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> float:

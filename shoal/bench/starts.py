@@ -16,11 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from shoal.bench.rounds import LOCAL, MODEL_SIZES, write_data
+from shoal.bench.rounds import LOCAL, make_task, write_data
 from shoal.owner.runs.plan import RunOptions
-from shoal.owner.task_compiler.builtin import build
-from shoal.owner.task_compiler.compile import compile_task
-from shoal.owner.task_compiler.origin import make_origins
 from shoal.simulation.process_fleet import Stage, StageError
 from shoal.transport.local_broker import start_broker
 
@@ -72,9 +69,7 @@ def measure(starts: int = STARTS, broker_kind: str = "auto") -> StartFigures:
         ConfigError: there is no such broker.
         StageError: no round was closed within WITHIN_S.
     """
-    task = build("mlp", **MODEL_SIZES)
-    bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
-    origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
+    bundle, origins = make_task()
     options = RunOptions("fedavg", rounds=ROUNDS, local=LOCAL, min_contributors=1, quorum=1.0, seed=0)
     first_s, again_s = [], []
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:

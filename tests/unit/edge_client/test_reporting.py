@@ -12,7 +12,6 @@ from edge_client.protocol.round_state import RoundState, Stage
 from edge_client.reporting import (
     ALIVE_EVERY_S,
     CLOCK_HINT,
-    CLOCK_OFF_S,
     RUNS_REMEMBERED,
     SAVE_MODEL_EVERY_S,
     STATUS_EVERY_S,
@@ -20,6 +19,7 @@ from edge_client.reporting import (
 )
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import MODEL_FILE, STATUS_FILE, DeviceState
+from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement

@@ -60,8 +60,9 @@ def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state
 
 
 def seals(held, run=None, *, waiting=False, **plan):
-    made = plan_of(held, **plan)
-    orders = sealing(held, made, offers_of(made, held.states), run or held_plan(), waiting=waiting)
+    made, run = plan_of(held, **plan), run or held_plan()
+    offers = offers_of(made, held.states)
+    orders = sealing(held, made, offers, run, waiting=waiting, signers=run.min_contributors)
     return {d: o.seal for d, o in orders.items() if o.seal}
 
 

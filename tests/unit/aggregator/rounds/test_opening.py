@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.rounds import opening
 from aggregator.rounds.held_models import Evidence, Named
-from aggregator.rounds.opening import prepare
 from aggregator.rounds.relay import States
 from aggregator.strategies.base import ClusterModel, RoundPlan, place_assignment, train_assignment
 from shoal.errors import IntegrityError
@@ -26,6 +26,11 @@ def planning(models=(0,), **changes):
         return state, RoundPlan(9, {m: state[m] for m in models}, dict.fromkeys(there, assignment), **changes)
 
     return plan
+
+
+def prepare(before, held, available, run, planning, **options):
+    """Prepare a round in which as many statements certify a state as a mean takes devices."""
+    return opening.prepare(before, held, available, run, planning, signers=run.min_contributors, **options)
 
 
 def newest(held):

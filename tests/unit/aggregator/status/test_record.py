@@ -8,6 +8,7 @@ from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import record
 from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts
 from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
+from shoal import limits
 from shoal.protocol.messages import DeclineReason, Vitals
 
 NOW = 1_795_000_000
@@ -185,7 +186,7 @@ def test_a_clock_that_most_devices_contradict_is_the_aggregators():
 
 
 def test_a_small_difference_of_clocks_is_none():
-    late = dataclasses.replace(HERE, clock_ahead_s=-record.CLOCK_OFF_S)
+    late = dataclasses.replace(HERE, clock_ahead_s=-limits.CLOCK_OFF_S)
     assert device(status(live(devices={"dev-2": late}))).reason == ""
 
 
