@@ -70,7 +70,7 @@ def stored_update(run_directory: Path, length: int) -> tuple[int, Float32Vector]
             except FileNotFoundError:
                 continue  # removed since it was listed
             # Files are used again for later rounds: the checksum tells whether the bytes are still those of this round.
-            if len(update) == length and update.any() and checksum(update.tobytes()) == kept:
+            if len(update) == length and checksum(update.tobytes()) == kept and update.any():
                 return round_, update
     return None
 
