@@ -50,8 +50,15 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/fuzz_parsers.py --seconds $(FUZZ_S)
 
 # build/docs/index.html; a broken link or anchor, or a page without a place in the navigation, is an error.
-docs: $(READY)
+docs: $(READY) build/mermaid/mermaid.min.js
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/docs
+
+# The script that draws the diagrams; without npm the pages fetch it from jsdelivr.net.
+MERMAID := mermaid-11.12.1
+build/mermaid/mermaid.min.js:
+	mkdir -p $(@D)
+	cd $(@D) && npm pack --silent $(subst -,@,$(MERMAID)) && tar -xzf $(MERMAID).tgz --strip-components=2 package/dist/$(@F) \
+		&& rm $(MERMAID).tgz || echo 'no mermaid from npm: the diagrams of the built pages need the network'
 
 # The documents' pictures, by the tests that look at the same pages; needs Chromium.
 screenshots: $(READY)
@@ -88,7 +95,7 @@ clean:
 # it requires torchvision, whose wheels do not load beside the CPU build, so it comes without what it requires.
 BYZFL := byzfl==0.0.11
 $(READY): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(BYZFL) || true

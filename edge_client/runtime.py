@@ -36,6 +36,7 @@ from edge_client.storage.state import DeviceState
 from edge_client.vitals import EVERY_S
 from shoal.errors import (
     ConfigError,
+    DataError,
     ForkedHistoryError,
     IntegrityError,
     MeteredError,
@@ -489,9 +490,7 @@ class DeviceRuntime:
                 if self._membership.take_grant(sealed):
                     self._tell(io.KeysTaken())
             case io.ResumeRun():
-                run = self._following.resumed()
-                if run is not None:
-                    self._take_run(run)
+                self._resume_run()
             case io.OpenRun(package):
                 self._open_run(package)
             case io.LocateCheckpoint(announcement):
@@ -628,6 +627,22 @@ class DeviceRuntime:
         state = self.session.round
         lost = state.sent is not None and self._results.lacks_final_model(state.mark, run.plan)
         self._tell(io.RunFollowed(run.plan, len(run.bundle.to_bytes()), lost))
+
+    def _resume_run(self) -> None:
+        """Follow the run from before a restart; a device whose data no longer fit its task waits for a later run."""
+        run = self._following.resumed()
+        if run is None:
+            return
+        try:
+            self._take_run(run)
+        except DataError as error:
+            # Not fatal: the owner signs the task of new data only once devices can have them, and the stored run may be over.
+            self._following.held = None
+            facts = {"run": run.plan.run, "reason": error, "hint": error.hint}
+            LOG.error(
+                "the data do not fit the task of the stored run: this device waits for a later run", extra={"kv": facts}
+            )
+            self._tell(io.RunRefused(run.plan.run_id, decline_reason(error), None))
 
     def _keep_run(self, package: bytes) -> None:
         """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""

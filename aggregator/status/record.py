@@ -455,7 +455,8 @@ class _Builder:
         return RunStatus(
             run=stored.run,
             algorithm=stored.algorithm,
-            round=served.round,
+            # A stopped run's final round follows the last one planned, not the last one done.
+            round=stored.closed if served.phase == RunPhase.FINISHED.value else served.round,
             rounds=stored.rounds,
             phase=served.phase,
             since_s=served.since_s,

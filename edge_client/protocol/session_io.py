@@ -240,7 +240,7 @@ class TakeGrant:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRun:
-    """Open the run that was followed before a restart, if there is one; answer with `RunFollowed`."""
+    """Open the run that was followed before a restart, if there is one; answer with `RunFollowed` or `RunRefused`."""
 
 
 @dataclass(frozen=True, slots=True)

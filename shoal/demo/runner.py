@@ -23,7 +23,7 @@ from shoal.owner.task_compiler.origin import make_origins
 from shoal.page.history import RunHistory, history_of
 from shoal.page.page import still
 from shoal.protocol.documents import RunPlan
-from shoal.simulation.process_fleet import Stage
+from shoal.simulation.process_fleet import Stage, StageError
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerKind, start_broker
@@ -33,6 +33,7 @@ HIDDEN_UNITS: Final = 64
 LOCAL: Final = LocalTraining(epochs=5, batch_size=8, lr=0.1)
 RUN_TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.1
+SLOW_HINT: Final = "is this machine busy? try again; with mosquitto installed the demo needs less of it"
 LOOK_ROUND: Final = 5
 """Round from which the demo reads updates from the aggregator's disk."""
 STATUS_WAIT_S: Final = 5.0
@@ -203,11 +204,18 @@ def _page_of(plan: RunPlan, records: list[dict[str, Any]], result: RunResult) ->
 
 
 def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], RoundUpdate | None]:
-    """Wait for the end of the run, reporting progress; return its rounds and a masked update from the aggregator's disk."""
+    """Wait for the end of the run, reporting progress; return its rounds and a masked update from the aggregator's disk.
+
+    Raises:
+        StageError: the run took too long, or a program ended.
+    """
     end = time.monotonic() + RUN_TIMEOUT_S
     view = None
-    while not stage.finished(plan.run) and time.monotonic() < end:
+    while not stage.finished(plan.run):
         stage.check()
+        if time.monotonic() > end:
+            said = stage.programs["aggregator"].tail()
+            raise StageError(f"run {plan.run} did not finish in {RUN_TIMEOUT_S:g} s\n{said}", hint=SLOW_HINT)
         records = stage.records(plan.run)
         progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1] if records else None)
         if len(records) >= LOOK_ROUND:
@@ -215,7 +223,7 @@ def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[s
             seen = stored_update(stage.aggregator_dir / f"run-{plan.run:06d}", plan.length)
             view = view if seen is None else seen
         time.sleep(POLL_S)
-    records = stage.wait(plan.run, timeout_s=1.0)
+    records = stage.records(plan.run)
     progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1])
     return records, view
 

@@ -121,6 +121,24 @@ def test_a_round_that_all_decline_says_so_and_goes_on_with_whoever_is_mended(tmp
         assert records[0]["declined"] == {}
 
 
+def test_a_device_restarted_with_data_of_another_task_waits_for_a_later_run(tmp_path, caplog):
+    """The stored run is over, and its task would end the program; the samples fit that of the next run."""
+    with make_fleet(tmp_path / "fleet", grouped_data(3), rounds=1) as fleet:
+        fleet.run(DEADLINE_S)
+        for name, batch in grouped_data(3).items():
+            fleet.kill_device(name)
+            fleet.revive_device(name, unfit(batch))
+        fleet.settle()
+        waits = "the data do not fit the task of the stored run: this device waits for a later run"
+        assert [r.getMessage() for r in caplog.records].count(waits) == 3
+        for name, batch in grouped_data(3).items():  # mended: it takes the stored run up again
+            fleet.kill_device(name)
+            fleet.revive_device(name, batch)
+        fleet.settle()
+        assert [r.getMessage() for r in caplog.records].count(waits) == 3
+        assert fleet.devices["dev-00"].runtime.following == fleet.plan.run
+
+
 def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
     """It restarts in the middle of the round, with one device still to answer."""
     tap = Wiretap()

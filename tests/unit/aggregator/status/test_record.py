@@ -283,6 +283,13 @@ def test_a_run_that_is_finished_or_comes_next():
     assert status(run=None).run is None
 
 
+def test_a_run_that_was_stopped_has_its_last_round_of_training_also_while_it_is_served():
+    """Its final round has the number after the last one planned."""
+    over = live(run=dataclasses.replace(ROUND, phase="finished", round=21, waiting=()))
+    last = status(over, run=dataclasses.replace(RUN, closed=7, finished=True)).run
+    assert (last.phase, last.round, last.rounds) == ("finished", 7, 20)
+
+
 def test_a_round_that_is_being_closed_is_said_to_be():
     assert status().document()["run"]["computing"] is False
     closing = status(live(run=dataclasses.replace(ROUND, computing=True, waiting=())))

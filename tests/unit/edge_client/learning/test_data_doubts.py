@@ -53,6 +53,11 @@ def test_features_of_very_different_size_are_a_doubt_unless_the_task_standardise
     assert doubts(dataset(1, 1, 1, 1000), task(standardise="local")) == ()
 
 
+def test_features_that_hardly_vary_are_no_doubt():
+    """As at the edges of scanned digits, which train well: only a feature of large values upsets the others."""
+    assert doubts(dataset(1, 2, 3, 0.001), task()) == ()
+
+
 def test_missing_values_are_left_out():
     samples = dataset(1, 1, 1, 1)
     samples.x[0, 0] = np.nan

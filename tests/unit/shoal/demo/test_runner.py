@@ -14,6 +14,7 @@ from shoal.demo import runner
 from shoal.demo.runner import LOOK_ROUND, OPTIONS, plan_seed
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
+from shoal.simulation.process_fleet import StageError
 from tests.helpers.demos import made
 from tests.helpers.plans import run_plan
 
@@ -128,6 +129,7 @@ class Stage:
 
     def __init__(self, folder, rounds):
         self.aggregator_dir, self.rounds, self.closed, self.checks = folder, rounds, 0, 0
+        self.programs = {"aggregator": types.SimpleNamespace(tail=lambda: "round 2: 18 of 19")}
 
     def finished(self, run):
         assert run == 1
@@ -139,10 +141,6 @@ class Stage:
 
     def records(self, _run):
         return [{"round": n} for n in range(1, min(self.closed, self.rounds) + 1)]
-
-    def wait(self, run, timeout_s):
-        assert timeout_s <= 1.0
-        return self.records(run)
 
 
 class Progress:
@@ -178,11 +176,13 @@ def test_watching_reports_each_round_and_takes_the_last_update_that_was_on_the_d
     assert stage.checks == 8
 
 
-def test_watching_gives_up_after_its_time_and_leaves_the_error_to_the_stage(clock, tmp_path, monkeypatch):
+def test_watching_gives_up_after_its_time_and_says_how_long_that_was(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "stored_update", lambda *_: None)
     monkeypatch.setattr(runner, "RUN_TIMEOUT_S", 5.0)
     stage = Stage(tmp_path, 10**9)
-    watch(stage, run_plan())
+    with pytest.raises(StageError, match=r"run 1 did not finish in 5 s\nround 2: 18 of 19") as error:
+        watch(stage, run_plan())
+    assert "mosquitto" in error.value.hint
     assert 5.0 <= clock.now_s < 5.5
 
 
