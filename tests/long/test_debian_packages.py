@@ -9,23 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.trees import ROOT
+from tests.long.conftest import BUILD_S
 from tests.long.test_load import keep
 
-BUILDER = ROOT / "deploy" / "debian" / "build.py"
 FLEET = Path(__file__).with_name("installed_fleet.sh")
 TOOLS = ("mmdebstrap", "dpkg-deb", "unshare", "chroot")
 IN_THE_ROOT = "python3,mosquitto,adduser,libstdc++6"
 LIMITS_MB = {"shoal-edge": 170, "shoal-edge-lite": 105}
 """Most space of a device's package on a disk."""
-BASE_S, BUILD_S, FLEET_S, STEP_S = 600, 1800, 300, 300
+BASE_S, FLEET_S, STEP_S = 600, 300, 300
 LOOPBACK = """
 import fcntl, socket, struct
 with socket.socket() as any_socket:
@@ -34,17 +32,6 @@ with socket.socket() as any_socket:
 """
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(BASE_S + BUILD_S + 2 * FLEET_S + 4 * STEP_S)]
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    """Return name -> file of the packages."""
-    folder = Path(os.environ.get("SHOAL_PACKAGES", ""))
-    if not os.environ.get("SHOAL_PACKAGES"):
-        folder = tmp_path_factory.mktemp("packages")
-        command = [sys.executable, str(BUILDER), "--out", str(folder), "--torch", "torch==2.13.0"]
-        subprocess.run(command, check=True, cwd=ROOT, timeout=BUILD_S)
-    return {file.name.split("_")[0]: file for file in sorted(folder.glob("shoal-*_amd64.deb"))}
 
 
 @pytest.fixture(scope="module")
