@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -65,6 +67,25 @@ def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bounds = [need for needs in extras.values() for need in needs if need.startswith("onnxruntime")]
     assert bounds == ["onnxruntime>=1.27"] * 2
+
+
+def test_make_repairs_an_environment_without_pip(tmp_path: Path) -> None:
+    """Debian's python3 without python3-venv leaves such a one behind, and make would take it for ready."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    fill = tmp_path / "python3"
+    fill.write_text(
+        "#!/bin/sh\nfor p in python pip; do printf '#!/bin/sh\\n' > .venv/bin/$p; chmod +x .venv/bin/$p; done\n"
+    )
+    broken = tmp_path / ".venv/bin/python"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    for file in (fill, broken):
+        file.chmod(0o755)
+    command = ["make", ".venv/.ready", f"PYTHON={fill}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".venv/.ready").exists()
 
 
 def test_the_pythons_named_are_those_whose_wheels_are_asked_for() -> None:

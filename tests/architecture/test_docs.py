@@ -232,3 +232,7 @@ def test_the_documents_build_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "html" / "docs" / "operator" / "troubleshoot.html").read_text()
     assert 'id="exit-statuses"' in page
+    assert "mermaid" not in page, "only pages with a diagram load the script that draws it"
+    first = (tmp_path / "html" / "README.html").read_text()
+    assert '<pre class="mermaid"' in first
+    assert len(re.findall(r'<script src="[^"]*mermaid\.min\.js[^"]*"></script>', first)) == 1
