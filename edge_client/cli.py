@@ -88,7 +88,18 @@ def join(
     data = grant.read_bytes()
     with named(grant, "a grant is what shoal-fleet add-device prints the path of"):
         member = enrolment.join(directory, data, owner)
+    _try_executor()
     _say_joined(member.fleet, member.name, as_json=json)
+
+
+def _try_executor() -> None:
+    """Warn if ONNX Runtime is installed and can't be used on this machine."""
+    from edge_client.learning.executor import trial
+    from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
+
+    if choose(AUTO) == ONNX_RUNTIME and (fault := trial.failure()):
+        note(f"warning: {fault}")
+        note(f"hint: {trial.HINT}")
 
 
 def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
@@ -126,14 +137,10 @@ def enrol(
 
     from crypto.seal.identity import fingerprint
     from edge_client import enrolment as joining
-    from edge_client.learning.executor import trial
-    from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 
     token = joining.read_line(line)
     joining.require_fresh(directory, token, int(time()))
-    if choose(AUTO) == ONNX_RUNTIME and (fault := trial.failure()):
-        note(f"warning: {fault}")
-        note(f"hint: {trial.HINT}")
+    _try_executor()
     identity = joining.prepare(directory, name or directory.absolute().name)
     mine = fingerprint(identity.member)
     note(f"fingerprint {mine}")

@@ -1,6 +1,6 @@
 """Try ONNX Runtime in a process of its own: on a processor that it does not support it ends the whole program, without a line.
 
-The child loads the library and multiplies two matrices with it, in float32. `shoal-edge join` and `shoal-edge doctor` do this
+The child loads the library and multiplies two matrices with it, in float32. `shoal-edge join`, `enrol` and `doctor` do this
 before a device depends on it.
 
 The model is written here as protobuf: five fields of onnx.proto, and no package more on the device.

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_client import cli, inference
+from edge_client import cli, inference, membership
 from edge_client.inference import Chosen
 from edge_client.learning.evaluation import of_numbers
+from edge_client.learning.executor import trial
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
@@ -299,6 +300,18 @@ def test_join_names_the_file_that_is_no_grant(directory, tmp_path):
     with pytest.raises(IntegrityError, match=r"junk\.grant is damaged") as caught:
         cli.join(directory, junk, "owner")
     assert caught.value.hint == "a grant is what shoal-fleet add-device prints the path of"
+
+
+def test_join_warns_where_onnx_runtime_can_not_be_used(tmp_path, said, monkeypatch):
+    """The device has joined all the same: it can take part with numpy."""
+    parties = Parties(tmp_path)
+    card = membership.init(tmp_path / "dev-9", "dev-9")
+    grant = parties.owner.add_device(card.read_bytes())
+    monkeypatch.setattr(trial, "failure", lambda: "ONNX Runtime ended its process with SIGILL")
+    cli.join(tmp_path / "dev-9", grant, parties.owner.fingerprint)
+    out, err = said()
+    assert out == ["joined fleet reef as dev-9"]
+    assert err == ["warning: ONNX Runtime ended its process with SIGILL", f"hint: {trial.HINT}"]
 
 
 def test_config_takes_the_brokers_address_from_the_grant_and_names_it_as_the_source(directory, said):
