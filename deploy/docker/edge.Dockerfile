@@ -1,6 +1,6 @@
 # A device's image: numpy and ONNX Runtime, no torch; neither the aggregator's code nor the owner's. Without ONNX Runtime, for tasks
 # without convolutions: --build-arg EXTRA=edge-lite
-# ONNX Runtime's wheel has a second copy of its library, 29 MB that nothing links.
+# Removed as in the Debian package: a second copy of ONNX Runtime's library, 29 MB that nothing links, and the libraries' tests.
 #   docker build -f deploy/docker/edge.Dockerfile -t shoal-edge .
 #   docker run --rm -v device:/state shoal-edge init /state --name dev-01
 ARG PYTHON_IMAGE=python:3.12-slim
@@ -11,7 +11,8 @@ WORKDIR /app
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['$EXTRA'], sep='\n')" > requirements.txt \
     && pip install --no-cache-dir -r requirements.txt \
-    && find / -xdev -path '*/onnxruntime/capi/libonnxruntime.so.*' -delete
+    && find / -xdev -path '*/onnxruntime/capi/libonnxruntime.so.*' -delete \
+    && find / -xdev -type d -path '*-packages/*' \( -name tests -o -name f2py -o -name distutils \) -prune -exec rm -rf {} +
 
 COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/version.py shoal/
 COPY shoal/util shoal/util
