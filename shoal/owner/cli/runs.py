@@ -349,23 +349,26 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
 
 
 def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool) -> int:
-    """Return the run's wire version; without a choice and without an aggregator to ask, the newest of this program."""
+    """Return the run's wire version; without a choice and without an aggregator to ask, the newest that such a run needs."""
     from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
-    from shoal.protocol.wire_versions import SPOKEN
+    from shoal.protocol.wire_versions import PLAIN, SHARDED, SPOKEN, WireRange
 
     if wanted is not None:
         check_spoken(wanted, SPOKEN)
         return wanted
-    if SPOKEN.least == SPOKEN.most or not sends:
-        return SPOKEN.most
+    spoken = WireRange(SHARDED, SPOKEN.most) if fleet.workers else SPOKEN
+    # A run without workers is one that the oldest software follows, also of devices that have not connected yet.
+    newest = SPOKEN.most if fleet.workers else max(SPOKEN.least, PLAIN)
+    if not sends:
+        return newest
     from aggregator.status.answers import StatusPage, decoded
     from shoal.protocol.requests import RequestAction
 
     status = decoded(StatusPage, _asked(fleet, link, RequestAction.STATUS)).status
-    chosen = choose_wire(status, SPOKEN)
-    if reason := held_back(status, SPOKEN, chosen):
+    chosen = choose_wire(status, spoken)
+    if reason := held_back(status, spoken, chosen):
         note(f"wire version {chosen}: {reason}")
-    return chosen
+    return min(chosen, newest)
 
 
 def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:
