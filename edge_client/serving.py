@@ -7,7 +7,7 @@ from typing import Final
 
 from edge_client.reexec import AS_JSON, inherited_config
 from shoal.util.console import run_program, say_json, setup_logging
-from shoal.util.process import leave_out, put_off, trace_crashes
+from shoal.util.process import leave_out, no_collection, put_off, trace_crashes
 
 UNUSED: Final = "urllib.request"
 """Imported by paho for web socket proxies. With http and email it would take 3 MB of the 80 MB that a device may use."""
@@ -24,7 +24,8 @@ def main() -> None:
         trace_crashes()
         leave_out(PROXIES)
         put_off(UNUSED)  # before the import below, which loads paho
-        from edge_client.daemon import serve
+        with no_collection():
+            from edge_client.daemon import serve
 
         serve(config)
         if AS_JSON in sys.argv:

@@ -51,10 +51,10 @@ def catch_up(
         steps: the retained ones, oldest first; empty before the first round has closed, when all states held are kept.
         wanted: the states that the device needs now. Of the others it keeps those that the newest step leaves open.
         has_keys: whether the device has the keys of a round or can still derive them.
-        certified: digest of each state whose certificate was checked. From a false one a device would conclude that it is out
-            of step, and forget its state.
+        certified: digest of each state whose certificate was checked, or is checked when the digest is asked for. From a
+            false one a device would conclude that it is out of step, and forget its state.
     """
-    certified = certified or {}
+    certified = {} if certified is None else certified
     out_of_step = {id_ for id_, digest in held.items() if certified.get(id_, digest) != digest}
     in_step = held.keys() - out_of_step
     newest_last = sorted(steps, key=lambda step: step.round)
@@ -70,7 +70,7 @@ def catch_up(
         if not lacks:
             in_reach.add(id_)
             continue
-        missing |= lacks if lacks <= certified.keys() else {id_}
+        missing |= lacks if all(lack in certified for lack in lacks) else {id_}
         if id_ not in certified:
             # Perhaps no device can make the state yet: keep all that this device has towards it.
             waiting.add(id_)

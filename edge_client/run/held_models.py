@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +88,7 @@ class HeldModels:
         self._task_bytes = len(run.bundle.to_bytes())
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
-        self._certified: dict[StateId, bytes] = {}
+        self._certified = CertifiedStates((), (), {}, run.plan, membership.roster)
         self._statements = StateCertificate(())
         self._held = RoundModels(0, ())
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
@@ -132,9 +132,9 @@ class HeldModels:
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
         digests, roster = self._states.digests(), self._membership.roster
-        self._certified = certified_states(held.checkpoints, claims, digests, self._run.plan, roster)
+        self._certified = CertifiedStates(held.checkpoints, claims, digests, self._run.plan, roster)
         way = self._compare(self._states.digests(), steps, wanted)
-        useful = set(way.missing) & self._certified.keys()
+        useful = {id_ for id_ in way.missing if id_ in self._certified}
         refs = {
             ref.state: ref
             for ref in held.checkpoints
@@ -476,7 +476,7 @@ class HeldModels:
         for step in way.steps:
             of_round = {model: mean for (round_, model), mean in means.items() if round_ == step.round}
             states = states.apply(step, of_round, self._store.peek(step.round), span_of=self._span_of)
-        wrong = {id_ for id_, digest in self._certified.items() if states.digests().get(id_, digest) != digest}
+        wrong = self._certified.contradicted(states.digests())
         self._states = states.keep(way.keep - wrong)
         self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
         self._means, self._opened, self._arrived = {}, {}, {}
@@ -618,44 +618,72 @@ def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> f
     return frozenset(summed.union(at for at in named if at is not None))
 
 
-def certified_states(
-    checkpoints: Iterable[CheckpointRef],
-    claims: Sequence[Claim],
-    own: Mapping[StateId, bytes],
-    plan: RunPlan,
-    roster: Roster,
-) -> dict[StateId, bytes]:
-    """Return the digest of each state of an announced checkpoint that enough devices have signed.
+class CertifiedStates(Mapping[StateId, bytes]):
+    """The digest of each state of an announced checkpoint that enough devices have signed, by state.
+
+    Signatures are verified when a digest is asked for, unless the device holds the state with that very digest. A device that
+    follows the run makes the certified states itself and verifies none.
 
     Args:
         checkpoints: as announced.
         claims: the announced statements.
-        own: digests of the states that this device holds; a signature is verified only where they differ.
+        own: digests of the states that this device holds.
         plan: the run's plan.
         roster: the newest roster.
     """
-    named: dict[StateId, Counter[bytes]] = defaultdict(Counter)
-    for claim in claims:
-        for state in claim.statement.states:
-            named[state.state][state.digest] += 1
-    found = {}
-    for ref in checkpoints:
-        (digest, _), *_ = named[ref.state].most_common(1) or [(b"", 0)]
-        if digest and own.get(ref.state) != digest:
+
+    def __init__(
+        self,
+        checkpoints: Iterable[CheckpointRef],
+        claims: Sequence[Claim],
+        own: Mapping[StateId, bytes],
+        plan: RunPlan,
+        roster: Roster,
+    ) -> None:
+        self._claims, self._own, self._plan, self._roster = claims, own, plan, roster
+        named: dict[StateId, Counter[bytes]] = {ref.state: Counter() for ref in checkpoints}
+        for claim in claims:
+            for state in claim.statement.states:
+                if state.state in named:
+                    named[state.state][state.digest] += 1
+        self._claimed = {id_: digests.most_common(1)[0][0] for id_, digests in named.items() if digests}
+        self._signed: dict[StateId, bool] = {}
+
+    def __getitem__(self, state: StateId) -> bytes:
+        digest = self._claimed[state]
+        if self._own.get(state) != digest and not self._is_signed(state, digest):
+            raise KeyError(state)  # too few signatures: the device believes its own state
+        return digest
+
+    def __iter__(self) -> Iterator[StateId]:
+        return (state for state in self._claimed if state in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def contradicted(self, digests: Mapping[StateId, bytes]) -> set[StateId]:
+        """Return the states among ``digests`` that have another digest than the certified one."""
+        differing = {id_ for id_, digest in self._claimed.items() if digests.get(id_, digest) != digest}
+        return {id_ for id_ in differing if id_ in self}
+
+    def _is_signed(self, state: StateId, digest: bytes) -> bool:
+        known = self._signed.get(state)
+        if known is None:
+            plan = self._plan
             try:
                 check_claims(
-                    claims,
-                    HeldState(ref.state.model, ref.state.round, digest),
+                    self._claims,
+                    HeldState(state.model, state.round, digest),
                     fleet=plan.fleet,
                     run_id=plan.run_id,
-                    roster=roster,
+                    roster=self._roster,
                     needed=plan.min_contributors,
                 )
+                known = True
             except ShoalError:
-                continue  # too few signatures: the device believes its own state
-        if digest:
-            found[ref.state] = digest
-    return found
+                known = False
+            self._signed[state] = known
+        return known
 
 
 def _ref(found: tuple[int, MeanRef] | CheckpointRef) -> MeanRef | CheckpointRef:

@@ -69,7 +69,7 @@ class OrtExecutor:
 
 
 class _Bound:
-    """Runs a graph, whose vectors of known length are written to the same buffers each time.
+    """Runs a graph whose inputs and outputs stay bound to the same memory from one run to the next.
 
     Args:
         session: the graph's.
@@ -78,13 +78,13 @@ class _Bound:
 
     def __init__(self, session: Any, outputs: Sequence[TensorType]) -> None:
         self._session, self._binding = session, session.io_binding()
+        self._inputs: dict[str, tuple[tuple[Any, ...], NDArray[Any]]] = {}
+        self._names = [each.name for each in outputs]
         self._buffers: list[NDArray[Any] | None] = []
         for each in outputs:
             lengths = [n for n in each.shape if n is not None]
             if len(lengths) == len(each.shape) > 0:
-                buffer = np.empty(lengths, each.dtype)
-                self._binding.bind_output(each.name, "cpu", 0, buffer.dtype.type, lengths, buffer.ctypes.data)
-                self._buffers.append(buffer)
+                self._buffers.append(self._bind(each.name, np.empty(lengths, each.dtype)))
             else:  # ONNX Runtime does not tell a scalar from an output of unknown shape
                 self._binding.bind_output(each.name)
                 self._buffers.append(None)
@@ -92,10 +92,26 @@ class _Bound:
     def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs for ``feed``; the next call may overwrite them."""
         for name, array in feed.items():
-            self._binding.bind_cpu_input(name, array)
+            # Training passes the same buffers at every step, and to bind them again takes longer than to compare them.
+            told = array.__array_interface__
+            place = told["data"][0], told["shape"], told["typestr"], told["strides"]
+            bound, _ = self._inputs.get(name, (None, None))
+            if bound != place or place[-1] is not None:  # with strides, ONNX Runtime has bound a copy
+                self._binding.bind_cpu_input(name, array)
+                self._inputs[name] = place, array
         self._session.run_with_iobinding(self._binding)
-        found = zip(self._buffers, self._binding.get_outputs(), strict=True)
-        return [value.numpy() if buffer is None else buffer for buffer, value in found]
+        return [self._found(at) if buffer is None else buffer for at, buffer in enumerate(self._buffers)]
+
+    def _found(self, at: int) -> NDArray[Any]:
+        """Return an output of unknown shape; from then on a scalar has a buffer."""
+        found: NDArray[Any] = self._binding.get_outputs()[at].numpy()
+        if found.shape == ():
+            self._buffers[at] = self._bind(self._names[at], found.copy())
+        return found
+
+    def _bind(self, name: str, buffer: NDArray[Any]) -> NDArray[Any]:
+        self._binding.bind_output(name, "cpu", 0, buffer.dtype.type, list(buffer.shape), buffer.ctypes.data)
+        return buffer
 
 
 def _import() -> Any:

@@ -10,7 +10,7 @@ from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
-from edge_client.run.held_models import certified_states, check_segments, length_of, needed_states, segment_of
+from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     ForkedHistoryError,
@@ -20,7 +20,7 @@ from shoal.errors import (
     NotEnrolledError,
     UntrustedError,
 )
-from shoal.membership.statements import read_claims, sign_statement
+from shoal.membership.statements import check_claims, read_claims, sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
@@ -543,7 +543,7 @@ def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certifie
 
     def certified(held, own):
         claims = tuple(read_claims(held.statements))
-        return certified_states(held.checkpoints, claims, own, scene.plan, scene.parties.members["dev-1"].roster)
+        return CertifiedStates(held.checkpoints, claims, own, scene.plan, scene.parties.members["dev-1"].roster)
 
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
     digest = models["dev-1"].states.held[StateId(0, 2)].digest
@@ -554,6 +554,27 @@ def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certifie
     assert certified(one.held, {StateId(0, 2): b"own"}) == {}
     none = changed(announced, statements=())
     assert certified(none.held, {}) == {}
+
+
+def test_signatures_are_verified_only_where_a_state_is_lacking_or_contradicted(scene, models, monkeypatch):
+    to_round(scene, models, 3)
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
+    digest = models["dev-1"].states.held[StateId(0, 2)].digest
+    held = scene.announcement(4, checkpoints=(ref,), statements=statements(scene, models, 3)).held
+    checked = []
+    monkeypatch.setattr(held_models, "check_claims", lambda *a, **k: checked.append(a) or check_claims(*a, **k))
+    roster, at = scene.parties.members["dev-1"].roster, StateId(0, 2)
+    found = CertifiedStates(held.checkpoints, tuple(read_claims(held.statements)), {}, scene.plan, roster)
+    assert found.contradicted({at: digest}) == set() == found.contradicted({})
+    assert checked == []
+    assert found.contradicted({at: b"another"}) == {at}
+    assert found[at] == digest
+    assert len(found) == len(checked) == 1
+    one = CertifiedStates(held.checkpoints, tuple(read_claims(held.statements[:1])), {}, scene.plan, roster)
+    assert one.contradicted({at: b"another"}) == set()
+    with pytest.raises(KeyError):
+        one[at]
+    assert len(checked) == 2
 
 
 def test_shared_and_own_segments_have_their_own_lengths(scene):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import subprocess
@@ -10,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from shoal.util.process import leave_out, put_off
+from shoal.util.process import leave_out, no_collection, put_off
 
 
 @pytest.fixture
@@ -134,3 +135,17 @@ def test_a_module_that_is_left_out_can_not_be_imported(package):
 def test_a_module_that_is_loaded_stays():
     leave_out("json")
     assert sys.modules["json"] is json
+
+
+def test_no_garbage_is_collected_in_the_body_and_it_is_again_after_an_error():
+    during = []
+
+    def fail():
+        with no_collection():
+            during.append(gc.isenabled())
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail()
+    assert during == [False]
+    assert gc.isenabled()

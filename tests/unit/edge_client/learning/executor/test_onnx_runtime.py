@@ -53,3 +53,24 @@ def test_a_gradient_is_always_in_the_same_memory_and_that_of_its_own_samples():
     loss, gradient = model.run({"theta": theta, "x": x, "y": y})
     np.testing.assert_array_equal(gradient, first)
     assert float(loss) == first_loss
+
+
+def test_each_run_reads_the_values_that_its_inputs_have_then():
+    model, theta = loaded(), np.zeros(15, np.float32)
+    (x, y), (other, other_y) = samples(3), samples(3, seed=1)
+    fresh = {
+        seed: loaded().run({"theta": theta, "x": a, "y": b})[1].copy()
+        for seed, a, b in ((0, x, y), (1, other, other_y))
+    }
+    buffer, labels = x.copy(), y.copy()
+    feed = {"theta": theta, "x": buffer, "y": labels}
+    np.testing.assert_array_equal(model.run(feed)[1], fresh[0])
+    buffer[:], labels[:] = other, other_y
+    np.testing.assert_array_equal(model.run(feed)[1], fresh[1])
+    wide = np.repeat(x, 2, axis=1)
+    feed = {"theta": theta, "x": wide[:, ::2], "y": y}
+    np.testing.assert_array_equal(model.run(feed)[1], fresh[0])
+    wide[:, ::2], feed["y"] = other, other_y
+    np.testing.assert_array_equal(model.run(feed)[1], fresh[1])
+    loss, _ = model.run({"theta": theta, "x": x[:2], "y": y[:2]})
+    assert float(loss) == float(loaded().run({"theta": theta, "x": x[:2], "y": y[:2]})[0])
