@@ -5,6 +5,7 @@ Imports of heavy modules stand inside the commands, so that ``--help`` and ``--v
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,6 +106,16 @@ def serve(
     home_assistant: Annotated[
         str | None, typer.Option(help="Home Assistant's discovery prefix, to publish the fleet's counts as sensors.")
     ] = None,
+    shards: Annotated[
+        Path | None,
+        typer.Option(
+            help="Under torchrun: folder with a directory for each worker of this machine; rank 0 coordinates."
+        ),
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(help="Network interface for the workers' sums, such as wg0; needed for runs with workers."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end, as `status --json` does.")
@@ -125,13 +136,89 @@ def serve(
         "http": http,
         "http_token": http_token,
         "home_assistant": home_assistant,
+        "shards": shards,
+        "interface": interface,
     }
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     setup_logging(values.log)
     trace_crashes()
+    if values.shards is not None and "RANK" in os.environ:
+        from aggregator.shards.daemon import directory_of_rank
+        from aggregator.shards.daemon import serve as serve_worker
+
+        own = directory_of_rank(values.shards)
+        if own is not None:
+            serve_worker(values, own)
+            return
     serve_fleet(values)
     if json:
         say_json(_document(values.dir)[0])
+
+
+shard = typer.Typer(
+    help="A worker of a sharded aggregator, which holds one part of every update.", no_args_is_help=True
+)
+app.add_typer(shard, name="shard")
+
+
+@shard.command("init")
+def shard_init(
+    directory: Directory,
+    name: Annotated[str, typer.Option(help="Name of the worker, which no other party of the fleet has.")],
+    json: AsJson = False,
+) -> None:
+    """Make a worker's keys and print the path of the card to carry to the owner."""
+    from aggregator.shards import membership
+    from crypto.seal.identity import fingerprint
+    from shoal.membership.grants import open_card
+
+    card = membership.init(directory, name)
+    mine = fingerprint(open_card(card.read_bytes()).member)
+    note(f"fingerprint {mine}")
+    note("next: shoal-fleet add-worker FLEET_DIR CARD on the owner's machine")
+    if json:
+        say_json({"worker": name, "fingerprint": mine, "card": str(card)})
+    else:
+        say(str(card))
+
+
+@shard.command("join")
+def shard_join(
+    directory: Directory,
+    grant: Annotated[Path, typer.Argument(help="The owner's grant for this worker.", exists=True, dir_okay=False)],
+    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    json: AsJson = False,
+) -> None:
+    """Accept the owner's grant."""
+    from aggregator.shards import membership
+
+    data = grant.read_bytes()
+    with named(grant, "shoal-fleet add-worker prints the path of the grant"):
+        member = membership.join(directory, data, owner)
+    if json:
+        say_json({"fleet": member.fleet, "worker": member.identity.name})
+    else:
+        say(f"joined fleet {member.fleet}")
+    note(f"next: shoal-aggregator shard serve {directory} --interface NAME; the owner then signs runs for all workers")
+
+
+@shard.command("serve")
+def shard_serve(
+    directory: Directory,
+    interface: Annotated[str, typer.Option(help="Network interface for the sums, such as wg0.")],
+    broker: Annotated[str, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = "",
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve one worker, as a service manager starts it; torchrun starts all of them with `serve --shards`."""
+    from aggregator.shards.daemon import serve as serve_worker
+
+    setup_logging(log)
+    trace_crashes()
+    values = AggregatorConfig(directory, broker=broker, ca=ca, cert=cert, key=key, interface=interface)
+    serve_worker(values, directory)
 
 
 @app.command()

@@ -19,6 +19,8 @@ class AggregatorConfig:
         log: debug, info, warning or error.
         http: HOST:PORT for the fleet page and its metrics; empty for none.
         http_token: private file with the token that each request must show; required unless HOST is a loopback address.
+        shards: folder with a directory for each worker of this machine, for processes that torchrun starts; None without.
+        interface: network interface for the sums between coordinator and workers; needed for runs with workers.
         home_assistant: Home Assistant's discovery prefix; empty publishes no sensors.
     """
 
@@ -33,3 +35,5 @@ class AggregatorConfig:
     http: str = ""
     http_token: Path | None = None
     home_assistant: str = ""
+    shards: Path | None = None
+    interface: str = ""

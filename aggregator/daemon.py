@@ -36,7 +36,7 @@ from aggregator.storage.store import erase_updates
 from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import IntegrityError, ShoalError, UntrustedError, reason_of
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, reason_of
 from shoal.protocol.chunking import LaterKindError
 from shoal.transport.base import Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
@@ -49,6 +49,10 @@ from shoal.util.process import keep_heap, settle
 from shoal.util.service_manager import ServiceManager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aggregator.shards.coordinator import WorkerMessages
+    from aggregator.shards.space import JobLink
     from aggregator.status.facts import RunFacts
     from shoal.protocol.documents import RunPlan
 
@@ -307,10 +311,26 @@ class Daemon:
             workers=self._workers,
             watch=self._watch,
             order=self._orders.of(run.plan.run_id),
+            link=self._link(run.plan) if run.plan.workers else None,
         )
         self._service.start(time.monotonic())
         self._live.hurry()
         return self._service
+
+    def _link(self, plan: RunPlan) -> Callable[[WorkerMessages], JobLink]:
+        """Return what makes the link to the workers of a run.
+
+        Raises:
+            ConfigError: no network interface is named.
+        """
+        from aggregator.shards.sums import DistributedLink
+
+        if not self._config.interface:
+            raise ConfigError(
+                f"run {plan.run} has {len(plan.workers)} workers: the coordinator needs a network interface for their sums",
+                hint="give --interface, such as lo or wg0",
+            )
+        return lambda messages: DistributedLink(messages, len(plan.workers), self._config.interface)
 
     def _serve_run(self, run: RunFile) -> None:
         """Serve a run to its end, or until its file is removed."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_member, read_head
 from shoal.errors import UntrustedError
+from shoal.membership.directory import Membership
 from shoal.membership.grants import OWNER_NAME
 from shoal.membership.roster import RosterForkError
 from shoal.protocol import channels
+from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Transport
@@ -23,18 +24,21 @@ FROM_OWNER: Final = {channel.topic: channel for channel in (channels.OWNER_ROSTE
 """The owner's channels to the aggregator, by kind of topic."""
 
 
-class OwnerInbox:
-    """Applies the owner's retained messages to a membership."""
+class GrantInbox:
+    """Applies the owner's newer keys to a membership."""
 
-    def __init__(self, membership: AggregatorMembership) -> None:
+    topics: tuple[TopicKind, ...] = (TopicKind.KEYS,)
+
+    def __init__(self, membership: Membership[AggregatorGrant]) -> None:
         self._membership = membership
         self._topics = Topics(membership.fleet)
         self._chunks = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1)
 
     def subscribe(self, transport: Transport) -> None:
         """Subscribe to the owner's topics."""
-        transport.subscribe(self._topics.filter(TopicKind.OWNER_ROSTER))
-        transport.subscribe(self._topics.filter(TopicKind.KEYS, self._membership.identity.name))
+        for kind in self.topics:
+            own = self._membership.identity.name if kind is TopicKind.KEYS else ""
+            transport.subscribe(self._topics.filter(kind, own))
 
     def take(self, topic: str, payload: bytes, now_s: float) -> bool:
         """Handle one message if its topic is one of the owner's; return whether it is.
@@ -49,10 +53,12 @@ class OwnerInbox:
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)
-        if parsed.kind not in FROM_OWNER:
+        if parsed.kind not in self.topics:
             return False
         if parsed.kind is TopicKind.KEYS and parsed.device != self._membership.identity.name:
-            raise UntrustedError(f"keys for {parsed.device!r}, which the aggregator has not subscribed to")
+            raise UntrustedError(
+                f"keys for {parsed.device!r}, which {self._membership.identity.name} has not subscribed to"
+            )
         if not payload:
             return True
         self._chunks.expire(now_s)
@@ -80,3 +86,9 @@ class OwnerInbox:
             raise
         if newer:
             LOG.info("new roster from the owner", extra={"kv": {"sequence": member.roster.sequence}})
+
+
+class OwnerInbox(GrantInbox):
+    """Applies the owner's newer rosters and keys to the aggregator's membership."""
+
+    topics = (TopicKind.OWNER_ROSTER, TopicKind.KEYS)

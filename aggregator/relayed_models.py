@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.held_models import transcript_of
 from shoal.protocol import channels
+from shoal.protocol.chunking import TRANSFER_ID_BYTES
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import (
@@ -89,6 +90,9 @@ class RelayedModels:
 
     def _mean(self, run: RunPlan, round_: int, mean: KeptMean, current: set[_Key]) -> MeanRef:
         label = self._label(run.run_id, mean_number(mean.model, round_))
+        if mean.parts:
+            # The workers publish it in parts, at labels of their own; devices know it by its digest.
+            return MeanRef(mean.model, label, mean.digest[:TRANSFER_ID_BYTES], mean.contributors, mean.digest)
         key = (_MEAN, run.run_id, mean.model, round_)
         current.add(key)
         if key not in self._sent:

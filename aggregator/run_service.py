@@ -48,6 +48,8 @@ from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState, Transition
 from aggregator.run_log import RunLog, waiting_for
+from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_words
+from aggregator.shards.space import Shards, ShardsUnavailableError
 from aggregator.status.open_round import run_facts
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import readable
@@ -57,7 +59,7 @@ from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
-from shoal.errors import ShoalError, reason_of
+from shoal.errors import ShoalError, UsageError, reason_of
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -66,11 +68,15 @@ from shoal.transport.base import Connected, Disconnected, Message, Transport, Tr
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
+    from aggregator.shards.space import JobLink
     from aggregator.status.facts import RunFacts
+    from shoal.protocol.shards import PartReport
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
 """Interval between two searches for stalled and expired transfers."""
+AGAIN_S: Final = 1.0
+"""Time until a close is repeated that a worker has interrupted."""
 LONG_WORK: Final = 4_000_000_000
 """Least work (`Engine.closing_work`) of a close that is computed on another thread: some 40 ms of one core. The rounds of 100
 devices with 159,010 coordinates take less, those of 500 devices more."""
@@ -100,7 +106,26 @@ class RunService:
         store_factory: Callable[[Path, RunPlan], Store] = Store,
         watch: FleetWatch | None = None,
         order: Order = Order.GO,
+        link: Callable[[WorkerMessages], JobLink] | None = None,
     ) -> None:
+        """Open the run's store.
+
+        Args:
+            membership: of the aggregator.
+            run: the owner's plan.
+            package: the run package.
+            transport: client of the broker.
+            directory: the aggregator's.
+            backend: computes similarities; numpy if None.
+            workers: threads; None does all work at once.
+            store_factory: makes the store.
+            watch: records what is heard.
+            order: of the owner.
+            link: carries jobs to the plan's workers, if it has any.
+
+        Raises:
+            UsageError: the plan has workers, and there is no link to them.
+        """
         self._order = order
         workers = workers or RunWorkers()
         self._numerics = workers.numerics
@@ -118,6 +143,19 @@ class RunService:
             len(decode(package, RunPackage).task),
             average,
         )
+        self._shards: Shards | None = None
+        self._messages = WorkerMessages(
+            run, membership, transport, self._on_report, decode(package, RunPackage).plan if run.workers else b""
+        )
+        if run.workers:
+            if link is None:
+                raise UsageError(
+                    f"run {run.run} has {len(run.workers)} workers",
+                    hint=f"start the aggregator with torchrun --nproc-per-node {len(run.workers) + 1}",
+                )
+            self._shards = self._store.space = Shards(run, link(self._messages))
+        self._again: tuple[EngineState, EngineState] | None = None
+        self._again_s = -math.inf
         self._publisher = Publisher(
             membership.identity, membership.group, transport, directory / "retained.json", workers.intake
         )
@@ -166,6 +204,8 @@ class RunService:
         self._mail.subscribe(self._transport)
         for kind in (TopicKind.UP, TopicKind.STATE):
             self._transport.subscribe(self._topics.filter(kind))
+        if self._run.workers:
+            self._messages.subscribe()
         self._opened_at_s = now_s
         self._lines.opened(now_s)
         member = self._membership
@@ -262,6 +302,10 @@ class RunService:
             return
         if parsed.kind in (TopicKind.STATE, TopicKind.UP):
             self._revocations.look(parsed.device, payload, now_s)
+        if parsed.kind in READ_TOPICS:
+            self._messages.take(parsed, payload, now_s)
+            self.on_progress()
+            return
         device = self._inbound.source(parsed)
         if parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
@@ -287,6 +331,7 @@ class RunService:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self.feed(DeadlinePassed(self._state.round))
+        self._close_again(now_s)
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
             self.uploads.tick(now_s)
@@ -296,7 +341,14 @@ class RunService:
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
-        return waiting_for(self._state, computing=self.computing)
+        return self.waits_for_workers or waiting_for(self._state, computing=self.computing)
+
+    @property
+    def waits_for_workers(self) -> str:
+        """What the open round waits for at the workers; empty if it waits for none of them."""
+        if self.finished or not self._run.workers:
+            return ""
+        return waiting_words(self._run, self._messages.absent, self.uploads.lacks)
 
     def facts(self) -> RunFacts:
         """Return the facts of the run for `shoal-aggregator status`."""
@@ -311,6 +363,9 @@ class RunService:
         """
         self._membership.reload()
         self._follow_roster()
+
+    def _on_report(self, report: PartReport) -> None:
+        self.uploads.on_report(report)
 
     def _follow_roster(self) -> None:
         """Publish the newest roster, and drop the devices that it revokes."""
@@ -358,13 +413,39 @@ class RunService:
                 self.watch.devices.declined(event.device, event.reason)
         before = self._state
         recorded = self._engine.record(before, events)
-        if self._engine.closing_work(recorded) < LONG_WORK:
+        work = self._engine.closing_work(recorded)
+        if work < LONG_WORK and not (work and self._run.workers):
             self._move(*self._engine.advance(before, recorded))
             return
         self._state, self.computing = recorded, True
-        self._numerics.submit(lambda: self._engine.advance(before, recorded), self._on_computed)
+        self._close(before, recorded)
 
-    def _on_computed(self, transition: Transition) -> None:
+    def _close(self, before: EngineState, recorded: EngineState) -> None:
+        """Close the round on a worker's thread; the plan's workers may be missing, or be lost on the way."""
+        if self._shards is not None:
+            self._shards.round = recorded.round
+
+        def advance() -> Transition | ShardsUnavailableError:
+            try:
+                return self._engine.advance(before, recorded)
+            except ShardsUnavailableError as error:
+                return error
+
+        self._again = before, recorded
+        self._again_s = math.inf
+        self._numerics.submit(advance, self._on_computed)
+
+    def _close_again(self, now_s: float) -> None:
+        """Close the round once more if a worker was missing: nothing has changed by the first attempt."""
+        if self._again is not None and now_s >= self._again_s and not self._messages.absent:
+            self._close(*self._again)
+
+    def _on_computed(self, transition: Transition | ShardsUnavailableError) -> None:
+        if isinstance(transition, ShardsUnavailableError):
+            self._again_s = self._now_s + AGAIN_S
+            LOG.warning("the round can't be closed yet", extra={"kv": {"reason": transition}})
+            return
+        self._again = None
         self.computing = False
         self._move(*transition)
         self.uploads.review()
@@ -423,6 +504,8 @@ class RunService:
 
         If the process stops in between, the round closes again after the restart, since it is not recorded yet.
         """
+        if self._run.workers:
+            self._messages.order(last.plan, last.nonce, last.held, finished=True)
         self._publisher.open_round(self._run, self._membership.roster, last)
         encoded = dump(last.before, last.held)
         self._store.snapshot(last.plan.round, last.available, encoded, self._state.resume_metadata, closed)
@@ -446,6 +529,9 @@ class RunService:
             keep()
         if newer_keys:
             self._use_version(version)
+        if self._run.workers:
+            # Before the announcement: no device's part may come before the order that allows it.
+            self._messages.order(opened.plan, opened.nonce, opened.held)
         self._publisher.open_round(self._run, self._membership.roster, opened)
         if follows:
             keep()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from shoal.membership.plans import open_plan
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
-from shoal.protocol.documents import DeviceGrant, RunPackage
+from shoal.protocol.documents import DeviceGrant, Member, RunPackage
 from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
@@ -122,6 +123,24 @@ class DeviceMembership(Membership[DeviceGrant]):
         if group != self.group:
             self.group = group
         return head.purpose, plain
+
+    def open_from_worker(self, workers: Sequence[Member], payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
+        """Open a message from a worker of the run's aggregator to the fleet; return its purpose and plaintext.
+
+        Args:
+            workers: the plan's.
+            payload: a group envelope.
+            signed: its `Fingerprint.signed`.
+
+        Raises:
+            UntrustedError: the message is of another fleet, or not from a worker.
+            SealError: it is sealed under a key that we do not have, or altered.
+        """
+        head, at = read_head(payload)
+        sender = next((worker for worker in workers if worker.name == head.sender), None)
+        if sender is None or head.fleet != self.fleet:
+            raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
+        return head.purpose, self.open_under_any(payload, head, at, sender.sign_key, signed)[1]
 
     def open_own_roster(self, payload: memoryview, signed: bytes) -> bytes:
         """Return the signed roster that the aggregator has sealed to this device alone; the owner's signature is not checked yet.

@@ -52,8 +52,9 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
-from shoal.protocol.messages import Announcement, Control, Notice
+from shoal.protocol.messages import Action, Announcement, Control, Notice
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
+from shoal.protocol.shards import PART_LABEL
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import TaskManifest
@@ -161,6 +162,7 @@ class DeviceRuntime:
             transport=transport,
             notes=self._notes,
             topic=up,
+            part_topic=lambda worker: self._topics.part(membership.name, worker),
             sealed=pending.sealed,
             residual=pending.residual,
         )
@@ -359,6 +361,9 @@ class DeviceRuntime:
             return False
         channel = channels.channel_at(parsed.kind, transfer.kind)
         content = self._content(channel, parsed.label, transfer)
+        if channel is channels.PART_CONTROL:
+            self._resend_part(content)
+            return True
         self._go_on(self.session.receive(channel, content, self._facts()))
         return True
 
@@ -387,6 +392,8 @@ class DeviceRuntime:
             return bytes(transfer.payload)
         if channel is channels.REVOCATION:
             return self._membership.open_own_roster(transfer.payload, transfer.signed)
+        if channel in (channels.PART_CONTROL, channels.MEAN_PART):
+            return self._from_worker(channel, label, transfer)
         group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         if self._membership.group is not group:
@@ -406,6 +413,24 @@ class DeviceRuntime:
             case channels.MEAN | channels.CHECKPOINT:
                 return io.ModelTransfer(label, transfer.transfer_id, plain)
         return bytes(plain)
+
+    def _from_worker(self, channel: Channel, label: str, transfer: Transfer) -> Any:
+        """Return the content of a message from a worker of the run's aggregator; raises as `_content`."""
+        workers = () if self._run is None else self._run.plan.workers
+        purpose, plain = self._membership.open_from_worker(workers, transfer.payload, transfer.signed)
+        if purpose != channel.purpose:
+            raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
+        if channel is channels.PART_CONTROL:
+            return decode(plain, Control)
+        return io.ModelTransfer(label, transfer.transfer_id, plain)
+
+    def _resend_part(self, control: Control) -> None:
+        """Send those chunks of a part again that its worker asks for, unless the part may still be on its way."""
+        member, state = self._membership, self.session.round
+        if (control.fleet, control.device, control.action) != (member.fleet, member.name, Action.NACK):
+            raise UntrustedError(f"a control message for {control.device!r}")
+        if state.stage is rounds.Stage.SENDING and not (self.session.in_flight and self._busy):
+            self._uplink.send_part(state.mark, control.transfer, control.missing)
 
     # ------------------------------------------------------------------------------------------------------- session
 
@@ -456,6 +481,7 @@ class DeviceRuntime:
                 transport.subscribe(self._filter(kind, label))
             case io.Unsubscribe(kind, label):
                 self._chunks.drop(inbound.source(kind, label))
+                self._chunks.drop(inbound.source(TopicKind.MEAN_PART, label))
                 transport.unsubscribe(self._filter(kind, label))
             case io.Resubscribe(kind, label):
                 resubscribe(transport, self._filter(kind, label))
@@ -544,6 +570,8 @@ class DeviceRuntime:
             self._publish_presence(online=True)
 
     def _filter(self, kind: TopicKind, label: str) -> str:
+        if kind is TopicKind.MODEL and label.startswith(PART_LABEL):
+            kind = TopicKind.MEAN_PART
         if kind is TopicKind.CTL:
             return self._topics.ctl(self._membership.name)
         return self._topics.filter(kind, self._membership.name if kind is TopicKind.KEYS else label)
@@ -618,6 +646,9 @@ class DeviceRuntime:
         """Put a run in force."""
         samples = self._jobs.follow(run)
         self._run = run
+        self._uplink.workers = run.plan.workers
+        if run.plan.workers:
+            self._transport.subscribe(self._topics.at(TopicKind.PART_CTL, self._membership.name))
         self._results.begin(run)
         self._results.warn(self._jobs.doubts)
         self._finisher.follow(run)
@@ -646,7 +677,7 @@ class DeviceRuntime:
                 self._skip(announcement, error)
             raise
         if taken:
-            self._tell(rounds.ModelArrived(model.label, model.transfer))
+            self._tell(rounds.ModelArrived(model.label, self._models.name_of(model.label, model.transfer)))
 
     def _check_metered(self, announcement: Announcement) -> None:
         """Check that the device may use its link for a round.

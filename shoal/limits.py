@@ -173,3 +173,15 @@ KEEPALIVE_S: Final = 60
 SESSION_EXPIRY_AGGREGATOR_S: Final = 3600
 SESSION_EXPIRY_DEVICE_S: Final = 600
 CONNECT_TIMEOUT_S: Final = 10.0
+
+PART_BLOCK: Final = 16
+"""Coordinates between two places where a vector may be cut into parts: 64 bytes of float32, a line of a processor's cache."""
+
+MAX_WORKERS: Final = 64
+"""Most workers of an aggregator."""
+
+MAX_JOB_BYTES: Final = 64 << 20
+"""Largest sealed job of a worker: the round's devices and their weights in each mean."""
+
+MAX_REPORT_BYTES: Final = 1 << 20
+"""Largest sealed report of a worker: the parts that it made durable together, or the digests of its parts of means."""

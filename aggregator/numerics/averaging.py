@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.parted import is_parted, mean_of
 from aggregator.numerics.rows import Updates, bad_rows, check_rows, read_once
 
 BLOCK_COLUMNS: Final = 524_288
@@ -39,6 +40,8 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
     """
     count, length = check_rows(updates, least=1)
     factors = [float(weight) for weight in check_weights(weights, count)]
+    if is_parted(updates):
+        return mean_of(updates, weights)  # type: ignore[return-value]
     total_weight = 0.0
     for factor in factors:  # as StreamingMean does: sum() compensates for rounding from Python 3.12 on
         total_weight += factor

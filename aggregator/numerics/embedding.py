@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops
 from aggregator.numerics.checks import check_square
 from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import Updates, check_rows
 from aggregator.numerics.similarity import gram as gram_of
 from aggregator.numerics.similarity import precise_gram
@@ -53,7 +54,7 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
         NumericsError: the arguments do not fit the above.
     """
     count, length = check_rows(updates, least=2)
-    if backend is None and gram_flops(count, length) <= PRECISE_FLOPS:
+    if is_parted(updates) or (backend is None and gram_flops(count, length) <= PRECISE_FLOPS):
         return edc_from_gram(precise_gram(updates), directions)
     return edc_from_gram(gram_of(updates, backend=backend), directions)
 

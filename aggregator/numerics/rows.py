@@ -155,8 +155,10 @@ def chunk_pairs(
 
 
 def bad_rows(updates: Updates) -> list[int]:
-    """Return the positions of the rows of ``updates``, shape (n, d), float32, that hold NaN or infinities."""
-    return [position for position, row in enumerate(updates) if not np.isfinite(row).all()]
+    """Return the positions of the rows of ``updates``, shape (n, d), float32, that hold NaN or infinities and are here."""
+    return [
+        position for position, row in enumerate(updates) if isinstance(row, np.ndarray) and not np.isfinite(row).all()
+    ]
 
 
 def _usable_in_place(updates: NDArray[np.float32]) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.rows import Updates, bad_rows, check_rows, column_chunks
 
 SAFE_SQUARED_NORM: Final = (1e-24, 1e30)
@@ -28,10 +30,7 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
     Raises:
         NumericsError: wrong shape or dtype, NaN or infinities, or products beyond float32's range.
     """
-    products = (backend or NumpyBackend()).gram(updates)
-    if not np.isfinite(products).all():
-        raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
-    return products
+    return _finite(_gram(updates, backend), updates)
 
 
 def precise_gram(updates: Updates) -> NDArray[np.float64]:
@@ -50,14 +49,37 @@ def precise_gram(updates: Updates) -> NDArray[np.float64]:
         NumericsError: as ``gram``.
     """
     count, _ = check_rows(updates, least=2)
+    if is_parted(updates):
+        return _finite(updates[0].space.gram(updates, precise=True), ())
     total = np.zeros((count, count))
     with np.errstate(over="ignore", invalid="ignore"):
         for chunk in column_chunks(updates):
             wide = chunk.astype(np.float64)
             total += wide @ wide.T
-    if not np.isfinite(total).all():
+    return _finite(total, updates)
+
+
+def products(
+    updates: Updates, others: Sequence[NDArray[np.float32]], *, backend: Backend | None = None
+) -> NDArray[np.float64]:
+    """Return the dot products of ``updates`` (n, d) with the vectors ``others``, k of (d,), float32, as (n, k), float64."""
+    if is_parted(updates) and is_parted(others):
+        return updates[0].space.products(updates, others)
+    return (backend or NumpyBackend()).products(updates, np.stack(others))
+
+
+def _gram(updates: Updates, backend: Backend | None) -> NDArray[np.float64]:
+    if is_parted(updates):
+        if len(updates) < 2:
+            raise NumericsError(f"{len(updates)} updates, but at least 2 are needed")
+        return updates[0].space.gram(updates)
+    return (backend or NumpyBackend()).gram(updates)
+
+
+def _finite(products: NDArray[np.float64], updates: Updates) -> NDArray[np.float64]:
+    if not np.isfinite(products).all():
         raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
-    return total
+    return products
 
 
 def cosine_from_gram(products: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -106,20 +128,21 @@ def cosine_matrix(updates: Updates, *, backend: Backend | None = None) -> NDArra
     Raises:
         NumericsError: fewer than two rows, another dtype than float32, NaN or infinities.
     """
-    chosen = backend or NumpyBackend()
-    products = chosen.gram(updates)
+    products = _gram(updates, backend)
     squared = np.diagonal(products)
     low, high = SAFE_SQUARED_NORM
     unsafe = ~((squared > low) & (squared < high))
     if unsafe.any():
-        products = chosen.gram(_rescale(updates, unsafe))
+        products = _gram(_rescale(updates, unsafe), backend)
     return cosine_from_gram(products)
 
 
-def _rescale(updates: Updates, unsafe: NDArray[np.bool_]) -> list[NDArray[np.float32]]:
-    rows = []
+def _rescale(updates: Updates, unsafe: NDArray[np.bool_]) -> list[Any]:
+    rows: list[Any] = []
     for position, row in enumerate(updates):
-        if unsafe[position]:
+        if unsafe[position] and isinstance(row, PartedVector):
+            rows.append(row.scaled_to_one())
+        elif unsafe[position]:
             peak = np.abs(row).max()
             if not np.isfinite(peak):
                 raise NumericsError(f"updates hold NaN or infinities in rows {bad_rows(updates)}")

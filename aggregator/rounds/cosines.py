@@ -14,8 +14,10 @@ from typing import Final
 
 import numpy as np
 
+from aggregator.numerics.parted import is_parted
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import ClientUpdate
+from shoal.types import Float32Vector
 
 MOST_DEVICES: Final = 48
 MOST_COORDINATES: Final = 1 << 15
@@ -47,6 +49,11 @@ def sampled_cosines(updates: Sequence[ClientUpdate], clusters: Mapping[str, int]
     if len(chosen) < 2:
         return None
     step = -(-len(chosen[0].row) // MOST_COORDINATES)
-    cosines = cosine_matrix([np.ascontiguousarray(u.row[::step]) for u in chosen])
+    cosines = cosine_matrix([_every(u.row, step) for u in chosen])
     above = np.rint(100 * cosines[np.triu_indices(len(chosen), 1)]).astype(np.int8)
     return Cosines(tuple(u.device for u in chosen), base64.b64encode(above.tobytes()).decode())
+
+
+def _every(row: Float32Vector, step: int) -> Float32Vector:
+    """Return every ``step``-th coordinate, in one piece."""
+    return row[::step] if is_parted([row]) else np.ascontiguousarray(row[::step])

@@ -86,6 +86,8 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
         return "trained from a model that was not offered"
     if upload.length != (run.length if assignment.train else 0):
         return f"a vector of length {upload.length}"
+    if len(upload.parts) != (len(run.workers) if assignment.train else 0):
+        return f"an update in {len(upload.parts)} parts"
     # A device that holds no state to seal sends its update alone.
     if upload.attached > most_attached:
         return f"{upload.attached} bytes attached to the update"

@@ -24,16 +24,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 
+from aggregator.numerics.parted import is_parted
 from aggregator.rounds.relay import RelayedStep, States, is_state
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, Assignment, DeclineReason
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Assignment, DeclineReason
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.seeds import mean_seed
+from shoal.protocol.shards import MeanPlace, digest_over
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
     MAX_RETAINED_RECIPES,
@@ -49,7 +51,7 @@ from shoal.protocol.states import (
     TranscriptEntry,
     checkpoint_purpose,
 )
-from shoal.types import Array, Float32Vector
+from shoal.types import DIGEST_BYTES, Array, Float32Vector
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +77,8 @@ class KeptMean:
         vector: (d,) or the length of the model's segment, float32, masked, as devices decode it.
         digest: SHA-256 of `wire`.
         body: the vector as encoded, uint8; None in float32. It is stored, not made again: another processor may round another
-            scale, and devices compare the digest.
+            scale, and devices compare the digest. Of a mean whose parts workers hold, the parts' digests, one after another;
+            ``vector`` is empty then.
     """
 
     model: int
@@ -84,6 +87,14 @@ class KeptMean:
     vector: Float32Vector = field(repr=False)
     digest: bytes = bytes(32)
     body: Bytes | None = field(default=None, repr=False)
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """SHA-256 of each part that a worker holds, in the order of the workers; none if the vector is here."""
+        if self.body is None or len(self.vector):
+            return ()
+        joined = self.body.tobytes()
+        return tuple(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
 
     @property
     def wire(self) -> bytes:
@@ -455,11 +466,11 @@ def _kept_step(
         )
         for step in sorted(relayed, key=lambda step: step.state)
     )
-    means = tuple(
-        _kept_mean(step, step.mean, key_id, run)
-        for step in sorted(relayed, key=lambda step: step.state)
-        if step.mean is not None
-    )
+    moved = [(step, step.mean) for step in sorted(relayed, key=lambda step: step.state) if step.mean is not None]
+    if is_parted([mean for _, mean in moved]):
+        means = _parted_means(round_, moved, key_id, run)
+    else:
+        means = tuple(_kept_mean(step, mean, key_id, run) for step, mean in moved)
     return KeptStep(Step(round_, recipes, open_, limit if means else 0.0), means)
 
 
@@ -492,6 +503,32 @@ def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPl
     vector = decode_vector(body, len(mean), precision, seed)
     digest = hashlib.sha256(body).digest()
     return KeptMean(model, step.contributors, key_id, vector, digest, body=np.frombuffer(body, np.uint8))
+
+
+def _parted_means(
+    round_: int, moved: list[tuple[RelayedStep, Any]], key_id: bytes, run: RunPlan
+) -> tuple[KeptMean, ...]:
+    """Have the workers make and store their parts of the means."""
+    places = [MeanPlace(step.state.model, segment_name(run, step.state.model)) for step, _ in moved]
+    digests = moved[0][1].space.means([mean for _, mean in moved], places, round_)
+    return tuple(
+        KeptMean(
+            step.state.model,
+            step.contributors,
+            key_id,
+            np.empty(0, np.float32),
+            digest_over(parts),
+            body=np.frombuffer(b"".join(parts), np.uint8),
+        )
+        for (step, _), parts in zip(moved, digests, strict=True)
+    )
+
+
+def segment_name(run: RunPlan, model: int) -> str:
+    """Return the segment that the means of a model have in a run with workers; empty if they are whole vectors."""
+    if model == STATISTICS_MODEL or all(segment.name != "shared" for segment in run.segments):
+        return ""
+    return "shared" if model == SHARED_MODEL else "cluster"
 
 
 def _digest(vector: Float32Vector) -> bytes:

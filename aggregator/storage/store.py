@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.numerics.parted import PartedVector, VectorSpace
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
@@ -32,6 +33,7 @@ from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Phase, Upload
+from shoal.protocol.shards import NodeKind
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
@@ -55,6 +57,8 @@ CREATE TABLE IF NOT EXISTS uploads (
   round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
   digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL,
   PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS norms (
+  round INTEGER NOT NULL, device TEXT NOT NULL, norm REAL NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshot (
   id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, head TEXT NOT NULL, state TEXT NOT NULL);
 """
@@ -115,7 +119,11 @@ class Snapshot:
 
 
 class Store:
-    """One run's durable state, in one directory."""
+    """One run's durable state, in one directory.
+
+    Attributes:
+        space: the workers that hold the vectors; None if they are here.
+    """
 
     @reads
     def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
@@ -144,6 +152,7 @@ class Store:
         except BaseException:
             self._db.close()
             raise
+        self.space: VectorSpace | None = None
         self._pending: dict[bytes, WrittenUpload] = {}
         self._batch: list[WrittenUpload] = []
 
@@ -187,7 +196,8 @@ class Store:
 
         Args:
             upload: its header.
-            vector: the masked update, (length,) float32 little-endian, followed by the attached bytes.
+            vector: the masked update, (length,) float32 little-endian, followed by the attached bytes; without the update if
+                workers hold its parts.
             norm: the vector's l2 norm.
             digest: the digest that the device signed; a resent upload has the same.
 
@@ -197,7 +207,7 @@ class Store:
         start: int | None = 0
         if len(vector):
             start = self._updates.append(upload.round, vector)
-        cut = FLOAT_BYTES * upload.length
+        cut = FLOAT_BYTES * _coordinates(upload)
         found = checksum(vector[:cut]) + checksum(vector[cut:])
         return None if start is None else WrittenUpload(upload, digest, start, found, norm)
 
@@ -233,17 +243,35 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._db.executemany(
+                "INSERT INTO norms VALUES (?, ?, ?)",
+                [(r.upload.round, r.upload.device, r.norm) for r in self._batch if r.upload.parts],
+            )
         done = [self._contribution(r.upload, r.start, r.norm) for r in self._batch]
         self._batch = []
         return done
 
     def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> ClientUpdate:
         vector, attached = None, b""
-        if upload.length:
+        if upload.parts:
+            assert self.space is not None, "a run with workers has a space"
+            vector = parted_update(self.space, upload)
+            if norm is None:
+                norm = self._norm(upload)
+        elif upload.length:
             vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
-            attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
+            start += FLOAT_BYTES * _coordinates(upload)
+            attached = self._updates.read(upload.round, start, upload.attached)
         return contribution_of(upload, vector, norm, attached)
+
+    def _norm(self, upload: Upload) -> float:
+        """Return the norm of a stored upload, which the workers reported."""
+        key = (upload.round, upload.device)
+        found = self._db.execute("SELECT norm FROM norms WHERE round = ? AND device = ?", key).fetchone()
+        if found is None:
+            raise IntegrityError(f"the norm of the update of {upload.device} in round {upload.round} is missing")
+        return float(found[0])
 
     def _checked(self, header: bytes, start: int, kept: int) -> ClientUpdate:
         """Return a stored upload after a check of its vector's checksum."""
@@ -253,7 +281,8 @@ class Store:
             contribution = self._contribution(upload, start)
         except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
             raise IntegrityError(f"{name} is missing or cut short") from error
-        held = b"" if contribution.vector is None else contribution.vector.data.cast("B")
+        here = contribution.vector is not None and not upload.parts
+        held = contribution.vector.data.cast("B") if here else b""  # type: ignore[union-attr]
         if checksum(held) + checksum(contribution.attached) != kept:
             raise IntegrityError(f"{name} was altered or is torn")
         return contribution
@@ -304,6 +333,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?)", row)
             self._db.execute("DELETE FROM uploads WHERE round < ?", (round_,))
+            self._db.execute("DELETE FROM norms WHERE round < ?", (round_,))
             if closed is not None:
                 records.write(self._db, *closed)
         # After the commit: until then the snapshot before may be restored, and needs its files.
@@ -381,6 +411,12 @@ class Store:
         self._db.close()
 
 
+def parted_update(space: VectorSpace, upload: Upload) -> Any:
+    """Return the update of an upload whose parts workers hold."""
+    kind = NodeKind.UPDATE
+    return PartedVector(space, upload.length, kind, device=upload.device, digests=upload.parts)
+
+
 def check_version(database: sqlite3.Connection, directory: Path) -> None:
     """Check that the database in ``directory`` is new or has this schema version.
 
@@ -412,4 +448,9 @@ def _digest(data: bytes | memoryview) -> str:
 
 
 def _size(upload: Upload) -> int:
-    return FLOAT_BYTES * upload.length + upload.attached
+    return FLOAT_BYTES * _coordinates(upload) + upload.attached
+
+
+def _coordinates(upload: Upload) -> int:
+    """Return the coordinates of an upload that are stored here: none if workers hold its parts."""
+    return 0 if upload.parts else upload.length

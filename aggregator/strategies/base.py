@@ -11,12 +11,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
+from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.persistent import PersistentMap
 from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
@@ -268,6 +269,8 @@ class Strategy(Protocol):
 
 def norm_of(vector: Float32Vector) -> float:
     """Return the l2 norm of ``vector`` (d,), accumulated in float64 by blocks."""
+    if is_parted([vector]):
+        return cast(PartedVector, vector).norm()
     total = 0.0
     for start in range(0, len(vector), 1 << 16):
         block = vector[start : start + (1 << 16)]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import Declined, Stored
+from aggregator.rounds.screening import norm_error
+from aggregator.shards.parts_gate import PartsGate
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue
 from aggregator.uploads.intake import Arrival, Intake
@@ -20,6 +22,7 @@ from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import DeclineReason
+from shoal.protocol.precision.lengths import norm_room
 from shoal.protocol.reassembly import DigestError, NoRoomError
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Upload
     from shoal.protocol.reassembly import ReceivedChunks
+    from shoal.protocol.shards import PartReport
 
 COMMITTED_AT_ONCE: Final = 64
 """Valid uploads that are committed even while the workers have more: a commit costs the same for one as for many."""
@@ -99,6 +103,8 @@ class Uploads:
         self._verifier = UploadVerifier(membership.identity, run)
         self._intake = Intake(workers.intake, self._verifier, engine, store)
         self._queue = CommitQueue(store, workers.disk, self._table)
+        self._run = run
+        self._gate = PartsGate()
         self._gather_until = 0
         self._answers = Acknowledgements(publisher, membership, run, self._table)
         self._retransmission = Retransmission(
@@ -169,7 +175,7 @@ class Uploads:
     def _on_upload(self, device: str, chunks: ReceivedChunks) -> None:
         """Hand a complete upload to the workers."""
         ref = UploadRef(device, chunks.header.transfer_id)
-        queued = self._queue.of(device)
+        queued = self._waiting(device)
         pending = None if queued is None else queued.digest
         self._table.move(ref, UploadEvent.COMPLETE)
         arrival = Arrival(ref, chunks, self._membership.roster, self._driver.state, pending)
@@ -192,13 +198,16 @@ class Uploads:
             if isinstance(found, DigestError | NoRoomError):
                 self._inbound.chunks.count_refused("digest" if isinstance(found, DigestError) else "no-room")
             raise found
-        queued = self._queue.of(ref.device)
+        queued = self._waiting(ref.device)
         pending = None if queued is None else queued.digest
         decision, reason = self._engine.validate(self._driver.state, found.header, found.digest, pending)
         if decision is Decision.STORE and found.written is not None:
-            if not self._queue.valid:
-                self._gather_until = self._intake.newest
-            self._queue.append(found)
+            if found.header.parts:
+                whole = self._gate.hold(found)
+                if whole is not None:
+                    self._take_whole(whole)
+                return
+            self._enqueue(found)
         elif decision is Decision.REFUSE:
             self._refuse(ref, found.header, reason)
             raise UntrustedError(f"upload of {ref.device} for round {found.header.round}: {reason}")
@@ -208,6 +217,44 @@ class Uploads:
             # A copy of a queued upload, under another transfer id: the commit of the first copy is the answer. Or an upload that
             # only the newer state allows: it is not written, and the device offers it again.
             self._table.move(ref, UploadEvent.DROPPED)
+
+    def _waiting(self, device: str) -> OpenedUpload | None:
+        """Return the valid upload of a device that is not durable yet, or waits for its parts; None without one."""
+        return self._queue.of(device) or self._gate.of(device)
+
+    def _enqueue(self, upload: OpenedUpload) -> None:
+        if not self._queue.valid:
+            self._gather_until = self._intake.newest
+        self._queue.append(upload)
+
+    @property
+    def lacks(self) -> dict[int, int]:
+        """Worker -> number of uploads that wait for its report."""
+        return self._gate.lacks(len(self._run.workers))
+
+    def on_report(self, report: PartReport) -> None:
+        """Take a worker's report of parts that it has made durable."""
+        for upload in self._gate.report(report):
+            try:
+                self._take_whole(upload)
+            except ShoalError as error:
+                self._driver.on_refused(upload.ref.device, error)
+
+    def _take_whole(self, upload: OpenedUpload) -> None:
+        """Queue an upload whose parts are all reported, unless it is too long, or its round has closed.
+
+        Raises:
+            UntrustedError: it is refused.
+        """
+        assert upload.written is not None
+        decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
+        limit = self._run.norm_limit * norm_room(self._run.precision_up)
+        reason = reason or norm_error(upload.written.norm, limit)
+        if decision is Decision.STORE and not reason:
+            self._enqueue(upload)
+            return
+        self._refuse(upload.ref, upload.header, reason)
+        raise UntrustedError(f"upload of {upload.ref.device} for round {upload.header.round}: {reason}")
 
     def _refuse(self, ref: UploadRef, header: Upload, reason: str) -> None:
         """Refuse an upload, and let the open round go on without waiting for its device."""
@@ -240,6 +287,11 @@ class Uploads:
             return
         for upload in self._queue.valid:
             self._refuse_if_late(upload)
+        for upload in self._gate.held:
+            decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
+            if decision is not Decision.STORE:
+                self._gate.withdraw(upload)
+                self._answers.answer(upload.ref, upload.header.round, UploadEvent.REJECTED, reason)
         self._driver.on_progress()
         self.flush()
 

@@ -144,7 +144,8 @@ class UploadVerifier:
             raise UntrustedError("an upload for another aggregator")
         if header.precision != self._run.precision_up:
             raise RefusedUploadError(f"a vector in {header.precision[:16]!r}, not {self._run.precision_up}", header)
-        if len(body) != encoded_bytes(header.length, header.precision) + header.attached:
+        vector = 0 if header.parts else encoded_bytes(header.length, header.precision)
+        if len(body) != vector + header.attached:
             raise WireError(f"{len(body)} bytes where {header.length} coordinates and {header.attached} were announced")
 
     def _check_samples(self, header: Upload) -> None:
@@ -164,7 +165,7 @@ class UploadVerifier:
     def _decoded(self, header: Upload, body: memoryview) -> memoryview:
         """Return the body with its vector in float32, in which everything after this works."""
         run = self._run
-        if run.precision_up == "float32" or not header.length:
+        if run.precision_up == "float32" or not header.length or header.parts:
             return body
         if header.length != run.length:  # before a vector of that length is made from fewer bytes
             raise RefusedUploadError(f"a vector of length {header.length}", header)
@@ -177,7 +178,9 @@ class UploadVerifier:
         return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])
 
     def _checked_norm(self, header: Upload, body: memoryview) -> float:
-        norm = norm_of(np.frombuffer(body, "<f4", header.length)) if header.length else 0.0
+        if not header.length or header.parts:  # the workers report the parts' norms
+            return 0.0
+        norm = norm_of(np.frombuffer(body, "<f4", header.length))
         error = norm_error(norm, self._run.norm_limit * norm_room(self._run.precision_up))
         if error:
             raise RefusedUploadError(error, header)

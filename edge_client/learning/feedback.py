@@ -21,14 +21,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from crypto.mask.masking import mask, unmask
 from edge_client.storage.residual import Residual
 from shoal.protocol.messages import Phase
 from shoal.protocol.precision.codec import decode, encode
-from shoal.protocol.precision.lengths import FEEDBACK
+from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
+from shoal.protocol.shards import part_seed
 from shoal.types import MaskedVector
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crypto.mask.derivation import MaskKey
     from shoal.types import Float32Vector
 
@@ -53,7 +58,13 @@ class Encoded:
     residual: Float32Vector | None
 
 
-def encode_update(clear: Float32Vector, key: MaskKey | None, precision: str, seed: bytes) -> Encoded:
+def encode_update(
+    clear: Float32Vector,
+    key: MaskKey | None,
+    precision: str,
+    seed: bytes,
+    cuts: Sequence[tuple[int, int]] = (),
+) -> Encoded:
     """Mask and encode an update.
 
     Args:
@@ -61,6 +72,7 @@ def encode_update(clear: Float32Vector, key: MaskKey | None, precision: str, see
         key: the round's mask; None if vectors are clear, in simulations.
         precision: the plan's ``precision_up``.
         seed: see `shoal.protocol.precision.seeds.upload_seed`.
+        cuts: first and last coordinate of each part, in a run whose uploads travel in parts: each is encoded by itself.
 
     Raises:
         IntegrityError: a coordinate is not finite, or too large to encode.
@@ -69,14 +81,34 @@ def encode_update(clear: Float32Vector, key: MaskKey | None, precision: str, see
     if precision == "float32" and key is not None:
         # `mask` has checked it, and nothing else holds the vector.
         return Encoded(masked.astype("<f4", copy=False).data.cast("B"), masked, None)
-    body = encode(masked, precision, seed)
+    body = _encoded(masked, precision, seed, cuts)
     if precision == "float32":
         return Encoded(body, masked, None)
-    decoded = decode(body, len(clear), precision, seed)
+    decoded = _decoded(body, len(clear), precision, seed, cuts)
     if precision not in FEEDBACK:
         return Encoded(body, decoded, None)
     arrived = decoded if key is None else unmask(MaskedVector(decoded, key.key_id), key)
     return Encoded(body, decoded, clear - arrived)
+
+
+def _encoded(masked: Float32Vector, precision: str, seed: bytes, cuts: Sequence[tuple[int, int]]) -> bytes | memoryview:
+    if not cuts:
+        return encode(masked, precision, seed)
+    parts = (encode(masked[a:b], precision, part_seed(seed, worker)) for worker, (a, b) in enumerate(cuts))
+    return b"".join(parts)
+
+
+def _decoded(
+    body: bytes | memoryview, length: int, precision: str, seed: bytes, cuts: Sequence[tuple[int, int]]
+) -> Float32Vector:
+    if not cuts:
+        return decode(body, length, precision, seed)
+    view, found, at = memoryview(body), np.empty(length, np.float32), 0
+    for worker, (start, stop) in enumerate(cuts):
+        size = encoded_bytes(stop - start, precision)
+        found[start:stop] = decode(view[at : at + size], stop - start, precision, part_seed(seed, worker))
+        at += size
+    return found
 
 
 def residual_for(stored: Residual | None, run_id: bytes, round_: int, wasted: bytes) -> Residual | None:

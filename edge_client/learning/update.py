@@ -5,6 +5,7 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,14 +24,16 @@ from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
+from edge_client.protocol.pieces import joined as joined_pieces
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual
 from shoal.limits import MAX_MARGIN
-from shoal.protocol.channels import UPLOAD
+from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.protocol.precision.seeds import upload_seed
+from shoal.protocol.shards import UploadPart, borders, part_bytes
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
@@ -203,7 +206,8 @@ def _train(
 
 def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
     seed = upload_seed(shop.plan.run_id, round_, phase, shop.identity.name)
-    return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed)
+    cuts = borders(len(update), len(shop.plan.workers)) if shop.plan.workers else ()
+    return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed, cuts)
 
 
 def _residual(left: Float32Vector, announcement: Announcement, model: int, parcel: SealedMessage) -> Residual:
@@ -242,6 +246,7 @@ def sealed_upload(
         nearest: see Upload.
     """
     attached = shop.round.attachment(shop.identity)
+    parts = _cut(shop.plan, body)
     samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
@@ -268,10 +273,39 @@ def sealed_upload(
         statement=shop.round.statement,
         nearest=nearest,
         precision=shop.plan.precision_up,
+        parts=tuple(hashlib.sha256(part).digest() for part in parts),
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
-    content = b"".join((body, attached)) if attached else body
-    return seal_message_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
+    content = attached if parts else b"".join((body, attached)) if attached else body
+    header = seal_message_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
+    return joined_pieces(header, [_sealed_part(shop, upload, worker, part) for worker, part in enumerate(parts)])
+
+
+def _cut(plan: RunPlan, body: bytes | memoryview) -> list[memoryview]:
+    """Return the parts of an encoded update, one for each worker of the plan; none if it travels in one piece."""
+    view, found, at = memoryview(body), [], 0
+    for worker in range(len(plan.workers) if body else 0):
+        size = part_bytes(plan, worker)
+        found.append(view[at : at + size])
+        at += size
+    return found
+
+
+def _sealed_part(shop: TrainingContext, upload: Upload, worker: int, part: memoryview) -> SealedMessage:
+    """Return one part of an update, sealed to its worker and signed."""
+    member = shop.plan.workers[worker]
+    header = UploadPart(
+        fleet=upload.fleet,
+        run_id=upload.run_id,
+        round=upload.round,
+        phase=upload.phase,
+        nonce=upload.nonce,
+        device=upload.device,
+        recipient=member.seal_key,
+        worker=worker,
+    )
+    head = PART.head(upload.fleet, upload.device, member.name)
+    return seal_message_to_member(shop.identity, member.seal_key, head, encode(header), part)
 
 
 def share_of(shares: DataSplits, share: int) -> Dataset:

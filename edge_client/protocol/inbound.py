@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels, sizes
+from shoal.protocol.shards import sealed_mean_part_bytes
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
             return UNSUBSCRIBED if wanted is None else channels.ROSTER.limit(sizes.roster_bytes(wanted))
         case TopicKind.MODEL:
             return _model(topic.label, session)
+        case TopicKind.MEAN_PART:
+            plan = session.plan
+            if plan is None or not plan.workers or topic.label not in session.labels:
+                return UNSUBSCRIBED
+            return channels.MEAN_PART.limit(sealed_mean_part_bytes(plan))
+        case TopicKind.PART_CTL if topic.device == session.name:
+            return channels.PART_CONTROL.limit()
     raise UntrustedError(
         f"a message on {topic.kind.base}, which this device has not subscribed to",
         hint="check the broker: it delivers messages that the device has not subscribed to",

@@ -14,6 +14,7 @@ from shoal.protocol.messages import Decline, Reminder
 if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import Member
     from shoal.protocol.messages import Announcement, DeclineReason
     from shoal.transport.base import Transport
 
@@ -40,8 +41,18 @@ class ControlMessages:
         note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, reason)
         self._send(channels.DECLINE, note, announcement.round)
 
-    def remind(self, run_id: bytes, round_: int, upload: UploadRef, chunk_bytes: int, turn: int) -> None:
-        """Send a reminder of ``upload``; the other arguments are those of `Reminder`."""
+    def remind(
+        self,
+        run_id: bytes,
+        round_: int,
+        upload: UploadRef,
+        chunk_bytes: int,
+        turn: int,
+        *,
+        worker: Member | None = None,
+        topic: str = "",
+    ) -> None:
+        """Send a reminder of ``upload``; of a part, to ``worker`` at ``topic``. Other arguments are those of `Reminder`."""
         member = self._membership
         reminder = Reminder(
             fleet=member.fleet,
@@ -54,12 +65,17 @@ class ControlMessages:
             chunk_bytes=chunk_bytes,
             turn=turn,
         )
-        self._send(channels.REMINDER, reminder, round_)
+        if worker is None:
+            self._send(channels.REMINDER, reminder, round_)
+        else:
+            self._send(channels.PART_REMINDER, reminder, round_, worker, topic)
 
-    def _send(self, channel: Channel, note: Decline | Reminder, round_: int) -> None:
+    def _send(
+        self, channel: Channel, note: Decline | Reminder, round_: int, to: Member | None = None, topic: str = ""
+    ) -> None:
         member = self._membership
-        aggregator = aggregator_of(member.roster)
-        head = channel.head(member.fleet, member.name, aggregator.name)
-        parcel = seal_message_to_member(member.identity, aggregator.seal_key, head, encode(note))
+        to = to or aggregator_of(member.roster)
+        head = channel.head(member.fleet, member.name, to.name)
+        parcel = seal_message_to_member(member.identity, to.seal_key, head, encode(note))
         for chunk in split(parcel.payload, kind=channel.kind, round=round_, name=parcel.transfer_id):
-            self._transport.publish(self._topic, chunk)
+            self._transport.publish(topic or self._topic, chunk)

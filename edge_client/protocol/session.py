@@ -258,7 +258,7 @@ class DeviceSession:
                 return dataclasses.replace(self, roster=roster), done
             case channels.RUN:
                 return self, (io.OpenRun(content),)
-            case channels.MEAN | channels.CHECKPOINT:
+            case channels.MEAN | channels.CHECKPOINT | channels.MEAN_PART:
                 return self, self._model(content)
             case channels.ANNOUNCEMENT:
                 return self._announced(content, facts)

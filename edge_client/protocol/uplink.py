@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_client.protocol.notes import UploadRef
+from edge_client.protocol.pieces import pieces_of
 from shoal import limits
-from shoal.protocol.channels import UPLOAD
+from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.chunking import Fingerprint, split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crypto.seal.replay import ReplayWatermark
     from edge_client.protocol.notes import ControlMessages
+    from edge_client.protocol.pieces import Piece
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import Member
     from shoal.transport.base import Qos, Transport
 
 
@@ -40,11 +46,13 @@ class Uplink(Generic[R]):
         transport: sends its chunks.
         notes: sends reminders.
         topic: topic of the device's uploads.
+        part_topic: returns the topic of the device's parts to the worker with this number.
         sealed: the upload stored before a restart; empty if there is none.
         residual: what the stored upload left, for the next one; None if there is nothing.
 
     Attributes:
         residual: of the newest upload.
+        workers: of the run that the device follows; none if its uploads travel in one piece.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Uplink(Generic[R]):
         transport: Transport,
         notes: ControlMessages,
         topic: str,
+        part_topic: Callable[[int], str],
         sealed: bytes,
         residual: R | None = None,
     ) -> None:
@@ -61,6 +70,8 @@ class Uplink(Generic[R]):
         self._transport = transport
         self._notes = notes
         self._topic = topic
+        self._part_topic = part_topic
+        self.workers: tuple[Member, ...] = ()
         self._sealed = sealed
         self._digest = b""
         self.residual = residual
@@ -77,14 +88,48 @@ class Uplink(Generic[R]):
 
     def send(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
-        size = self._transport.chunk_bytes
-        chunks = split(self._sealed, kind=UPLOAD.kind, round=mark.round, chunk_bytes=size, indices=asked, name=transfer)
-        qos: Qos = UPLOAD.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
+        header, *parts = pieces_of(self._sealed, transfer)
+        self._publish(self._topic, header, UPLOAD, mark, asked, devices)
+        if asked is None:
+            for worker, part in enumerate(parts):
+                self._publish(self._part_topic(worker), part, PART, mark, None, devices)
+
+    def send_part(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...]) -> None:
+        """Retransmit the chunks of one part that its worker asked for; do nothing for another transfer."""
+        for worker, part in enumerate(pieces_of(self._sealed)[1:] if self._sealed else ()):
+            if part.transfer == transfer:
+                self._publish(self._part_topic(worker), part, PART, mark, asked, 0)
+
+    def _publish(
+        self,
+        topic: str,
+        piece: Piece,
+        channel: Channel,
+        mark: ReplayWatermark,
+        asked: tuple[int, ...] | None,
+        devices: int,
+    ) -> None:
+        chunks = split(
+            piece.payload,
+            kind=channel.kind,
+            round=mark.round,
+            chunk_bytes=self._transport.chunk_bytes,
+            indices=asked,
+            name=piece.transfer,
+        )
+        qos: Qos = channel.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
         for chunk in chunks:
-            self._transport.publish(self._topic, chunk, qos=qos)
+            self._transport.publish(topic, chunk, qos=qos)
 
     def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, turn: int) -> None:
         """Send a reminder; ``turn`` is the retransmission counter."""
-        self._digest = self._digest or Fingerprint.of(self._sealed).signed
-        upload = UploadRef(transfer, self._digest, len(self._sealed))
-        self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, turn)
+        header, *parts = pieces_of(self._sealed, transfer)
+        self._digest = self._digest or Fingerprint.of(header.payload).signed
+        upload = UploadRef(transfer, self._digest, len(header.payload))
+        size = self._transport.chunk_bytes
+        self._notes.remind(run_id, mark.round, upload, size, turn)
+        for worker, (member, part) in enumerate(zip(self.workers, parts, strict=False)):
+            signed = Fingerprint.of(part.payload).signed
+            about = UploadRef(part.transfer, signed, len(part.payload))
+            topic = self._part_topic(worker)
+            self._notes.remind(run_id, mark.round, about, size, turn, worker=member, topic=topic)

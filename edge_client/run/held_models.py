@@ -44,6 +44,7 @@ from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Ann
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.precision.seeds import mean_seed
+from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of, part_seed
 from shoal.protocol.states import (
     RETAINED_STEPS,
     CheckpointRef,
@@ -96,6 +97,8 @@ class HeldModels:
         self._arrived: dict[str, bytes] = {}
         self._used: dict[str, bytes] = {}
         self._early: dict[str, tuple[bytes, bytes]] = {}
+        self._part_of: dict[str, tuple[str, int]] = {}
+        self._parts: dict[str, dict[int, tuple[MeanPartHeader, bytes]]] = {}
 
     @property
     def states(self) -> ModelStates:
@@ -153,7 +156,28 @@ class HeldModels:
             means = next(r.means for r in held.steps if r.step.round == step.round)
             added = {recipe.model for recipe in step.recipes if recipe.mean is not None}
             self._refs |= {mean.label: (step.round, mean) for mean in means if mean.model in added}
-        return {label: _ref(found).transfer for label, found in self._refs.items()}
+        self._part_of = {}
+        for label, found in self._refs.items():
+            if isinstance(found, tuple):
+                labels = self._part_labels(found[1].model, found[0])
+                self._part_of |= {part: (label, worker) for worker, part in enumerate(labels)}
+        return self._wanted()
+
+    def _wanted(self) -> dict[str, bytes]:
+        """Return topic label -> transfer id of what was located; the parts of a mean have the name of the whole."""
+        parted = {label for label, _ in self._part_of.values()}
+        whole = {label: _ref(found).transfer for label, found in self._refs.items() if label not in parted}
+        return whole | {part: _ref(self._refs[label]).transfer for part, (label, _) in self._part_of.items()}
+
+    def _part_labels(self, model: int, round_: int) -> list[str]:
+        """Return the topic labels of a mean's parts, in the order of the workers; none if it travels in one piece."""
+        plan, group = self._run.plan, self._membership.group
+        numbers = (mean_part_number(mean_number(model, round_), worker) for worker in range(len(plan.workers)))
+        return [f"{PART_LABEL}{group.topic_label(plan.run_id, number)}" for number in numbers]
+
+    def name_of(self, label: str, transfer: bytes) -> bytes:
+        """Return the name under which `locate` has announced a transfer at ``label``."""
+        return _ref(self._refs[self._part_of[label][0]]).transfer if label in self._part_of else transfer
 
     def _parting(self, held: RoundModels) -> frozenset[StateId]:
         """Return the states that this device can make now and perhaps not later: open ones that this round does not offer.
@@ -247,6 +271,8 @@ class HeldModels:
         if plan.participation < 1:
             return ()
         models = {*assignment.models, *([SHARED_MODEL] if announcement.held.state_of(SHARED_MODEL) else [])}
+        if plan.workers:
+            return tuple(label for m in sorted(models) for label in self._part_labels(m, announcement.round))
         return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
 
     def arrived(self) -> dict[str, bytes]:
@@ -257,9 +283,10 @@ class HeldModels:
         """
         early, self._early = self._early, {}
         for label, (transfer, plain) in early.items():
-            if self._awaits(label, transfer):
+            if label in self._part_of or self._awaits(label, transfer):
                 self.take(label, transfer, memoryview(plain))
-        return {label: transfer for label, transfer in self._arrived.items() if self._awaits(label, transfer)}
+        wanted = self._wanted()
+        return {label: transfer for label, transfer in self._arrived.items() if wanted.get(label) == transfer}
 
     def _awaits(self, label: str, transfer: bytes) -> bool:
         found = self._refs.get(label)
@@ -277,6 +304,8 @@ class HeldModels:
         """
         if self._used.get(label) == transfer:
             return False
+        if label in self._part_of:
+            return self._take_part(label, transfer, plain)
         if not self._awaits(label, transfer):
             self._early[label] = transfer, bytes(plain)
             return False
@@ -291,6 +320,63 @@ class HeldModels:
             self._means[label] = self._unmask(found[0], found[1].model, found[1].digest, plain)
         self._arrived[label] = transfer
         return True
+
+    def _take_part(self, label: str, transfer: bytes, plain: memoryview) -> bool:
+        """Take one part of a mean, and open the mean with the last one; False if the part is of another round."""
+        whole, worker = self._part_of[label]
+        found = self._refs[whole]
+        assert isinstance(found, tuple)
+        round_, mean = found
+        header, body = decode_prefix(plain, MeanPartHeader)
+        if header.worker != worker:
+            raise UntrustedError(f"the part of worker {header.worker} where that of worker {worker} belongs")
+        if (header.round, header.model) != (round_, mean.model):
+            self._early[label] = transfer, bytes(plain)
+            return False
+        parts = self._parts.setdefault(whole, {})
+        parts[worker] = header, bytes(body)
+        self._arrived[label] = mean.transfer
+        if len(parts) == len(self._run.plan.workers):
+            self._means[whole] = self._joined(round_, mean, [parts[number] for number in sorted(parts)])
+        return True
+
+    def _joined(self, round_: int, mean: MeanRef, parts: list[tuple[MeanPartHeader, bytes]]) -> Float32Vector:
+        """Return the mean, unmasked, whose parts these are.
+
+        Raises:
+            UntrustedError: the parts are not those of the announced mean.
+        """
+        plan, first = self._run.plan, parts[0][0]
+        if digest_over([hashlib.sha256(body).digest() for _, body in parts]) != mean.digest:
+            raise UntrustedError(
+                f"the parts of the mean of model {mean.model} in round {round_} are not the announced ones"
+            )
+        header = MeanHeader(
+            fleet=first.fleet,
+            run_id=first.run_id,
+            round=round_,
+            key_id=first.key_id,
+            model=mean.model,
+            length=first.length,
+            segment=first.segment,
+        )
+        if any(dataclasses.replace(part, worker=first.worker) != first for part, _ in parts):
+            raise UntrustedError(f"the parts of the mean of model {mean.model} do not belong together")
+        span, seed = self._span_of(mean.model), mean_seed(plan.run_id, round_, mean.model)
+        masked = np.empty(span.stop - span.start, np.float32)
+        for worker, (part, (_, body)) in enumerate(zip(borders(plan.length, len(plan.workers)), parts, strict=True)):
+            start, stop = part_of(span, part)
+            if len(body) != encoded_bytes(stop - start, plan.precision_down):
+                raise UntrustedError(f"a part of {len(body)} bytes in the mean of model {mean.model}")
+            if stop > start:
+                masked[start:stop] = self._part(body, stop - start, part_seed(seed, worker))
+        return self._checked(header, masked, encoded_bytes(len(masked), plan.precision_down))
+
+    def _part(self, body: bytes, length: int, seed: bytes) -> Float32Vector:
+        try:
+            return decode_vector(body, length, self._run.plan.precision_down, seed)
+        except WireError as error:
+            raise UntrustedError(f"a part of a mean: {error}") from error
 
     def _open(self, ref: CheckpointRef, sealed: memoryview) -> ModelState:
         plan = self._run.plan
@@ -310,7 +396,11 @@ class HeldModels:
         header, body = decode_prefix(plain, MeanHeader)
         if (header.round, header.model) != (round_, model) or hashlib.sha256(body).digest() != digest:
             raise UntrustedError(f"the mean of model {header.model} in round {header.round} is not the announced one")
-        masked = self._decoded(round_, model, body)
+        return self._checked(header, self._decoded(round_, model, body), len(body))
+
+    def _checked(self, header: MeanHeader, masked: Float32Vector, body_bytes: int) -> Float32Vector:
+        """Check a mean against the plan and the limits, and return it unmasked."""
+        round_ = header.round
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
@@ -318,7 +408,7 @@ class HeldModels:
         plan = self._run.plan
         announced = next(kept.step.limit for kept in self._held.steps if kept.step.round == round_)
         limit = mean_limit(announced, self._store.longest, model_norm, plan)
-        check_mean(header, plan, segment_of(self._held, model), len(body), norm, limit)
+        check_mean(header, plan, segment_of(self._held, header.model), body_bytes, norm, limit)
         keys = self._keys_named(round_, header.key_id)
         return unmask(MaskedVector(masked, header.key_id), self._mask(keys)[header.segment])
 
@@ -362,7 +452,9 @@ class HeldModels:
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
-        self._means.pop(label, None)
+        whole, worker = self._part_of.get(label, (label, 0))
+        self._means.pop(whole, None)
+        self._parts.get(whole, {}).pop(worker, None)
         self._opened.pop(label, None)
         self._arrived.pop(label, None)
         self._early.pop(label, None)
@@ -388,6 +480,7 @@ class HeldModels:
         self._states = states.keep(way.keep - wrong)
         self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
         self._means, self._opened, self._arrived = {}, {}, {}
+        self._parts, self._part_of = {}, {}
         self._masks = {at: masks for at, masks in self._masks.items() if at[1] >= announcement.round}
         if wrong:
             self.store(announcement)

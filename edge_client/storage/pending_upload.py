@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.replay import ReplayWatermark
+from edge_client.protocol.pieces import transfer_of
 from edge_client.storage.residual import Residual, parse_residual
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import open_own, read_private, sync_directory, write_failed
@@ -149,7 +149,7 @@ class PendingUploadFiles:
         digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
         residual = parse_residual(rest[DIGEST_BYTES + mark.length :], mark.transfer) if mark.length else None
         # The digest covers the head alone; the transfer id is a digest of the upload.
-        torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
+        torn = len(sealed) and transfer_of(sealed) != mark.transfer
         if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None

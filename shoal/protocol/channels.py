@@ -33,6 +33,7 @@ class Party(Enum):
 
     OWNER = "owner"
     AGGREGATOR = "aggregator"
+    WORKER = "worker"
     DEVICE = "device"
     NEWCOMER = "new device"
 
@@ -115,7 +116,7 @@ ROSTER: Final = Channel(
     topic=TopicKind.ROSTER,
     kind=ChunkKind.ROSTER,
     sender=Party.AGGREGATOR,
-    receivers=(Party.DEVICE,),
+    receivers=(Party.WORKER, Party.DEVICE),
     message="signed Roster",
     seal=Seal.BROADCAST,
     purpose="roster",
@@ -138,11 +139,11 @@ KEYS: Final = Channel(
     topic=TopicKind.KEYS,
     kind=ChunkKind.GRANT,
     sender=Party.OWNER,
-    receivers=(Party.AGGREGATOR, Party.DEVICE),
+    receivers=(Party.AGGREGATOR, Party.WORKER, Party.DEVICE),
     message="GrantFile",
     seal=Seal.MEMBER,
     purpose="grant/{role}/{keys_since}/{receiving}",
-    recipients=(Party.AGGREGATOR, Party.DEVICE),
+    recipients=(Party.AGGREGATOR, Party.WORKER, Party.DEVICE),
     largest=limits.MAX_RENEWAL_BYTES,
 )
 RUN: Final = Channel(
@@ -260,6 +261,123 @@ CONTROL: Final = Channel(
     largest=limits.MAX_CONTROL_BYTES,
     retained=False,
 )
+PART: Final = Channel(
+    name="part of an update",
+    topic=TopicKind.PART,
+    kind=ChunkKind.PART,
+    sender=Party.DEVICE,
+    receivers=(Party.WORKER,),
+    message="UploadPart, part",
+    seal=Seal.MEMBER,
+    purpose="part",
+    recipients=(Party.WORKER,),
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} times the part's coordinates",
+    retained=False,
+    least_qos=0,
+)
+PART_REMINDER: Final = Channel(
+    name="reminder of a part",
+    topic=TopicKind.PART,
+    kind=ChunkKind.REMINDER,
+    sender=Party.DEVICE,
+    receivers=(Party.WORKER,),
+    message="Reminder",
+    seal=Seal.MEMBER,
+    purpose="part reminder",
+    recipients=(Party.WORKER,),
+    largest=limits.MAX_NOTE_BYTES,
+    retained=False,
+)
+PART_CONTROL: Final = Channel(
+    name="control of a part",
+    topic=TopicKind.PART_CTL,
+    kind=ChunkKind.CONTROL,
+    sender=Party.WORKER,
+    receivers=(Party.DEVICE,),
+    message="Control",
+    seal=Seal.BROADCAST,
+    purpose="part control",
+    recipients=(Party.DEVICE,),
+    largest=limits.MAX_CONTROL_BYTES,
+    retained=False,
+)
+MEAN_PART: Final = Channel(
+    name="part of a mean",
+    topic=TopicKind.MEAN_PART,
+    kind=ChunkKind.MEAN_PART,
+    sender=Party.WORKER,
+    receivers=(Party.DEVICE,),
+    message="MeanPartHeader, part",
+    seal=Seal.BROADCAST,
+    purpose="mean part",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} times the longest part's coordinates",
+)
+JOB: Final = Channel(
+    name="job",
+    topic=TopicKind.JOB,
+    kind=ChunkKind.JOB,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.WORKER,),
+    message="Job",
+    seal=Seal.MEMBER,
+    purpose="job",
+    recipients=(Party.WORKER,),
+    largest=limits.MAX_JOB_BYTES,
+    retained=False,
+)
+SHARD_ORDER: Final = Channel(
+    name="order to a worker",
+    topic=TopicKind.JOB,
+    kind=ChunkKind.ORDER,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.WORKER,),
+    message="ShardOrder",
+    seal=Seal.MEMBER,
+    purpose="shard order",
+    recipients=(Party.WORKER,),
+    largest=limits.MAX_JOB_BYTES,
+    retained=False,
+)
+REPORT: Final = Channel(
+    name="report",
+    topic=TopicKind.REPORT,
+    kind=ChunkKind.REPORT,
+    sender=Party.WORKER,
+    receivers=(Party.AGGREGATOR,),
+    message="PartReport",
+    seal=Seal.MEMBER,
+    purpose="report",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_REPORT_BYTES,
+    retained=False,
+)
+JOB_DONE: Final = Channel(
+    name="answer to a job",
+    topic=TopicKind.REPORT,
+    kind=ChunkKind.DONE,
+    sender=Party.WORKER,
+    receivers=(Party.AGGREGATOR,),
+    message="JobDone",
+    seal=Seal.MEMBER,
+    purpose="job done",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_REPORT_BYTES,
+    retained=False,
+)
+WORKER_STATE: Final = Channel(
+    name="presence of a worker",
+    topic=TopicKind.WORKER_STATE,
+    kind=ChunkKind.STATE,
+    sender=Party.WORKER,
+    receivers=(Party.AGGREGATOR,),
+    message="signed WorkerPresence",
+    seal=Seal.SIGNED,
+    purpose="document/WorkerPresence",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_NOTE_BYTES,
+)
 REVOCATION: Final = Channel(
     name="roster, to a revoked device",
     topic=TopicKind.CTL,
@@ -370,7 +488,16 @@ CHANNELS: Final = (
     MEAN,
     CHECKPOINT,
     NOTICE,
+    MEAN_PART,
     UPLOAD,
+    PART,
+    PART_REMINDER,
+    PART_CONTROL,
+    JOB,
+    SHARD_ORDER,
+    REPORT,
+    JOB_DONE,
+    WORKER_STATE,
     DECLINE,
     REMINDER,
     CONTROL,

@@ -66,6 +66,12 @@ class ChunkKind(IntEnum):
     REQUEST = 16
     ANSWER = 17
     NOTICE = 18
+    PART = 19
+    MEAN_PART = 20
+    JOB = 21
+    REPORT = 22
+    ORDER = 23
+    DONE = 24
 
 
 OPTIONAL_KINDS: Final = range(128, 256)

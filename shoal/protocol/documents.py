@@ -10,12 +10,25 @@ import math
 import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Annotated, Final
 
 from shoal import limits
 from shoal.errors import ConfigError, WireError
-from shoal.protocol.codec import MAGIC, U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, LaterFields, message
+from shoal.protocol.codec import (
+    MAGIC,
+    U16,
+    U32,
+    U64,
+    ArrayU32,
+    Fixed16,
+    Fixed32,
+    Fixed64,
+    LaterFields,
+    Trailing,
+    message,
+)
 from shoal.protocol.precision.lengths import require
+from shoal.protocol.wire_versions import SHARDED
 from shoal.types import Segment, check_name
 
 
@@ -376,6 +389,8 @@ class RunPlan:
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
         precision_up: encoding of updates, one of `limits.PRECISIONS`; precision_down: of means. See `shoal.protocol.precision`.
+        workers: the aggregator's workers, each of which takes one part of every update (`shoal.protocol.shards`); none if the
+            aggregator is one process.
     """
 
     wire: U16
@@ -410,6 +425,7 @@ class RunPlan:
     precision_up: str = limits.DEFAULT_PRECISION
     precision_down: str = limits.DEFAULT_PRECISION
     later: LaterFields = ()
+    workers: Annotated[tuple[Member, ...], Trailing()] = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -440,6 +456,20 @@ class RunPlan:
             raise WireError(f"robust is one of {', '.join(limits.ROBUST_RULES)}, not {self.robust!r}")
         require(self.precision_up)
         require(self.precision_down)
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        if not self.workers:
+            return
+        if self.wire < SHARDED:
+            raise WireError(f"a run with workers is in wire version {SHARDED} or later, not {self.wire}")
+        _require_range("the number of workers", len(self.workers), 2, limits.MAX_WORKERS)
+        if len({worker.name for worker in self.workers}) != len(self.workers):
+            raise WireError("a run plan lists a worker twice")
+        if self.length < len(self.workers) * limits.PART_BLOCK:
+            raise WireError(
+                f"{self.length} coordinates are too few for {len(self.workers)} workers: at least {limits.PART_BLOCK} for each"
+            )
 
     @property
     def statistics(self) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, LaterFields, message
+from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, LaterFields, Trailing, message
 from shoal.protocol.documents import require_name
 from shoal.protocol.states import RoundModels, TranscriptHead
 from shoal.protocol.wire_versions import SPOKEN, WireRange
@@ -204,6 +204,8 @@ class Upload:
             was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
             cosine with the update; at a tie the smallest id. 0 unless assigned.
         precision: encoding of the update, the plan's ``precision_up``.
+        parts: in a run with workers, SHA-256 of each part of the update, in the order of the workers; the update itself does
+            not follow then.
     """
 
     fleet: str
@@ -231,6 +233,7 @@ class Upload:
     nearest: U16 = 0
     precision: str = limits.DEFAULT_PRECISION
     later: LaterFields = ()
+    parts: Annotated[tuple[Fixed32, ...], Trailing()] = ()
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")

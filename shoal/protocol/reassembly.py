@@ -419,14 +419,21 @@ class Reassembler:
         return found
 
     def missing(
-        self, source: str, round_: int, transfer_id: bytes, size: int, chunk_bytes: int, now_s: float
+        self,
+        source: str,
+        round_: int,
+        transfer_id: bytes,
+        size: int,
+        chunk_bytes: int,
+        now_s: float,
+        kind: ChunkKind = ChunkKind.UPLOAD,
     ) -> tuple[int, ...] | None:
         """Return the first MAX_MISSING_LISTED missing chunks of an upload; None if none of its chunks arrived.
 
         `stalled` then counts the upload as reported. Chunks of the same id with another size or chunk length are dropped,
         since the chunks still to come will not fit them.
         """
-        wanted = (ChunkKind.UPLOAD, round_, transfer_id, size, chunk_bytes)
+        wanted = (kind, round_, transfer_id, size, chunk_bytes)
         # A device that reconnects to a broker with another packet limit splits the same upload into other chunks.
         for key in [k for k in self._sources.get(source, {}) if k[:3] == wanted[:3] and k != wanted]:
             self._forget(source, key)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal import limits
 from shoal.protocol.precision.lengths import encoded_bytes
+from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
@@ -44,6 +45,8 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     count = max(plan.max_models, models)
     signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1)
     vector = encoded_bytes(plan.length, plan.precision_up)
+    if plan.workers:
+        vector = DIGEST_BYTES * len(plan.workers)
     return limits.SEALED_HEAD_BYTES + vector + MARGIN_BYTES * count + signed + attached
 
 

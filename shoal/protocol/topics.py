@@ -1,8 +1,8 @@
 """MQTT topics of a fleet, built and parsed from one list of patterns.
 
 All topics begin with ``shoal/v1/{fleet}``. The next level names the group: ``s`` is shared by the whole fleet, ``d`` belongs to
-one device, ``e`` to one enrolment token, and ``o`` to the owner. `TopicKind` lists the patterns, and
-`shoal.protocol.channels` the messages on each.
+one device, ``w`` to one worker of the aggregator, ``e`` to one enrolment token, and ``o`` to the owner. `TopicKind` lists the
+patterns, and `shoal.protocol.channels` the messages on each.
 
 The chunks of a retained transfer that needs several packets are published to ``{base}/{index}``. The longest topic has six
 slashes.
@@ -52,13 +52,19 @@ class TopicKind(Enum):
     PLAN = "s/plan/#"
     ROUND = "s/round/#"
     MODEL = "s/model/{label}/#"
+    MEAN_PART = "s/part/{label}/#"
     NOTICE = "s/notice"
     UP = "d/{device}/up"
+    PART = "d/{device}/part/#"
     CTL = "d/{device}/ctl"
+    PART_CTL = "d/{device}/part-ctl"
     STATE = "d/{device}/state"
     RECEIVING = "d/{device}/receiving"
     ENROL = "e/{token}"
     GRANT = "e/{token}/grant/#"
+    JOB = "w/{worker}/job"
+    REPORT = "w/{worker}/report"
+    WORKER_STATE = "w/{worker}/state"
     OWNER_ROSTER = "o/roster/#"
     OWNER_REQUEST = "o/request"
     OWNER_ANSWER = "o/answer"
@@ -105,8 +111,8 @@ class ParsedTopic:
         kind: its pattern.
         fleet: the fleet it belongs to.
         device: the device of ``up``, ``ctl``, ``state`` and ``receiving``, or the party of ``keys``; empty otherwise.
-        label: the label of a mean or checkpoint, or the token id of an enrolment and its grant; empty otherwise.
-        index: the chunk's number for ``{base}/{index}``; None for the base itself.
+        label: the label of a mean or checkpoint, the token id of an enrolment and its grant, or a worker; empty otherwise.
+        index: the chunk's number for ``{base}/{index}``, or the worker's number for a part; None for the base itself.
     """
 
     kind: TopicKind
@@ -199,6 +205,14 @@ class Topics:
     def grant(self, token_id: str) -> str:
         """Retained grant that answers the request under the token ``token_id``."""
         return self.at(TopicKind.GRANT, token_id)
+
+    def part(self, device: str, worker: int) -> str:
+        """Parts of updates from ``device`` to the worker with this number."""
+        return chunk_topic(self.at(TopicKind.PART, device), worker)
+
+    def parts(self, worker: int) -> str:
+        """Return the subscription filter for the parts of all devices to the worker with this number."""
+        return f"{self.root}/{TopicKind.PART.with_name('+')}/{worker}"
 
     @property
     def owner_roster(self) -> str:

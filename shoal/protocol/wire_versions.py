@@ -36,8 +36,12 @@ class WireRange:
         return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
 
 
-SPOKEN: Final = WireRange(1, 1)
+SPOKEN: Final = WireRange(1, 2)
 """The wire versions of this software."""
+PLAIN: Final = 1
+"""The version of runs whose aggregator is one process."""
+SHARDED: Final = 2
+"""The first version of runs whose uploads and means travel in parts, see `shoal.protocol.shards`."""
 
 
 def newest_common(ranges: Iterable[WireRange]) -> int | None:

@@ -26,6 +26,9 @@ from aggregator.numerics.backend import Backend
 from aggregator.owner_requests import OwnerRequests
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
+from aggregator.shards.local_link import LocalLink
+from aggregator.shards.membership import WorkerMembership
+from aggregator.shards.worker import WorkerService, worker_presence
 from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.signed_runs import RunFiles
 from edge_client.daemon import next_birth
@@ -85,6 +88,7 @@ class LoopbackFleet:
         stage: directories that hold owner, aggregator and devices already; made in ``root`` if None.
         personal: weight of Ditto's proximal term in the devices' personal finish; 0 leaves that candidate out.
         executors: device -> auto, onnxruntime or numpy; auto for those that are missing.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -92,6 +96,7 @@ class LoopbackFleet:
         plan: the signed run plan.
         service: the aggregator; None while it is killed.
         devices: the running devices by name.
+        workers: the running workers of the aggregator by name.
     """
 
     def __init__(
@@ -107,8 +112,9 @@ class LoopbackFleet:
         stage: Stage | None = None,
         personal: float = 0.0,
         executors: Mapping[str, str] | None = None,
+        shards: int = 1,
     ) -> None:
-        self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)))
+        self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)), shards=shards)
         self.broker = LoopbackBroker(faults)
         self.bundle = bundle
         self._data = dict(data)
@@ -123,7 +129,10 @@ class LoopbackFleet:
         self.service: RunService | None = None
         self.devices: dict[str, LoopbackDevice] = {}
         self._aggregator: LoopbackTransport | None = None
+        self.workers: dict[str, WorkerService] = {}
         self.revive_aggregator()
+        for name in self.stage.workers:
+            self.revive_worker(name)
         for name in self.stage.devices:
             self.revive_device(name)
 
@@ -164,12 +173,17 @@ class LoopbackFleet:
             device.runtime.tick(self.now_s)
         if self.service is not None:
             self.service.tick(self.now_s)
+        for worker in tuple(self.workers.values()):
+            worker.tick(self.now_s)
         return False
 
     def _act(self) -> bool:
         moved = self.broker.pump() > 0
         for device in tuple(self.devices.values()):
             moved = device.worker.work() or moved
+        moved = self.broker.pump() > 0 or moved
+        for worker in tuple(self.workers.values()):
+            worker.flush(self.now_s)
         moved = self.broker.pump() > 0 or moved
         if self.service is not None:
             self.service.flush(self.now_s)
@@ -291,6 +305,33 @@ class LoopbackFleet:
         service.close()
         self._cut("aggregator")
 
+    def kill_worker(self, name: str) -> None:
+        """Kill a worker of the aggregator as a crash does."""
+        self.workers.pop(name).close()
+        self._cut(name)
+
+    def revive_worker(self, name: str) -> None:
+        """Start a worker of the aggregator from its directory.
+
+        Raises:
+            UsageError: the worker is running.
+        """
+        if name in self.workers:
+            raise UsageError(f"{name} is alive")
+        membership = WorkerMembership(self.stage.worker_dir(name))
+        birth = time.time_ns()
+
+        def sink(event: TransportEvent) -> None:
+            if self.workers.get(name) is worker:
+                worker.on_event(event, self.now_s)
+
+        will = worker_presence(membership, birth, online=False)
+        transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        worker = WorkerService(membership, self.plan, transport, membership.directory, birth=birth)
+        self.workers[name] = worker
+        worker.start(self.now_s)
+        transport.start()
+
     def revive_aggregator(self) -> None:
         """Start the aggregator from its directory; it resumes the run from its store.
 
@@ -325,6 +366,7 @@ class LoopbackFleet:
             membership.directory,
             backend=self._backend,
             order=orders.of(run.plan.run_id),
+            link=lambda _messages: LocalLink(lambda: [self.workers.get(name) for name in self.stage.workers]),
         )
         self.service = service
         requests.subscribe()
@@ -371,6 +413,9 @@ class LoopbackFleet:
         for device in self.devices.values():
             device.runtime.close()
         self.devices.clear()
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
         if self.service is not None:
             self.service.close()
             self.service = None

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from aggregator import membership as aggregator_membership
+from aggregator.shards import membership as worker_membership
 from aggregator.storage.run_status import read_records
 from edge_client import membership as enrolment
 from edge_client.storage.state import DeviceState
@@ -100,9 +101,10 @@ class Stage:
         broker: the broker's address.
         devices: the devices' names.
         fleet: the fleet's name.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
     """
 
-    def __init__(self, root: Path, broker: str, devices: tuple[str, ...], fleet: str = "demo") -> None:
+    def __init__(self, root: Path, broker: str, devices: tuple[str, ...], fleet: str = "demo", shards: int = 1) -> None:
         self.root = root
         self.fleet = FleetDirectory.create(root / "owner", fleet, broker)
         self.aggregator_dir = root / "aggregator"
@@ -111,8 +113,17 @@ class Stage:
         card = aggregator_membership.init(self.aggregator_dir)
         grant = self.fleet.add_aggregator(card.read_bytes())
         aggregator_membership.join(self.aggregator_dir, grant.read_bytes(), self.fleet.fingerprint)
+        self.workers: tuple[str, ...] = tuple(f"worker-{n}" for n in range(shards)) if shards > 1 else ()
+        for name in self.workers:
+            card = worker_membership.init(self.worker_dir(name), name)
+            grant = self.fleet.add_worker(card.read_bytes())
+            worker_membership.join(self.worker_dir(name), grant.read_bytes(), self.fleet.fingerprint)
         for name in devices:
             self.add_device(name)
+
+    def worker_dir(self, name: str) -> Path:
+        """Return the directory of one of the aggregator's workers."""
+        return self.root / "workers" / name
 
     def copy_to(self, root: Path) -> Stage:
         """Return a copy of all directories under ``root``, which must not exist: what a backup restores; no program runs."""
@@ -131,27 +142,34 @@ class Stage:
         card = enrolment.init(self.device_dir(name), name)
         grant = self.fleet.add_device(card.read_bytes())
         enrolment.join(self.device_dir(name), grant.read_bytes(), self.fleet.fingerprint)
-        roster = self.aggregator_dir / ROSTER_FILE
-        # Written aside and renamed: a running aggregator may read the roster at any time.
-        fresh = roster.with_suffix(".new")
-        fresh.write_bytes(self.fleet.roster_bytes)
-        fresh.chmod(0o600)
-        fresh.replace(roster)
+        for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
+            roster = folder / ROSTER_FILE
+            # Written aside and renamed: a running aggregator may read the roster at any time.
+            fresh = roster.with_suffix(".new")
+            fresh.write_bytes(self.fleet.roster_bytes)
+            fresh.chmod(0o600)
+            fresh.replace(roster)
         self.devices = (*self.devices, name)
 
     def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: RunOptions) -> RunPlan:
         """Sign a run and carry it to the aggregator."""
         plan = make_plan(self.fleet, bundle, options)
         path = write_run(self.fleet, plan, bundle, origins)
-        target = self.aggregator_dir / "runs" / path.name
-        fresh = target.with_suffix(".new")
-        fresh.write_bytes(path.read_bytes())
-        fresh.replace(target)
+        for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
+            target = folder / "runs" / path.name
+            fresh = target.with_suffix(".new")
+            fresh.write_bytes(path.read_bytes())
+            fresh.replace(target)
         return plan
 
     def start_aggregator(self, *arguments: str) -> Program:
         """Start `shoal-aggregator serve`."""
         return self._start("aggregator", "aggregator", ["serve", str(self.aggregator_dir), *arguments])
+
+    def start_worker(self, name: str, interface: str = "lo") -> Program:
+        """Start `shoal-aggregator shard serve`."""
+        arguments = ["shard", "serve", str(self.worker_dir(name)), "--interface", interface]
+        return self._start(name, "aggregator", arguments)
 
     def start_device(self, name: str, data: Path, *arguments: str) -> Program:
         """Start `shoal-edge run`."""

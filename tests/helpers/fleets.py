@@ -58,12 +58,14 @@ def same_partition(clusters, truth):
     return {frozenset(s) for s in sets[0].values()} == {frozenset(s) for s in sets[1].values()}
 
 
-def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, executors=None, backend=None, **options):
+def make_fleet(
+    root, data=None, *, bundle=None, faults=None, count=3, executors=None, backend=None, shards=1, **options
+):
     """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ."""
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), RunOptions(**settings)
-    return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend)
+    return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend, shards=shards)
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, NumpyBackend
+from aggregator.numerics.backend import Backend
 from aggregator.numerics.clustering import complete_linkage, kmeans
 from aggregator.numerics.embedding import edc, madc
-from aggregator.numerics.similarity import cosine_matrix
+from aggregator.numerics.similarity import cosine_matrix, products
 from aggregator.strategies.base import norm_of
 from shoal.types import Float32Vector
 
@@ -60,8 +60,8 @@ def nearest_directions(
     Returns:
         n places in ``directions``; the first of equals.
     """
-    products = (backend or NumpyBackend()).products(rows, np.stack(directions))
+    found = products(rows, directions, backend=backend)
     lengths = np.array([norm_of(v) for v in directions])
     # The update's own length is common to all its cosines.
-    cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    cosines = np.divide(found, lengths, out=np.zeros_like(found), where=lengths > 0)
     return [int(j) for j in cosines.argmax(axis=1)]

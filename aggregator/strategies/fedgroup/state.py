@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-import numpy as np
-
+from aggregator.numerics.parted import plain_mean_of
 from aggregator.strategies.base import ClusterModel, Gathered, require, starts_of
 from aggregator.strategies.grouping.search import MOST_FOUND, SearchState
 from aggregator.strategies.settings import AUTO, StrategySettings
@@ -109,9 +108,6 @@ class FedGroupState:
         mean = ClusterModel(first, scale=weight / count, others=tuple((w / count, number) for number, w in others))
         if not moved:
             return mean
-        total = np.zeros_like(moved[0].offset)
-        for slot in moved:
-            total += slot.offset
-        total /= np.float32(len(self.slots))
+        total = plain_mean_of([s.offset for s in moved], len(self.slots))
         fewest, newest = min(s.contributors for s in moved), max(s.version for s in moved)
         return dataclasses.replace(mean, offset=total, contributors=fewest, version=newest)

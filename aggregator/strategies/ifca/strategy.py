@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
+from aggregator.numerics.parted import wide_mean_of
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
     Average,
@@ -214,8 +215,10 @@ class Ifca:
         if any(weights[c.device] != w for m in means.values() for c, w in zip(m.given, m.weights, strict=True)):
             return self.average(given, self.weighting, cap)[span].copy()
         # Each update is read once: the mean over all is the weighted mean of the clusters' means.
-        total = sum(m.update[span].astype(np.float64) * m.weights.sum() for m in means.values())
-        return np.asarray(total / sum(m.weights.sum() for m in means.values()), np.float32)
+        found: Float32Vector = wide_mean_of(
+            [m.update[span] for m in means.values()], [m.weights.sum() for m in means.values()]
+        )
+        return found
 
     def _capped(self, state: IfcaState, given: list[ClientUpdate]) -> dict[str, float]:
         """Return the devices whose weight was capped; see `capped_devices`."""

@@ -143,6 +143,33 @@ def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected =
     note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
 
 
+@app.command("add-worker")
+def add_worker(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
+    """Add a worker of the aggregator; later runs are signed for all workers, of which there are none or at least two."""
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    _say_grant(fleet.add_worker(card.read_bytes(), fingerprint), fleet, as_json=json)
+    note(
+        f"next: shoal-aggregator shard join DIR GRANT --owner {fleet.fingerprint}; workers so far: {len(fleet.workers)}"
+    )
+
+
+@app.command("remove-worker")
+def remove_worker(
+    directory: Directory, name: Annotated[str, typer.Argument(help="The worker's name.")], json: AsJson = False
+) -> None:
+    """Leave a worker out of the runs that are signed from now on."""
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    fleet.remove_worker(name)
+    if json:
+        say_json({"workers": [worker.name for worker in fleet.workers]})
+    else:
+        say(f"workers left: {', '.join(worker.name for worker in fleet.workers) or 'none'}")
+
+
 @app.command()
 def renew(directory: Directory, json: AsJson = False) -> None:
     """Sign the roster for another year."""

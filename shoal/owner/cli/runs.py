@@ -349,21 +349,23 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
 
 
 def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool) -> int:
-    """Return the run's wire version; without a choice and without an aggregator to ask, the newest of this program."""
+    """Return the run's wire version; without a choice and without an aggregator to ask, the newest that such a run needs."""
     from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
-    from shoal.protocol.wire_versions import SPOKEN
+    from shoal.protocol.wire_versions import PLAIN, SHARDED, SPOKEN, WireRange
 
     if wanted is not None:
         check_spoken(wanted, SPOKEN)
         return wanted
-    if SPOKEN.least == SPOKEN.most or not sends:
-        return SPOKEN.most
+    # A run without workers is one that the oldest software follows.
+    spoken = WireRange(SHARDED, SPOKEN.most) if fleet.workers else WireRange(SPOKEN.least, PLAIN)
+    if not sends:
+        return spoken.most
     from aggregator.status.answers import StatusPage, decoded
     from shoal.protocol.requests import RequestAction
 
     status = decoded(StatusPage, _asked(fleet, link, RequestAction.STATUS)).status
-    chosen = choose_wire(status, SPOKEN)
-    if reason := held_back(status, SPOKEN, chosen):
+    chosen = choose_wire(status, spoken)
+    if reason := held_back(status, spoken, chosen):
         note(f"wire version {chosen}: {reason}")
     return chosen
 

@@ -15,7 +15,7 @@ from crypto.seal.passphrase import Lock
 from crypto.seal.signed import sign_document
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, UsageError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, WORKER_ROLE, open_card, seal_grant
 from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
 
 GRANTS: Final = "grants"
+WORKERS: Final = "workers"
+"""Folder with the cards of the aggregator's workers."""
 CHANGE_WAIT_S: Final = 120.0
 """How long one `shoal-fleet` waits while another changes the fleet: writing new grants for 5000 devices that joined by
 file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
@@ -377,6 +379,46 @@ class FleetDirectory:
                 )
             return self._write_grant(card)
 
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        """The aggregator's workers, in the order of their names; the next run is signed for all of them."""
+        folder = self.path / WORKERS
+        if not folder.exists():
+            return ()
+        return tuple(open_card(path.read_bytes()).member for path in sorted(folder.glob("*.card")))
+
+    def add_worker(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Add a worker of the aggregator, or renew its grant; return the path of the grant.
+
+        A worker with the name of an earlier one takes its place in the runs that are signed from now on.
+
+        Raises:
+            UntrustedError: the card is not a worker's, or does not have the expected fingerprint.
+            ConfigError: the name is taken by another party.
+        """
+        card = self._checked(card_bytes, WORKER_ROLE, expected_fingerprint)
+        name = card.member.name
+        self.check_name(name)
+        if name in {device.name for device in self.roster.devices}:
+            raise ConfigError(f"a device is called {name!r}", hint="init the worker with another name")
+        with self.changing():
+            private_directory(self.path / WORKERS)
+            write_atomic(self.path / WORKERS / f"{name}.card", card_bytes)
+            return self._write_grant(card)
+
+    def remove_worker(self, name: str) -> None:
+        """Leave a worker out of the runs that are signed from now on.
+
+        Raises:
+            UsageError: there is no such worker.
+        """
+        with self.changing():
+            path = self.path / WORKERS / f"{name}.card"
+            if not path.exists():
+                raise UsageError(f"there is no worker {name!r}")
+            path.unlink()
+            self._grant_path(name).unlink(missing_ok=True)
+
     def revoke(self, name: str) -> None:
         """Revoke a device and draw new secrets; a run in progress uses them from its next round on.
 
@@ -475,11 +517,12 @@ class FleetDirectory:
             return run
 
     def cards(self) -> tuple[Card, ...]:
-        """Return the cards of the fleet's members: the aggregator and the devices that are not revoked."""
+        """Return the cards of the fleet's members: the aggregator, its workers, and the devices that are not revoked."""
         r = self.roster
         active = (d for d in r.devices if d.name not in r.revoked)
         devices = [Card(DEVICE_ROLE, d, self.receiving.of(d.name).receiving) for d in active]
-        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
+        workers = (Card(WORKER_ROLE, member) for member in self.workers)
+        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *workers, *devices)
 
     def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
         """Return a grant with the newest secrets, sealed to the card's holder; call it in `changing`.
@@ -494,7 +537,7 @@ class FleetDirectory:
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
         roster, since = b"" if renewal else self.roster_bytes, self.roster.keys_since
         grant: AggregatorGrant | DeviceGrant
-        if card.role == AGGREGATOR_ROLE:
+        if card.role in (AGGREGATOR_ROLE, WORKER_ROLE):
             grant = AggregatorGrant(
                 fleet=s.fleet,
                 owner_key=key,

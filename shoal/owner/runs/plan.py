@@ -25,7 +25,7 @@ from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
-from shoal.protocol.wire_versions import SPOKEN
+from shoal.protocol.wire_versions import PLAIN, SHARDED
 from shoal.task.manifest import LocalTraining
 from shoal.util.files import write_atomic
 
@@ -59,7 +59,7 @@ class RunOptions:
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
         robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
         precision_up, precision_down: encodings of updates and of means, of `limits.PRECISIONS`.
-        wire: wire version of the run's messages; None for the newest that this software speaks.
+        wire: wire version of the run's messages; None for the oldest that has what the run needs.
     """
 
     algorithm: str
@@ -132,7 +132,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
     settings = settings_of(options.algorithm, options.settings)
     statistics = ((STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
-        wire=options.wire or SPOKEN.most,
+        wire=options.wire or (SHARDED if fleet.workers else PLAIN),
         fleet=fleet.name,
         run=fleet.secrets.next_run,
         run_id=os.urandom(16),
@@ -163,6 +163,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         key_version=fleet.roster.keys_since,
         precision_up=options.precision_up,
         precision_down=options.precision_down,
+        workers=fleet.workers,
     )
 
 

@@ -25,7 +25,7 @@ from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.precision.lengths import norm_room
-from shoal.protocol.wire_versions import SPOKEN
+from shoal.protocol.wire_versions import PLAIN
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
@@ -135,7 +135,7 @@ def sim_plan(
     federated = network.length - (0 if private is None else len(private.places))
     segments = options.segments or (("cluster", federated),)
     plan = RunPlan(
-        wire=SPOKEN.most,
+        wire=PLAIN,
         fleet=FLEET,
         run=1,
         run_id=RUN_ID,

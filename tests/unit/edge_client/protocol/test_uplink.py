@@ -44,7 +44,7 @@ def recorder():
 
 @pytest.fixture
 def outbox(recorder):
-    outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=b"")
+    outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=b"")
     outbox.keep(MARK, TRANSFER, SEALED)
     return outbox
 
@@ -75,7 +75,7 @@ def test_a_reminder_identifies_the_upload(outbox, recorder):
 
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
-    Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=SEALED).remind(
+    Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=SEALED).remind(
         MARK, TRANSFER, RUN, BIRTH
     )
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]

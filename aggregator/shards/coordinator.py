@@ -1,0 +1,194 @@
+"""The coordinator's messages: orders to workers, their reports, and who of them is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from aggregator.rounds.held_models import segment_name
+from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.signed import open_document
+from shoal.errors import UntrustedError
+from shoal.protocol import channels
+from shoal.protocol.channels import Channel
+from shoal.protocol.chunking import split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.shards import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
+from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
+
+if TYPE_CHECKING:
+    from aggregator.membership import AggregatorMembership
+    from aggregator.rounds.held_models import HeldModels
+    from aggregator.strategies.base import RoundPlan
+    from shoal.protocol.documents import Member, RunPlan
+    from shoal.transport.base import Transport
+
+READ_TOPICS = (TopicKind.REPORT, TopicKind.WORKER_STATE)
+
+
+class WorkerMessages:
+    """Sends orders and jobs to the workers of a run, and reads what they send.
+
+    Args:
+        run: the owner's plan.
+        membership: the coordinator's.
+        transport: client of the broker.
+        on_report: takes each report.
+        plan: as the owner signed it.
+        on_done: takes each answer to a job.
+    """
+
+    def __init__(
+        self,
+        run: RunPlan,
+        membership: AggregatorMembership,
+        transport: Transport,
+        on_report: Callable[[PartReport], None],
+        plan: bytes = b"",
+        on_done: Callable[[JobDone], None] = lambda _done: None,
+    ) -> None:
+        self._run = run
+        self._membership = membership
+        self._transport = transport
+        self._topics = Topics(run.fleet)
+        self._chunks = Reassembler()
+        self._on_report = on_report
+        self._plan = plan
+        self.on_done = on_done
+        self._births: dict[str, int] = {}
+        self._online: set[str] = set()
+        self._birth = time.time_ns()
+        self._number = 0
+        self._order: Callable[[int], ShardOrder] | None = None
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of the workers that are not connected."""
+        return tuple(worker.name for worker in self._run.workers if worker.name not in self._online)
+
+    def subscribe(self) -> None:
+        """Subscribe to what the run's workers send."""
+        for worker in self._run.workers:
+            for kind in READ_TOPICS:
+                self._transport.subscribe(self._topics.filter(kind, worker.name))
+
+    def take(self, parsed: ParsedTopic, payload: bytes, now_s: float) -> None:
+        """Take one chunk of a message on a topic of a worker.
+
+        Raises:
+            UntrustedError: the plan has no such worker, or the worker has not signed the message.
+            WireError: malformed or too large.
+        """
+        worker = next((w for w in self._run.workers if w.name == parsed.label), None)
+        if worker is None:
+            raise UntrustedError(f"{parsed.label} is no worker of run {self._run.run}")
+        self._chunks.expire(now_s)
+        if parsed.kind is TopicKind.WORKER_STATE:
+            transfer = self._chunks.add(f"{worker.name}/state", payload, now_s, channels.WORKER_STATE.limit())
+            if transfer is not None:
+                self._on_presence(worker, transfer)
+            return
+        allowed = {**channels.REPORT.limit(), **channels.JOB_DONE.limit()}
+        transfer = self._chunks.add(worker.name, payload, now_s, allowed)
+        if transfer is not None:
+            self._on_sealed(worker, transfer)
+
+    def _on_presence(self, worker: Member, transfer: Transfer) -> None:
+        told = open_document(transfer.payload, WorkerPresence, worker.sign_key)
+        if (told.fleet, told.worker) != (self._run.fleet, worker.name):
+            raise UntrustedError(f"the presence of {told.worker!r} on {worker.name}'s topic")
+        if told.birth < self._births.get(worker.name, 0):
+            return
+        self._births[worker.name] = told.birth
+        if not told.online:
+            self._online.discard(worker.name)
+            return
+        self._online.add(worker.name)
+        # It may have missed the newest order, or be asked for the first time.
+        if self._order is not None:
+            number = self._run.workers.index(worker)
+            self._send(number, channels.SHARD_ORDER, encode(self._order(number)))
+
+    def _on_sealed(self, worker: Member, transfer: Transfer) -> None:
+        channel = channels.channel_at(TopicKind.REPORT, transfer.kind)
+        head, at = read_head(transfer.payload)
+        if (head.fleet, head.purpose, head.sender) != (self._run.fleet, channel.purpose, worker.name):
+            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} on {worker.name}'s topic")
+        message, _ = open_from_member(
+            self._membership.identity, transfer.payload, head, at, worker.sign_key, transfer.signed
+        )
+        number = self._run.workers.index(worker)
+        told: PartReport | JobDone
+        told = decode(message, PartReport) if channel is channels.REPORT else decode(message, JobDone)
+        if (told.run_id, told.worker) != (self._run.run_id, number):
+            raise UntrustedError(f"a report of worker {told.worker} by {worker.name}, or of another run")
+        if isinstance(told, PartReport):
+            self._on_report(told)
+        else:
+            self.on_done(told)
+
+    def order(self, plan: RoundPlan, nonce: bytes, held: HeldModels, *, finished: bool = False) -> None:
+        """Tell the workers about the open round, and which parts of means to publish. Call it before the announcement."""
+        self._number += 1
+        number, run = self._number, self._run
+        devices = tuple(d for d, assignment in sorted(plan.assignments.items()) if assignment.train)
+        means = [(kept.step.round, mean) for kept in held.steps for mean in kept.means if mean.parts]
+
+        def of(worker: int) -> ShardOrder:
+            return ShardOrder(
+                run_id=run.run_id,
+                birth=self._birth,
+                number=number,
+                round=plan.round,
+                nonce=nonce,
+                key_version=held.key_version,
+                # The snapshot of this round may not be durable yet: after a crash the one before closes again.
+                keep=max(1, plan.round - 1),
+                devices=devices,
+                means=tuple(
+                    MeanOnBroker(
+                        mean.model,
+                        round_,
+                        mean.key_id,
+                        _length(run, mean.model),
+                        segment_name(run, mean.model),
+                        mean.parts[worker],
+                    )
+                    for round_, mean in means
+                ),
+                plan=self._plan,
+                finished=finished,
+            )
+
+        self._order = of
+        for worker in range(len(run.workers)):
+            self._send(worker, channels.SHARD_ORDER, encode(of(worker)))
+
+    def job(self, worker: int, job: Job) -> None:
+        """Send a job to a worker; any thread may call it."""
+        self._send(worker, channels.JOB, encode(job))
+
+    def _send(self, number: int, channel: Channel, message: bytes) -> None:
+        worker = self._run.workers[number]
+        identity = self._membership.identity
+        head = channel.head(self._run.fleet, identity.name, worker.name)
+        parcel = seal_message_to_member(identity, worker.seal_key, head, message)
+        topic = self._topics.at(TopicKind.JOB, worker.name)
+        size = self._transport.chunk_bytes
+        for chunk in split(parcel.payload, kind=channel.kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
+            self._transport.publish(topic, chunk)
+
+
+def _length(run: RunPlan, model: int) -> int:
+    span = run.span(segment_name(run, model))
+    return int(span.stop - span.start)
+
+
+def waiting_words(run: RunPlan, absent: tuple[str, ...], lacks: Mapping[int, int]) -> str:
+    """Return which workers a round waits for; empty if none."""
+    if absent:
+        return f"worker {', '.join(absent)} is not connected"
+    late = [f"{run.workers[number].name} ({count})" for number, count in sorted(lacks.items())]
+    return f"parts not reported by {', '.join(late)}" if late else ""

@@ -1,0 +1,147 @@
+"""A sharded aggregator of real programs: coordinator and workers, a real broker, sums over Gloo, and kill -9 of any of them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.simulation.process_fleet import ONE_THREAD, Stage
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.fleets import CLASSES, grouped_data, same_partition, truth_of
+from tests.helpers.tasks import logistic_bundle
+from tests.helpers.trees import ROOT
+
+pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.torch]
+
+INPUTS, DEVICES, WAIT_S = 40, 4, 90.0
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+KILLS = 100
+"""Kills of the long test; SHOAL_KILLS in the environment is another number."""
+
+
+def begin(stage, tmp_path, rounds=5, algorithm="fedgroup", settings=None):
+    """Sign a run, start the devices, and return the plan."""
+    bundle, data = logistic_bundle(INPUTS, CLASSES), grouped_data(DEVICES, 2, inputs=INPUTS)
+    options = RunOptions(
+        algorithm,
+        settings={"groups": "2", "alpha": "2"} if settings is None else settings,
+        rounds=rounds,
+        min_contributors=1,
+        quorum=1.0,
+        deadline_s=60.0,
+        seed=1,
+        mode="permutation",
+        local=QUICK,
+        pretrain=QUICK,
+    )
+    plan = stage.add_run(bundle, draw_origins(bundle.manifest, 1, 1), options)
+    for name, batch in data.items():
+        np.savez(tmp_path / f"{name}.npz", x=batch.x, y=batch.y)
+        stage.start_device(name, tmp_path / f"{name}.npz")
+    return plan
+
+
+def broker_of(tmp_path, port=0):
+    (tmp_path / "broker").mkdir(exist_ok=True)
+    return start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker", port)
+
+
+def wait_for(stage, run, reached, timeout_s=WAIT_S):
+    end = time.monotonic() + timeout_s
+    while not reached(stage.records(run)):
+        assert time.monotonic() < end, "\n".join(p.tail() for p in stage.programs.values())
+        time.sleep(0.05)
+
+
+def test_workers_of_a_service_manager_serve_a_run(tmp_path):
+    with (
+        broker_of(tmp_path) as broker,
+        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+    ):
+        stage.start_aggregator("--interface", "lo")
+        for name in stage.workers:
+            stage.start_worker(name)
+        plan = begin(stage, tmp_path)
+        records = stage.wait(plan.run, WAIT_S)
+    assert [r["round"] for r in records] == list(range(1, 7))
+    assert not any(r["missing"] for r in records)
+    assert same_partition(records[-1]["clusters"], truth_of(DEVICES, 2))
+
+
+def test_torchrun_starts_coordinator_and_workers(tmp_path):
+    with (
+        broker_of(tmp_path) as broker,
+        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+    ):
+        plan = begin(stage, tmp_path, rounds=3)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "aggregator", "serve"]
+        arguments = [str(stage.aggregator_dir), "--shards", str(stage.root / "workers"), "--interface", "lo"]
+        with (tmp_path / "torchrun.log").open("wb") as log:
+            launcher = subprocess.Popen(
+                [*command, *arguments], cwd=ROOT, env={**os.environ, **ONE_THREAD}, stdout=log, stderr=log
+            )
+            try:
+                wait_for(stage, plan.run, lambda records: records and records[-1]["final"])
+            finally:
+                launcher.send_signal(signal.SIGTERM)
+                launcher.wait(20)
+        assert len(stage.records(plan.run)) == 4
+
+
+def chaos(tmp_path, kills, rounds, seed=0):
+    """Kill -9 at random points until ``kills`` have happened, or the run is over; return kills, records and models."""
+    pick = random.Random(seed)
+    done = 0
+    broker = broker_of(tmp_path)
+    try:
+        with Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage:
+            start = {"aggregator": lambda: stage.start_aggregator("--interface", "lo")}
+            start |= {name: lambda name=name: stage.start_worker(name) for name in stage.workers}
+            for launch in start.values():
+                launch()
+            plan = begin(stage, tmp_path, rounds)
+            wait_for(stage, plan.run, lambda records: records)
+            while done < kills and not stage.finished(plan.run):
+                time.sleep(pick.uniform(0.05, 1.2))
+                victim = pick.choice([*start, "broker"])
+                if victim == "broker":
+                    broker.kill()
+                    broker.restart()
+                else:
+                    stage.stop(victim, signal.SIGKILL)
+                    time.sleep(pick.uniform(0.0, 0.3))
+                    start[victim]()
+                done += 1
+            records = stage.wait(plan.run, 600.0)
+            models = {name: stage.device_status(name) for name in stage.devices}
+            return done, records, models
+    finally:
+        broker.stop()
+
+
+def check(records, rounds):
+    assert [r["round"] for r in records] == list(range(1, rounds + 2))
+    assert all(r["contributed"] == DEVICES for r in records), [r["contributed"] for r in records]
+    assert not any(r["out_of_step"] for r in records), "devices' states have one digest"
+
+
+def test_kills_change_nothing(tmp_path):
+    done, records, _ = chaos(tmp_path, 6, 12)
+    check(records, 12)
+    assert done
+
+
+@pytest.mark.long
+def test_a_hundred_kills_change_nothing(tmp_path):
+    kills = int(os.environ.get("SHOAL_KILLS", KILLS))
+    done, records, _ = chaos(tmp_path, kills, 4 * kills)
+    check(records, 4 * kills)
+    assert done == kills
