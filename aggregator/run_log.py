@@ -152,7 +152,9 @@ class RunLog:
             "hint": short.hint,
         }
 
-    def waiting(self, state: EngineState, now_s: float, *, lost: bool = False, computing: bool = False) -> None:
+    def waiting(
+        self, state: EngineState, now_s: float, *, lost: bool = False, computing: bool = False, workers: str = ""
+    ) -> None:
         """Log the waiting line, if that is due.
 
         Args:
@@ -160,11 +162,14 @@ class RunLog:
             now_s: monotonic seconds.
             lost: whether the connection to the broker is lost: then the run waits for the broker, and for no device.
             computing: whether the round is being closed.
+            workers: what the run waits for at the aggregator's workers; empty if it waits for none of them.
         """
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
         line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state, computing=computing)
+        if workers and not lost:
+            line, figures = f"round {state.round}: {workers}", {}
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)

@@ -337,7 +337,8 @@ class RunService:
             self.uploads.tick(now_s)
         if not self.finished:
             lost = bool(self.watch.connection.facts.reason)
-            self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing)
+            workers = self.waits_for_workers
+            self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing, workers=workers)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""

@@ -284,6 +284,9 @@ def bench_load(
     page: Annotated[
         bool, typer.Option("--page", help="Serve the fleet page, followed by one reader and scraped every second.")
     ] = False,
+    shards: Annotated[
+        int, typer.Option(help="Workers of the aggregator, each a process; 1 is an aggregator without.", min=1, max=64)
+    ] = 1,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -307,6 +310,7 @@ def bench_load(
         prepared=prepared,
         churn=churn,
         page=page,
+        shards=shards,
     )
     data = found.data() | ({"page": True} if page else {})
     _deliver(data, json, lambda: _show_load(data), save)

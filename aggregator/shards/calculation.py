@@ -151,7 +151,7 @@ class PartCalculator:
         job, vectors = self._job, [np.ascontiguousarray(v) for v in self.vectors()]
         if job.kind is JobKind.NORMS:
             for rows in row_blocks(len(vectors), 1):
-                yield np.array([[_squared(v)] for v in vectors[rows]])
+                yield np.array([[squared_norm(v)] for v in vectors[rows]])
             return
         if job.kind is JobKind.PRODUCTS:
             first, others = vectors[: job.count], vectors[job.count :]
@@ -193,7 +193,7 @@ def _sources(node: VectorNode) -> tuple[int, ...]:
     return node.items[:1] if node.kind is NodeKind.SLICE else node.items
 
 
-def _squared(vector: Float32Vector) -> float:
+def squared_norm(vector: Float32Vector) -> float:
     """Return the squared norm of a part, by blocks of float32 products as `aggregator.strategies.base.norm_of` forms it."""
     total = 0.0
     for start in range(0, len(vector), 1 << 16):

@@ -149,12 +149,12 @@ class WorkerMessages:
                 devices=devices,
                 means=tuple(
                     MeanOnBroker(
-                        mean.model,
-                        round_,
-                        mean.key_id,
-                        _length(run, mean.model),
-                        segment_name(run, mean.model),
-                        mean.parts[worker],
+                        model=mean.model,
+                        round=round_,
+                        key_id=mean.key_id,
+                        length=_length(run, mean.model),
+                        segment=segment_name(run, mean.model),
+                        digest=mean.parts[worker],
                     )
                     for round_, mean in means
                 ),

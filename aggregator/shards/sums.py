@@ -84,7 +84,7 @@ class _Group:
         self.leave()
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(generation, store),
+            store=dist.PrefixStore(generation, store),  # type: ignore[attr-defined]
             rank=rank,
             world_size=size,
             timeout=datetime.timedelta(seconds=BLOCK_S),
@@ -180,7 +180,7 @@ class DistributedLink:
             generation = uuid.uuid4().hex
             listening = socket.create_server((self._host, 0), backlog=2 * self._workers)
             port = listening.getsockname()[1]
-            store = dist.TCPStore(
+            store = dist.TCPStore(  # type: ignore[attr-defined]
                 self._host,
                 port,
                 is_master=True,
@@ -223,7 +223,7 @@ class BlockSender:
         try:
             if job.generation != self._group.generation:
                 host, _, port = job.store.rpartition(":")
-                store = dist.TCPStore(
+                store = dist.TCPStore(  # type: ignore[attr-defined]
                     host,
                     int(port),
                     is_master=False,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import GrantInbox
-from aggregator.shards.calculation import PartCalculator
+from aggregator.shards.calculation import PartCalculator, squared_norm
 from aggregator.shards.membership import WorkerMembership
 from aggregator.shards.part_store import PartStore
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group, seal_message_to_member
@@ -254,8 +254,7 @@ class WorkerService:
             self._report(header.round, known)
             return
         vector = self._decoded(header, body)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squared = float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+        squared = squared_norm(vector)
         if not np.isfinite(squared):
             raise UntrustedError(f"the part of {device} holds NaN or infinities")
         stored = StoredPart(device, header.phase, digest, squared)

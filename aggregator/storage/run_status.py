@@ -16,7 +16,10 @@ from typing import Any, Final, TypeVar
 from aggregator.storage import records
 from aggregator.storage.corruption import is_system_failure, readable
 from aggregator.storage.store import BUSY_TIMEOUT_MS, DATABASE, SnapshotHead, check_version
+from aggregator.storage.vector_log import FLOAT_BYTES
 from shoal.errors import ConfigError, text_of
+from shoal.protocol.codec import decode
+from shoal.protocol.messages import Upload
 from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state
 
@@ -72,6 +75,18 @@ def uploads_stored(directory: Path, round_: int) -> int:
     counting = "SELECT COUNT(*) FROM uploads WHERE round = ?"
     found = _read(directory, lambda reader: reader.execute(counting, (round_,)).fetchone())
     return int(found[0]) if found else 0
+
+
+def stored_vector_bytes(directory: Path) -> int:
+    """Return the bytes of the updates of the open round and the one before that are stored in ``directory``.
+
+    It is 0 if workers hold the parts of all updates: their uploads are stored without the vectors.
+    """
+    found = _read(directory, lambda reader: reader.execute("SELECT COUNT(*), MAX(header) FROM uploads").fetchone())
+    if not found or not found[0]:
+        return 0
+    upload = decode(bytes(found[1]), Upload)
+    return 0 if upload.parts else FLOAT_BYTES * upload.length * int(found[0])
 
 
 def read_plan(directory: Path) -> bytes | None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import Declined, Stored
 from aggregator.rounds.screening import norm_error
-from aggregator.shards.parts_gate import PartsGate
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue
 from aggregator.uploads.intake import Arrival, Intake
+from aggregator.uploads.parts_gate import PartsGate
 from aggregator.uploads.retransmission import Retransmission
 from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier

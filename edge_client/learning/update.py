@@ -24,9 +24,9 @@ from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
-from edge_client.protocol.pieces import joined as joined_pieces
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual
+from edge_client.upload_pieces import joined as joined_pieces
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.codec import encode

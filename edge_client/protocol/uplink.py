@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_client.protocol.notes import UploadRef
-from edge_client.protocol.pieces import pieces_of
+from edge_client.upload_pieces import pieces_of
 from shoal import limits
 from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.chunking import Fingerprint, split
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from crypto.seal.replay import ReplayWatermark
     from edge_client.protocol.notes import ControlMessages
-    from edge_client.protocol.pieces import Piece
+    from edge_client.upload_pieces import Piece
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Member
     from shoal.transport.base import Qos, Transport

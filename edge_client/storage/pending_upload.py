@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.replay import ReplayWatermark
-from edge_client.protocol.pieces import transfer_of
 from edge_client.storage.residual import Residual, parse_residual
+from edge_client.upload_pieces import transfer_of
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES

@@ -148,6 +148,8 @@ def test_the_aggregators_configuration_has_no_place_for_a_key():
         "http",
         "http_token",
         "home_assistant",
+        "shards",
+        "interface",
     ]
 
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from aggregator import membership as aggregators
+from aggregator.shards import membership as workers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, StorageError
@@ -67,7 +68,7 @@ def broker(tmp_path):
     if binary is None:
         pytest.skip("mosquitto is not installed")
     ca = certificate(tmp_path, "ca")
-    for name in ("server", "owner", "aggregator", "enrol", "dev-1", "dev-2"):
+    for name in ("server", "owner", "aggregator", "enrol", "dev-1", "dev-2", "worker-0"):
         certificate(tmp_path, name, ca)
     port = free_port()
     text = (ROOT / "deploy/mosquitto/shoal.conf").read_text()
@@ -153,7 +154,7 @@ def test_the_broker_confines_every_device_to_its_own_topics(broker):
 @pytest.mark.broker
 def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
     """Patterns hold for every certificate, so that each name also counts as a device's."""
-    clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
+    clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2", "worker-0")}
     clients["new"] = Client(broker, "enrol", access.TOKEN)
     try:
         for client in clients.values():
@@ -163,6 +164,7 @@ def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
             {
                 "owner": [(Party.OWNER, "owner"), (Party.DEVICE, "owner")],
                 "aggregator": [(Party.AGGREGATOR, "aggregator"), (Party.DEVICE, "aggregator")],
+                "worker-0": [(Party.WORKER, "worker-0"), (Party.DEVICE, "worker-0")],
                 "dev-1": [(Party.DEVICE, "dev-1")],
                 "dev-2": [(Party.DEVICE, "dev-2")],
                 "new": [(Party.NEWCOMER, access.TOKEN), (Party.DEVICE, "enrol")],
@@ -199,6 +201,8 @@ def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
     """The one for passwords names each device, the one for certificates has patterns."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    for name in broker_config.TEMPLATE_WORKERS:
+        owner.add_worker(workers.init(tmp_path / name, name).read_bytes())
     named = acl(owner, ("dev-1",)).replace("user dev-1", "").replace("dev-1", "%u").splitlines()
     template = (ROOT / "deploy/mosquitto/shoal.acl").read_text().replace("pattern", "topic").splitlines()
     rules = ("topic", "user", "pattern")

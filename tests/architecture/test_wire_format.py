@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from edge_client import membership as edge_membership
+from edge_client import upload_pieces
 from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, personal_choice, residual, scales, state
@@ -28,7 +29,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, requests, states, wire_versions
+from shoal.protocol import codec, documents, enrolment, messages, requests, shards, states, wire_versions
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -49,6 +50,8 @@ def type_name(hint):
             return f"bytes{mark.length}"
         if isinstance(mark, codec._Later):
             return "later fields"
+        if isinstance(mark, codec.Trailing):
+            return f"trailing {type_name(arguments[0])}"
         return INTEGERS[mark.code] + ("[]" if isinstance(mark, codec._Array) else "")
     if origin is tuple:
         return f"list of {type_name(arguments[0])}"
@@ -78,6 +81,8 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         requests,
         states,
         wire_versions,
+        shards,
+        upload_pieces,
         pending_upload,
         state,
         finished,
@@ -111,7 +116,7 @@ def test_the_page_lists_every_chunk_kind():
     listed = dict(
         re.findall(
             r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint"
-            r"|request|answer|notice)\b",
+            r"|request|answer|notice|part|mean_part|job|report|order|done)\b",
             PAGE,
         )
     )
@@ -207,5 +212,5 @@ def test_the_page_has_the_table_of_channels():
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, requests, states).values()}
+    known = {name for name, _ in registered(documents, messages, enrolment, requests, shards, states).values()}
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

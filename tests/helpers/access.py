@@ -15,9 +15,16 @@ NAMES = {
     "party": ("aggregator", "dev-1", "dev-2"),
     "device": ("dev-1", "dev-2"),
     "token": (TOKEN, "f" * 16),
+    "worker": ("worker-0", "worker-1"),
     "label": ("4f2a",),
 }
-OWN = {Party.OWNER: (), Party.AGGREGATOR: ("party",), Party.DEVICE: ("party", "device"), Party.NEWCOMER: ("token",)}
+OWN = {
+    Party.OWNER: (),
+    Party.AGGREGATOR: ("party",),
+    Party.WORKER: ("party", "worker"),
+    Party.DEVICE: ("party", "device"),
+    Party.NEWCOMER: ("token",),
+}
 """Variables of topics that a party fills with its own name only."""
 LAST = b"last"
 WAIT_S = 10.0

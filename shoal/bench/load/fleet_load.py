@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from aggregator import membership as aggregators
-from aggregator.storage.run_status import rounds_closed
+from aggregator.shards import membership as shard_members
+from aggregator.storage.run_status import rounds_closed, stored_vector_bytes
 from crypto.seal.identity import Identity
 from edge_client import membership as enrolment
 from shoal import limits
@@ -74,6 +75,8 @@ FILES_PER_DEVICE: Final = 5
 COPIES_PER_DEVICE: Final = 6
 """Files of a model's size in a device's directory: run package, two pending slots, model, and room for one being replaced."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place for a private directory of random name
+LOOPBACK: Final = "lo"
+"""Network interface of the sums between coordinator and workers."""
 CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
@@ -95,6 +98,9 @@ class Sample:
     open_files: int
     main_cpu_s: float = 0.0
     drivers_cpu_s: float = 0.0
+    shard_rss_mb_max: float = 0.0
+    shards_cpu_s: float = 0.0
+    coordinator_vector_bytes: int = 0
 
 
 class LoadFleet:
@@ -108,6 +114,7 @@ class LoadFleet:
         open_files: soft and hard limit on the aggregator's open files.
         spread_s, churn: see `DriverSpec`.
         page_port: port of the fleet page on this machine; 0 for none.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
     """
 
     def __init__(
@@ -121,6 +128,7 @@ class LoadFleet:
         spread_s: float = 0.0,
         churn: float = 0.0,
         page_port: int = 0,
+        shards: int = 1,
     ) -> None:
         if model not in MODELS:
             raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
@@ -128,6 +136,9 @@ class LoadFleet:
         self._open_files = open_files
         self._spread_s = spread_s
         self.churn = churn
+        self.shards = shards
+        self.worker_names = [f"worker-{number}" for number in range(shards)] if shards > 1 else []
+        self.workers: list[Program] = []
         self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
         self._stack = contextlib.ExitStack()
         self._programs: list[Program] = []
@@ -180,6 +191,10 @@ class LoadFleet:
         fleet.add_devices(cards)
         # The grant is made again, since it contains the roster, which lists all devices only now.
         grant = fleet.add_aggregator(card)
+        for name in self.worker_names:
+            directory = self.root / name
+            own = fleet.add_worker(shard_members.init(directory, name).read_bytes())
+            shard_members.join(directory, own.read_bytes(), fleet.fingerprint)
         aggregators.join(self.aggregator_dir, grant.read_bytes(), fleet.fingerprint)
         # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
         joined = fleet.add_device(cards[0])
@@ -195,7 +210,14 @@ class LoadFleet:
             _end_with_parent()
 
         start = "from aggregator.cli import main; main()"
-        self.aggregator = self._start("aggregator", start, ["serve", str(self.aggregator_dir), *self._page], limited)
+        sums = ["--interface", LOOPBACK] if self.worker_names else []
+        serve = ["serve", str(self.aggregator_dir), *self._page, *sums]
+        self.aggregator = self._start("aggregator", start, serve, limited)
+        if not self.workers:
+            self.workers = [
+                self._start(name, start, ["shard", "serve", str(self.root / name), "--interface", LOOPBACK])
+                for name in self.worker_names
+            ]
 
     def start_drivers(self) -> None:
         """Start the processes that drive the devices."""
@@ -278,7 +300,15 @@ class LoadFleet:
             open_files=files,
             main_cpu_s=main_s,
             drivers_cpu_s=sum(cpu_seconds(program.pid) for program, _ in self._drivers),
+            shard_rss_mb_max=max((_memory_mb(program.pid)[1] for program in self.workers), default=0.0),
+            shards_cpu_s=sum(cpu_seconds(program.pid) for program in self.workers),
+            coordinator_vector_bytes=self._vector_bytes(),
         )
+
+    def _vector_bytes(self) -> int:
+        """Return the bytes of updates and means that the aggregator's own process stores now."""
+        means = sum(path.stat().st_size for path in self.run_dir.glob("vectors/*.f32") if path.exists())
+        return means + stored_vector_bytes(self.run_dir)
 
     def check(self) -> None:
         """Raise StageError if a process has ended by itself."""

@@ -14,6 +14,7 @@ from shoal.bench.load.driver import DriverReport
 from shoal.bench.load.fleet_load import STALLED_S, LoadFleet, Model, Sample
 from shoal.bench.load.page_reader import PageReader
 from shoal.bench.load.replay import prepare
+from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.transport.local_broker import free_port
 
@@ -43,6 +44,10 @@ class LoadFigures:
         churn: share of the devices that left after each round, and were back after the next.
         uploads_fewest: uploads counted in the round that counted the fewest.
         out_of_step: uploads left out since they were trained from another state than most.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
+        shard_rss_mb_max: peak memory of the largest worker, MB of 2^20 bytes.
+        shards_cpu_s: CPU seconds of all workers in the measured rounds.
+        coordinator_vector_bytes: most bytes of updates and means that the aggregator's own process has stored.
     """
 
     devices: int
@@ -66,6 +71,10 @@ class LoadFigures:
     main_cpu_s: float = 0.0
     measured_drivers_cpu_s: float = 0.0
     spans_s: tuple[float, ...] = ()
+    shards: int = 1
+    shard_rss_mb_max: float = 0.0
+    shards_cpu_s: float = 0.0
+    coordinator_vector_bytes: int = 0
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
@@ -90,6 +99,10 @@ class LoadFigures:
             "nacks": self.nacks,
             "reminders": self.reminders,
             **(churn if self.churn else {}),
+            "shards": self.shards,
+            "shard_rss_mb_max": self.shard_rss_mb_max,
+            "shards_cpu_ms_per_upload": 1e3 * self.shards_cpu_s / self.uploads_measured,
+            "coordinator_vector_bytes": self.coordinator_vector_bytes,
         }
 
 
@@ -105,6 +118,7 @@ def measure(
     spread_s: float = 0.0,
     churn: float = 0.0,
     page: bool = False,
+    shards: int = 1,
 ) -> LoadFigures:
     """Run the bench once.
 
@@ -118,6 +132,7 @@ def measure(
         fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
         spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
         churn: share of the devices that leave after each round; they are back after the next one.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
         page: serve the fleet page, to one open page and one Prometheus (`shoal.bench.load.page_reader`).
 
     Raises:
@@ -125,6 +140,8 @@ def measure(
         ConfigError: this process may not open enough files for so many devices.
     """
     port = free_port() if page else 0
+    if shards > 1 and (prepared or fault is not None):
+        raise UsageError("--shards is measured with devices that run", hint="leave --prepared and --fault away")
     with (
         LoadFleet(
             devices=devices,
@@ -135,6 +152,7 @@ def measure(
             spread_s=spread_s,
             churn=churn,
             page_port=port,
+            shards=shards,
         ) as fleet,
         PageReader(port) if page else contextlib.nullcontext(),
     ):
@@ -226,5 +244,9 @@ def figures(
         out_of_step=sum(len(r["out_of_step"]) for r in records),
         main_cpu_s=max(0.0, end.main_cpu_s - begin.main_cpu_s),
         measured_drivers_cpu_s=max(0.0, end.drivers_cpu_s - begin.drivers_cpu_s),
+        shards=fleet.shards,
+        shard_rss_mb_max=max(s.shard_rss_mb_max for s in samples),
+        shards_cpu_s=max(0.0, end.shards_cpu_s - begin.shards_cpu_s),
+        coordinator_vector_bytes=max(s.coordinator_vector_bytes for s in samples),
         spans_s=tuple(s for report in reports for s in report.spans_s[first : fleet.rounds]),
     )

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,9 +61,12 @@ CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
 _SLACK: Final = datetime.timedelta(hours=1)
 """Certificates start this much earlier, since devices' clocks may be slow."""
+TEMPLATE_WORKERS: Final = ("worker-0", "worker-1", "worker-2")
+"""Workers in the access list in deploy/."""
 OWN_TOPICS: Final = {
     Party.OWNER: (),
     Party.AGGREGATOR: ("party",),
+    Party.WORKER: ("party", "worker"),
     Party.DEVICE: ("party", "device"),
     Party.NEWCOMER: ("token",),
 }
@@ -84,6 +88,7 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     head = f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."
     prefix = fleet.users.home_assistant
     lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name, prefix)]
+    lines += _workers_access(fleet.name, (worker.name for worker in fleet.workers))
     for name in devices:
         lines += ["", f"user {name}", *_access("topic", fleet.name, Party.DEVICE, name)]
     return "\n".join(lines) + "\n"
@@ -99,6 +104,9 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
         "# Made by `python -m shoal.owner.broker.config` from shoal/protocol/channels.py: change it there.",
         *_common_access(fleet, aggregator),
         "",
+        "# The workers of a sharded aggregator, if there are any.",
+        *_workers_access(fleet, TEMPLATE_WORKERS),
+        "",
         "# A device reads the fleet's messages and its own, and writes only under its own name. Patterns hold for every user:",
         "# %u is the common name of the client's certificate.",
         *_access("pattern", fleet, Party.DEVICE, "%u"),
@@ -106,7 +114,14 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
     return "\n".join(lines) + "\n"
 
 
-def pattern_acl(fleet: str, aggregator: str, prefix: str = "") -> str:
+def _workers_access(fleet: str, workers: Iterable[str]) -> list[str]:
+    lines = []
+    for name in workers:
+        lines += [f"user {name}", *_access("topic", fleet, Party.WORKER, name)]
+    return lines
+
+
+def pattern_acl(fleet: str, aggregator: str, prefix: str = "", workers: Iterable[str] = ()) -> str:
     """Return the access list for a broker with the dynamic security plugin, which creates devices' users while it runs.
 
     ``prefix`` is Home Assistant's; empty without access for its sensors.
@@ -115,6 +130,7 @@ def pattern_acl(fleet: str, aggregator: str, prefix: str = "") -> str:
     lines = [
         f"# Fleet {fleet}. Made by `shoal-fleet broker-config --dynamic`. A new device needs no change here: %u is its user.",
         *_common_access(fleet, aggregator, prefix),
+        *_workers_access(fleet, workers),
         "",
         f"user {OWNER_NAME}",
         f"topic readwrite {CONTROL}/#",
@@ -312,14 +328,15 @@ def _write(
         fleet.check_name(name)
     prefix = fleet.users.home_assistant
     home = (HOME_ASSISTANT_USER,) if prefix else ()
-    users = (OWNER_NAME, ENROL_USER, aggregator.name, *home, *devices)
+    workers = tuple(worker.name for worker in fleet.workers)
+    users = (OWNER_NAME, ENROL_USER, aggregator.name, *workers, *home, *devices)
     address = BrokerAddress.parse(fleet.secrets.broker)
     fleet.users.make()
     private_directory(folder)
     if fleet.users.dynamic:
         plugin = plugin or debian_plugin()
         write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
-        access = pattern_acl(fleet.name, aggregator.name, prefix)
+        access = pattern_acl(fleet.name, aggregator.name, prefix, workers)
     else:
         plugin = None
         write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
@@ -329,7 +346,7 @@ def _write(
     write_private(folder / "shoal.acl", access.encode())
     text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet), plugin)
     write_private(folder / CONFIG_FILE, text.encode())
-    for name in (aggregator.name, *home, *devices):
+    for name in (aggregator.name, *workers, *home, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:
         _write_certificates(fleet, folder, address.host)

@@ -1,0 +1,57 @@
+"""An upload passes the gate once every worker has reported its part with the digest of the header."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.storage.store import WrittenUpload
+from aggregator.uploads.intake import OpenedUpload
+from aggregator.uploads.parts_gate import PartsGate
+from aggregator.uploads.states import UploadRef
+from shoal.protocol.messages import Phase
+from shoal.protocol.shards import PartReport, StoredPart
+
+DIGESTS = (b"\0" * 32, b"\1" * 32)
+
+
+def upload(device="dev-1"):
+    header = SimpleNamespace(parts=DIGESTS, phase=Phase.TRAIN, round=3)
+    return OpenedUpload(header, UploadRef(device, bytes(16)), bytes(32), WrittenUpload(header, bytes(32), 0, 0, 0.0))
+
+
+def report(worker, round_=3, device="dev-1", digest=None, squared=9.0):
+    part = StoredPart(device, Phase.TRAIN, DIGESTS[worker] if digest is None else digest, squared)
+    return PartReport(bytes(16), worker, round_, (part,))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_header_and_reports_come_in_any_order(first):
+    gate = PartsGate()
+    if first:
+        assert gate.hold(upload()) is None
+    assert gate.report(report(1, squared=16.0)) == []
+    whole = gate.report(report(0))
+    if not first:
+        assert whole == []
+        whole = [gate.hold(upload())]
+    assert [u.written.norm for u in whole] == [5.0]
+    assert gate.held == ()
+
+
+def test_another_digest_or_round_completes_nothing():
+    gate = PartsGate()
+    assert gate.hold(upload()) is None
+    assert gate.report(report(0)) == []
+    assert gate.report(report(1, digest=b"?" * 32)) == []
+    assert gate.report(report(1, round_=2)) == []
+    assert gate.lacks(2) == {1: 1}
+    assert gate.report(report(1)) != []
+
+
+def test_an_upload_whose_round_has_closed_is_forgotten():
+    gate = PartsGate()
+    held = upload()
+    gate.hold(held)
+    assert gate.of("dev-1") is held
+    gate.withdraw(held)
+    assert (gate.of("dev-1"), gate.report(report(0)), gate.report(report(1))) == (None, [], [])

@@ -1,0 +1,104 @@
+"""Borders of parts, and jobs that a worker can carry out."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Member, RunPlan
+from shoal.protocol.precision.lengths import encoded_bytes
+from shoal.protocol.shards import (
+    Job,
+    JobKind,
+    NodeKind,
+    VectorNode,
+    borders,
+    digest_over,
+    mean_part_number,
+    part_bytes,
+    part_of,
+)
+from shoal.protocol.states import checkpoint_number, mean_number
+from tests.helpers.plans import run_plan
+
+
+@pytest.mark.parametrize("length", [48, 100, 7850, 159_010])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_parts_cover_a_vector_at_fixed_places(length, workers):
+    cuts = borders(length, workers)
+    assert (cuts[0][0], cuts[-1][1]) == (0, length)
+    assert all(a < b for a, b in cuts)
+    assert all(a[1] == b[0] and a[1] % limits.PART_BLOCK == 0 for a, b in pairwise(cuts))
+    if length > 1000:
+        assert max(b - a for a, b in cuts) <= (1 / workers + 0.05) * length
+
+
+def test_a_part_of_a_segment():
+    assert part_of(slice(10, 40), (0, 32)) == (0, 22)
+    assert part_of(slice(10, 40), (32, 64)) == (22, 30)
+    assert part_of(slice(10, 40), (64, 96)) == (0, 0)
+
+
+def test_labels_of_parts_are_those_of_nothing_else():
+    whole = {mean_number(m, r) for m in (0, limits.MAX_MODELS) for r in (1, 2)}
+    taken = whole | {checkpoint_number(limits.MAX_MODELS)}
+    parts = [mean_part_number(number, worker) for number in whole for worker in range(limits.MAX_WORKERS)]
+    assert len({*parts, *taken}) == len(parts) + len(taken)
+
+
+def with_workers(count, **changes):
+    members = tuple(Member(f"worker-{n}", bytes([n]) * 32, bytes([n]) * 32) for n in range(count))
+    plan = run_plan()
+    segments = (dataclasses.replace(plan.segments[0], length=100),)
+    return dataclasses.replace(plan, **{"wire": 2, "workers": members, "segments": segments, **changes})
+
+
+def test_a_plan_with_workers_is_in_a_wire_version_that_says_so():
+    plan = with_workers(3)
+    assert decode(encode(plan), RunPlan) == plan
+    assert sum(part_bytes(plan, worker) for worker in range(3)) == encoded_bytes(100, "float32")
+    without = dataclasses.replace(plan, workers=())
+    assert len(encode(without)) < len(encode(plan))
+    assert encode(dataclasses.replace(without, wire=1))[7:] == encode(without)[7:]
+    for wrong, reason in (
+        ({"wire": 1}, "wire version 2"),
+        ({"workers": plan.workers[:1]}, "from 2 to"),
+        ({"workers": plan.workers[:1] * 2}, "twice"),
+        ({"segments": (dataclasses.replace(plan.segments[0], length=47),)}, "too few"),
+    ):
+        with pytest.raises(WireError, match=reason):
+            dataclasses.replace(plan, **wrong)
+
+
+def test_a_digest_depends_on_the_order_of_the_parts():
+    assert digest_over([bytes(32), b"\1" * 32]) != digest_over([b"\1" * 32, bytes(32)])
+
+
+def job(*nodes, vectors=(0,), **changes):
+    fixed = {"run_id": bytes(16), "number": 1, "kind": JobKind.NORMS, "round": 1, "generation": "", "store": ""}
+    return Job(**{**fixed, "devices": ("a",), "digests": (bytes(32),), "nodes": nodes, "vectors": vectors, **changes})
+
+
+UPDATE = VectorNode(NodeKind.UPDATE, (0,))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: job(UPDATE, devices=()), "other digests"),
+        (lambda: job(UPDATE, vectors=(1,)), "does not make"),
+        (lambda: job(VectorNode(NodeKind.UPDATE, (1,))), "not there"),
+        (lambda: job(VectorNode(NodeKind.SUM, (0, 0))), "not there"),
+        (lambda: job(UPDATE, VectorNode(NodeKind.SUM, (0,))), "a sum of 1"),
+        (lambda: job(UPDATE, VectorNode(NodeKind.MEAN, (0,))), "and 0 numbers"),
+        (lambda: job(UPDATE, VectorNode(NodeKind.SLICE, (0, 0, 4, 0))), "not there"),
+        (lambda: job(UPDATE, VectorNode(NodeKind.TIMES, (0,), (float("nan"),))), "not finite"),
+        (lambda: job(UPDATE, kind=JobKind.MEANS), "does not name"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(make, reason):
+    with pytest.raises(WireError, match=reason):
+        make()
