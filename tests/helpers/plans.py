@@ -16,7 +16,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
 from shoal.protocol.states import StateId
-from shoal.protocol.wire_versions import SPOKEN
+from shoal.protocol.wire_versions import PLAIN
 from shoal.util.state_codec import decode_state, encode_state
 from tests.helpers.statements import sealed_checkpoints, signed_statement
 
@@ -30,7 +30,7 @@ FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0
 def run_plan(algorithm="fedavg", settings=None, **changes):
     """Return a valid plan of 20 rounds, d = 6, of plain means that one contributor suffices for."""
     fields = {
-        "wire": SPOKEN.most,
+        "wire": PLAIN,
         "fleet": "demo",
         "run": 1,
         "run_id": b"r" * 16,

@@ -356,10 +356,11 @@ def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool)
     if wanted is not None:
         check_spoken(wanted, SPOKEN)
         return wanted
-    # A run without workers is one that the oldest software follows.
-    spoken = WireRange(SHARDED, SPOKEN.most) if fleet.workers else WireRange(SPOKEN.least, PLAIN)
+    spoken = WireRange(SHARDED, SPOKEN.most) if fleet.workers else SPOKEN
+    # A run without workers is one that the oldest software follows, also of devices that have not connected yet.
+    newest = SPOKEN.most if fleet.workers else max(SPOKEN.least, PLAIN)
     if not sends:
-        return spoken.most
+        return newest
     from aggregator.status.answers import StatusPage, decoded
     from shoal.protocol.requests import RequestAction
 
@@ -367,7 +368,7 @@ def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool)
     chosen = choose_wire(status, spoken)
     if reason := held_back(status, spoken, chosen):
         note(f"wire version {chosen}: {reason}")
-    return chosen
+    return min(chosen, newest)
 
 
 def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:

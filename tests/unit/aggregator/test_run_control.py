@@ -81,10 +81,10 @@ def test_a_package_that_is_no_run_is_refused(desk, package):
 
 
 def test_a_run_in_a_wire_version_of_later_software_is_refused(desk):
-    _, package = desk.sign(wire=2)
+    _, package = desk.sign(wire=3)
     error = desk.refused(RequestAction.START, package)
     assert error.outcome is Outcome.REFUSED
-    assert str(error) == f"a run in wire version 2, and this software (shoal {VERSION}) speaks 1"
+    assert str(error) == f"a run in wire version 3, and this software (shoal {VERSION}) speaks 1 to 2"
     assert error.hint == "upgrade the aggregator first, or sign the run with another --wire"
 
 

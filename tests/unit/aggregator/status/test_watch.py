@@ -38,7 +38,7 @@ def come(devices, presence, *, retained=False, settled=True):
 def test_a_device_comes_and_goes(devices, clock):
     here = come(devices, says(True))
     assert here == DeviceFacts(
-        online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0, answers=0, wire=(1, 1)
+        online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0, answers=0, wire=(1, 2)
     )
     clock.now_s = 5004
     assert come(devices, says(True)).since_s == 5000, "said twice after each connection"
@@ -49,7 +49,7 @@ def test_a_device_comes_and_goes(devices, clock):
 
 def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
     here = come(devices, says(True, sent_at_s=4000), retained=True)
-    assert here == DeviceFacts(online=True, version="0.1.0", answers=0, wire=(1, 1))
+    assert here == DeviceFacts(online=True, version="0.1.0", answers=0, wire=(1, 2))
 
 
 @pytest.mark.parametrize(

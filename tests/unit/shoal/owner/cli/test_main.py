@@ -294,7 +294,18 @@ def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
 def test_every_command_is_there():
     names = set(typer.main.get_command(main.app).commands)
     assert names == {
-        *("init", "show", "add-device", "add-aggregator", "renew", "task", "run", "models"),
+        *(
+            "init",
+            "show",
+            "add-device",
+            "add-aggregator",
+            "add-worker",
+            "remove-worker",
+            "renew",
+            "task",
+            "run",
+            "models",
+        ),
         *("status", "report", "backup", "restore", "doctor"),
         *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
     }

@@ -135,7 +135,7 @@ def test_a_run_gets_the_newest_wire_version_that_the_fleet_speaks(fleet, monkeyp
     link = (None, None, None, 1.0)
     assert runs._wire(fleet.stage.fleet, link, None, sends=True) == 1
     assert capsys.readouterr().err == "wire version 1: the aggregator (shoal 0.1.0) speaks no newer\n"
-    assert runs._wire(fleet.stage.fleet, link, None, sends=False) == 3
+    assert runs._wire(fleet.stage.fleet, link, None, sends=False) == 1
     assert runs._wire(fleet.stage.fleet, link, 2, sends=True) == 2
     monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(2, 3))
     with pytest.raises(
