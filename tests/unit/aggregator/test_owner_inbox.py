@@ -132,7 +132,7 @@ def test_each_fork_is_refused_every_time_and_logged_as_an_error_once(parties, in
 
 
 def test_keys_on_another_partys_topic_are_refused_before_they_are_read(parties, inbox):
-    with pytest.raises(UntrustedError, match=r"^keys for 'dev-1', which the aggregator has not subscribed to$"):
+    with pytest.raises(UntrustedError, match=r"^keys for 'dev-1', which aggregator has not subscribed to$"):
         inbox.take(TOPICS.keys("dev-1"), b"junk", 0.0)
 
 

@@ -76,8 +76,10 @@ def watched_masking() -> Iterator[dict[bytes, Masking]]:
     """
     seen: dict[bytes, Masking] = {}
 
-    def encode_update(clear: Float32Vector, key: MaskKey, precision: str, seed: bytes) -> feedback.Encoded:
-        encoded = feedback.encode_update(clear, key, precision, seed)
+    def encode_update(
+        clear: Float32Vector, key: MaskKey, precision: str, seed: bytes, cuts: tuple[tuple[int, int], ...] = ()
+    ) -> feedback.Encoded:
+        encoded = feedback.encode_update(clear, key, precision, seed, cuts)
         seen[hashlib.sha256(encoded.body).digest()] = Masking(clear.copy(), key)
         return encoded
 
