@@ -107,9 +107,10 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
     share = shares.validation
     losses = {CLUSTER: sample_losses(ended.own, share, backend, cancelled)}
     leader = CLUSTER, ended.own
+    labels = np.issubdtype(share.y.dtype, np.integer)
     for name, theta in _candidates(ended, shares.train, backend, cancelled) if len(share) >= FEWEST_PAIRS else ():
         losses[name] = sample_losses(theta, share, backend, cancelled)
-        if choose(losses) == name:
+        if choose(losses, labels=labels) == name:
             leader = name, theta
     choice, theta = leader
     if is_trained(choice):

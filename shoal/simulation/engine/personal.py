@@ -108,7 +108,8 @@ def chosen_models(
     """Return the model (devices, d) that each device keeps, and the name of its candidate; see `finish`."""
     found = candidates(workforce, models, round_, alone, above=above, weight=weight)
     losses = [sample_losses(workforce, i, each) for i, each in enumerate(found)]
-    choices = tuple(choose(each) if each else CLUSTER for each in losses)
+    labels = workforce.network.kind != "regression"
+    choices = tuple(choose(each, labels=labels) if each else CLUSTER for each in losses)
     chosen = torch.stack([each[choice] for each, choice in zip(found, choices, strict=True)]).numpy()
     for name in sorted(set(choices)):
         if is_trained(name):

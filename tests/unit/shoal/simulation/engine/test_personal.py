@@ -73,7 +73,7 @@ def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch
     """
     wanted = ["cluster"] * 3 + ["alone"] * 3 + ["10"] * 4
     picks = iter(wanted)
-    monkeypatch.setattr(personal, "choose", lambda _: next(picks))
+    monkeypatch.setattr(personal, "choose", lambda _, **__: next(picks))
     asked = []
 
     def again(places):
