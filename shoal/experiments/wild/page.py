@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.experiments import table
+from shoal.experiments.wild import goals
 from shoal.experiments.wild.scenarios import KINDS, SCENARIOS, Scenario
 from shoal.report.pages import put_between
 
@@ -165,10 +166,16 @@ def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
         yield f"devices whose model stands still: {' '.join(map(str, own.still))}"
 
 
+def goals_table(results: Mapping[str, Runs]) -> str:
+    """Return the table of the goals for single fleets: see `goals`."""
+    return goals.table(results, COLUMNS)
+
+
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Runs]], str]]] = {
     "models": models_table,
     "personal": personal_table,
     "misses": misses_table,
+    "goals": goals_table,
 }
 
 
