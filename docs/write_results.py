@@ -78,16 +78,20 @@ def _ours(cell: str) -> str:
 def wild() -> str:
     """Return the table of wild fleets: the mean accuracy over the fleets of each kind, with the personal finish."""
     head, *body = rows(between((DOCS / "wild-fleets.md").read_text(), "personal"))
-    names, kinds, kind = head[1:], {}, ""
+    names, kind = head[1:], ""
+    kinds: dict[str, list[list[float]]] = {}
     for first, *cells in body:
         if first.startswith("**"):
             kind = first.strip("*")
         elif "squared error" not in first:
-            kinds.setdefault(kind, []).append([_mean(cell) for cell in cells])
+            means = [mean for cell in cells if (mean := _mean(cell)) is not None]
+            # A mean over other fleets than those of the next column would compare fleets, not strategies.
+            if len(means) == len(cells):
+                kinds.setdefault(kind, []).append(means)
     lines = [f"| kind of fleet | fleets | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for title, fleets in kinds.items():
-        means = [_over([fleet[at] for fleet in fleets]) for at in range(len(names))]
-        lines.append(f"| {title} | {len(fleets)} | {' | '.join(means)} |")
+        cells = [f"{statistics.mean(fleet[at] for fleet in fleets):.1f}" for at in range(len(names))]
+        lines.append(f"| {title} | {len(fleets)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -95,12 +99,6 @@ def _mean(cell: str) -> float | None:
     """Return the mean of ``84.8 / 80``; None for a strategy that was not run."""
     found = re.match(r"[\d.]+", cell)
     return float(found[0]) if found else None
-
-
-def _over(values: list[float | None]) -> str:
-    """Return the mean over fleets, if all of them have a value."""
-    known = [value for value in values if value is not None]
-    return f"{statistics.mean(known):.1f}" if len(known) == len(values) else "-"
 
 
 def page() -> str:

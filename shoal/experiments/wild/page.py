@@ -111,16 +111,17 @@ def _table(
             kind = SCENARIOS[name].kind
             lines.append(f"| **{KINDS[kind]}** |" + " |" * len(head))
         cells = []
+        seeds = max(len(of_strategy) for of_strategy in runs.values())
         for strategy in COLUMNS:
             if strategy not in runs:
                 cells.append("-")
                 continue
             mean, worst = DECIMALS[runs[strategy][0]["measure"]]
             values = of(figures(runs[strategy]))
-            cells.append(f"{values[0]:.{mean}f} / {values[1]:.{worst}f}")
+            fewer = f" ({len(runs[strategy])})" if len(runs[strategy]) < seeds else ""
+            cells.append(f"{values[0]:.{mean}f} / {values[1]:.{worst}f}{fewer}")
         if more is not None:
             cells.append(more(figures(runs["cfl"])) if "cfl" in runs else "-")
-        seeds = max(len(of_strategy) for of_strategy in runs.values())
         lines.append(f"| `{name}`: {SCENARIOS[name].title} ({seeds}) | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -140,10 +141,14 @@ def misses_table(results: Mapping[str, Runs]) -> str:
 
 
 def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
-    """Yield each comparison that a strategy fails on a fleet, with both figures."""
-    if not {strategy, "fedavg", "local", "true-groups"} <= runs.keys():
+    """Yield each comparison that a strategy fails on a fleet, with both figures: means over the seeds that all runs have."""
+    compared = (strategy, "fedavg", "local", "true-groups")
+    if not set(compared) <= runs.keys():
         return
-    own, fedavg, local, truth = (figures(runs[s]) for s in (strategy, "fedavg", "local", "true-groups"))
+    seeds = set.intersection(*({run["seed"] for run in runs[s]} for s in compared))
+    if not seeds:
+        return
+    own, fedavg, local, truth = (figures([run for run in runs[s] if run["seed"] in seeds]) for s in compared)
     error = runs[strategy][0]["measure"] != "accuracy"
 
     def worse(value: float, than: float, by: float) -> bool:
