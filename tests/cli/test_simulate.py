@@ -12,33 +12,10 @@ import time
 
 import pytest
 
+from tests.helpers.calls import call
 from tests.helpers.trees import ONE_THREAD, ROOT, python
 
-TOY = """
-import time
-from shoal.experiments import registry
-from shoal.experiments.common.experiment import Result, Study
-
-def run(options, progress):
-    rounds, history = options.rounds or 3, []
-    progress.stage("dealing the samples")
-    for r in range(1, rounds + 1):
-        time.sleep(options.knob("pause_s", 0.0))
-        history.append({"round": r, "accuracy": 50.0 + r, "loss": 1 / r, "purity": 0.5})
-        progress.round(options.algorithm, r, rounds, history[-1])
-    return Result(
-        experiment="toy", algorithm=options.algorithm, accuracy=50.0 + rounds, clusters=2, rounds=rounds,
-        cpu_seconds_per_round=0.01, published={"ifca": 95.25}.get(options.algorithm, {"a": 1, "b": 2.5}), history=history,
-        purity=1.0, ari=0.5, extra={"gap": 0.125, "clusters_seen": [1, 2]},
-        parameters={"devices": options.devices, "samples": options.samples, "seed": options.seed, "mask": options.mask,
-                    "grid": options.grid, "device": options.device, "data_dir": options.data_dir,
-                    "settings": dict(options.settings)},
-    )
-
-registry.register(Study("toy", "a paper, table 1", "a toy", ("ifca", "fedavg"), {"ifca": 95.25}, run, needs=NEEDS))
-"""
-MAIN = "\nfrom shoal.cli import main\nmain()"
-SCRIPT = TOY.replace("NEEDS", '("mnist",)') + MAIN
+TOY = "tests.helpers.toy_study"
 
 
 @pytest.fixture
@@ -48,17 +25,17 @@ def no_data(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def shoal(*arguments, status=0, cwd=ROOT):
-    """Call `shoal` with the toy registered, and return the finished process."""
-    done = python(SCRIPT, *arguments, cwd=cwd)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
+def shoal(*arguments, status=0, cwd=ROOT, **environment):
+    """Call `shoal` with the toy registered, and return its status and output."""
+    done = call(TOY, list(map(str, arguments)), cwd, {**os.environ, **ONE_THREAD, **environment})
+    assert done.status == status, done.err
+    assert "Traceback" not in done.err
     return done
 
 
 def data_of(done):
     """Return the data of the one JSON object on stdout."""
-    (line,) = done.stdout.splitlines()
+    (line,) = done.out.splitlines()
     document = json.loads(line)
     assert (document["schema"], document["ok"]) == (1, True)
     return document["data"]
@@ -73,7 +50,7 @@ def test_the_result_is_one_object_with_the_fixed_names():
     assert (data["gap"], data["cpu_seconds_per_round"]) == (0.125, 0.01)
     assert [set(row) for row in data["history"]] == [{"round", "accuracy", "loss", "purity"}] * 3
     assert (data["parameters"]["seed"], data["parameters"]["mask"]) == (0, "permutation")
-    assert done.stderr == ""
+    assert done.err == ""
 
 
 def test_every_option_reaches_the_experiment():
@@ -107,7 +84,7 @@ def test_every_option_reaches_the_experiment():
 
 
 def test_the_table_has_the_published_number_beside_ours():
-    lines = shoal("simulate", "toy", "--algorithm", "all").stdout.splitlines()
+    lines = shoal("simulate", "toy", "--algorithm", "all").out.splitlines()
     assert lines[0] == "toy: a toy (a paper, table 1); seed 0, mask permutation"
     (row,) = (line.split() for line in lines if line.startswith("ifca "))
     assert row == ["ifca", "53.00", "-", "95.25", "1.000", "0.500", "2", "3", "0.010"]
@@ -142,19 +119,19 @@ def test_the_page_of_all_algorithms_is_written(tmp_path):
         ("ifca", 3, 0.53),
         ("fedavg", 3, 0.53),
     ]
-    assert "there is no folder" in shoal("simulate", "toy", "--report", tmp_path / "no" / "toy.html", status=2).stderr
+    assert "there is no folder" in shoal("simulate", "toy", "--report", tmp_path / "no" / "toy.html", status=2).err
 
 
 def test_the_list_says_what_each_needs(tmp_path, no_data):
     """Every experiment with its algorithms; data that is not here is said to be missing."""
-    made = python(SCRIPT, "simulate", "--list", "--json", "--data-dir", tmp_path)
+    made = shoal("simulate", "--list", "--json", "--data-dir", tmp_path)
     entries = {e["id"]: e for e in data_of(made)["experiments"]}
-    assert len(entries) == 21
+    assert len(entries) == 22
     assert entries["toy"]["needs"] == ["mnist"]
     assert entries["toy"]["algorithms"] == ["ifca", "fedavg"]
     assert entries["toy"]["published"] == {"ifca": 95.25}
     assert "cifar10" in entries["ifca-rotated-cifar"]["missing"]
-    text = shoal("simulate", "--list").stdout
+    text = shoal("simulate", "--list").out
     assert "ifca-rotated-mnist" in text
     assert "cifar10, which is not here" in text
 
@@ -174,9 +151,9 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
 def test_usage_errors(arguments, error, hint):
     """Status 2, before anything runs."""
     done = shoal("simulate", *arguments, status=2)
-    assert f"error: {error}" in done.stderr
-    assert f"hint: {hint}" in done.stderr
-    assert done.stdout == ""
+    assert f"error: {error}" in done.err
+    assert f"hint: {hint}" in done.err
+    assert done.out == ""
 
 
 @pytest.mark.parametrize(
@@ -190,32 +167,22 @@ def test_usage_errors(arguments, error, hint):
     ],
 )
 def test_more_usage_errors(arguments, error):
-    assert error in shoal("simulate", "toy", *arguments, status=2).stderr
-
-
-NEEDY = """
-from shoal.experiments.data import datasets
-from shoal.experiments import registry
-from shoal.experiments.common.experiment import Study
-registry.register(Study("needy", "", "", ("ifca",), {}, lambda o, p: datasets.load("cifar10", o.data_dir), needs=("cifar10",)))
-"""
+    assert error in shoal("simulate", "toy", *arguments, status=2).err
 
 
 def test_absent_data_is_status_8(tmp_path, no_data):
     """The error names the file and the places, the hint the way to get it."""
-    done = python(NEEDY + MAIN, "simulate", "needy", "--data-dir", tmp_path, "--json")
-    assert done.returncode == 8
-    error = json.loads(done.stdout)["error"]
+    done = shoal("simulate", "needy", "--data-dir", tmp_path, "--json", status=8)
+    error = json.loads(done.out)["error"]
     assert error["type"] == "MissingDataError"
     assert "data_batch_1.bin is missing" in error["message"]
     assert str(tmp_path) in error["message"]
     assert "cifar-10-binary.tar.gz" in error["hint"]
-    assert "Traceback" not in done.stderr
 
 
 def test_scenarios_are_listed_by_kind(tmp_path, no_data):
     """Each with its data and network; data that is not here is said to be missing."""
-    lines = shoal("simulate", "wild", "--list", "--data-dir", tmp_path).stdout.splitlines()
+    lines = shoal("simulate", "wild", "--list", "--data-dir", tmp_path).out.splitlines()
     assert lines[0] == "clear groups of equal size:"
     assert any(line.split()[0] == "rotated-4" and "mnist is not here" in line for line in lines)
     rows = data_of(shoal("simulate", "wild", "--list", "--json", "--data-dir", tmp_path))["scenarios"]
@@ -226,7 +193,7 @@ def test_scenarios_are_listed_by_kind(tmp_path, no_data):
 def test_a_scenario_runs_with_every_strategy(tmp_path, no_data):
     """The table has mean and worst device, the JSON object the fixed names, and the figure is drawn."""
     arguments = ["simulate", "wild", "--scenario", "table-wine", "--rounds", "2"]
-    lines = shoal(*arguments, "--strategy", "all", "--plot", tmp_path / "wine.png").stdout.splitlines()
+    lines = shoal(*arguments, "--strategy", "all", "--plot", tmp_path / "wine.png").out.splitlines()
     assert lines[0].startswith("wild: three labels shifted on half of the devices (ours, docs/wild-fleets.md); seed 0")
     assert lines[3].split() == ["strategy", "mean", "worst", "mean", "worst", "ARI", "clusters", "rounds"]
     assert [line.split()[0] for line in lines[4:12]] == [
@@ -249,14 +216,14 @@ def test_a_scenario_runs_with_every_strategy(tmp_path, no_data):
     ],
 )
 def test_scenarios_are_checked(arguments, error):
-    assert error in shoal("simulate", *arguments, status=2).stderr
+    assert error in shoal("simulate", *arguments, status=2).err
 
 
 def test_an_interrupt_ends_with_130(tmp_path):
     """Ctrl-C in the middle of a run; the --save file keeps the results of earlier algorithms."""
     arguments = ["simulate", "toy", "--algorithm", "all", "--rounds", "60", "--set", "pause_s=0.02"]
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments, "--save", str(tmp_path / "kept.json")],
+        [sys.executable, "-m", TOY, *arguments, "--save", str(tmp_path / "kept.json")],
         cwd=ROOT,
         env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -278,7 +245,7 @@ def test_progress_is_for_terminals():
     """On one, a progress line that is erased at the end; only the result is on stdout."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "simulate", "toy", "--rounds", "5", "--json"],
+        [sys.executable, "-m", TOY, "simulate", "toy", "--rounds", "5", "--json"],
         cwd=ROOT,
         env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -303,6 +270,6 @@ def test_help_loads_nothing_heavy(arguments):
     """It answers without numpy, torch and matplotlib."""
     script = "import atexit, sys\natexit.register(lambda: print('loaded:', *(m for m in HEAVY if m in sys.modules)))\n"
     heavy = "HEAVY = ('numpy', 'torch', 'scipy', 'sklearn', 'matplotlib', 'rich')\n"
-    done = python(heavy + script + MAIN, *arguments)
+    done = python(heavy + script + "from shoal.cli import main\nmain()", *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded:"

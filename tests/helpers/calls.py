@@ -1,4 +1,8 @@
-"""Calls of the programs, each in a process of its own, forked from one that has done the slow imports."""
+"""Calls of the programs, each in a process of its own, forked from one that has done the slow imports.
+
+A test starts a fresh interpreter instead where a program's imports, its arguments as other processes see them, or a library
+that is loaded before all others matter.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,15 @@ from tests.helpers.trees import PROGRAMS
 LIMIT_S = 90.0
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
-    [*PROGRAMS.values(), "numpy", "onnxruntime", "torch", "shoal.owner.keys.directory", __name__]
+    [
+        *PROGRAMS.values(),
+        "numpy",
+        "onnxruntime",
+        "torch",
+        "shoal.owner.keys.directory",
+        "shoal.experiments.wild.study",
+        __name__,
+    ]
 )
 
 
@@ -28,15 +40,17 @@ class Done:
     err: str
 
 
-def call(program, arguments, cwd, environment):
-    """Run a program with an empty stdin and return its `Done`.
+def call(program, arguments, cwd, environment, stdin=""):
+    """Run a program, or the ``main`` of a module with this name, and return its `Done`.
 
     Raises:
         TimeoutError: it took more than LIMIT_S, and was killed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        process = FORKED.Process(target=_run, args=(PROGRAMS[program], arguments, cwd, environment, out, err))
+        given, out, err = (Path(folder, name) for name in ("in", "out", "err"))
+        given.write_text(stdin)
+        module = PROGRAMS.get(program, program)
+        process = FORKED.Process(target=_run, args=(module, arguments, cwd, environment, (given, out, err)))
         process.start()
         process.join(LIMIT_S)
         if process.is_alive():
@@ -46,8 +60,8 @@ def call(program, arguments, cwd, environment):
         return Done(process.exitcode, out.read_text(), err.read_text())
 
 
-def _run(module, arguments, cwd, environment, out, err):
-    for path, number in ((Path(os.devnull), 0), (out, 1), (err, 2)):
+def _run(module, arguments, cwd, environment, files):
+    for number, path in enumerate(files):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)

@@ -9,6 +9,7 @@ import sys
 import time
 
 from shoal.transport.local_broker import find_mosquitto
+from tests.helpers import calls
 from tests.helpers.processes import give_up_capabilities
 from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
@@ -22,13 +23,15 @@ class Place:
         self.home = home
         self.environment = environment
         self.running = {}
+        self.names = []
 
     def start(self, name, program, *arguments, stdin=None):
+        self.names.append(name)
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *map(str, arguments)],
                 cwd=self.home,
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **self.environment},
+                env=self._variables(),
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -41,9 +44,14 @@ class Place:
         return process
 
     def call(self, name, program, *arguments, stdin=None, status=0):
-        process = self.start(name, program, *arguments, stdin=stdin)
-        assert process.wait(WAIT_S) == status, self.log(name)
+        self.names.append(name)
+        done = calls.call(program, list(map(str, arguments)), self.home, self._variables(), stdin or "")
+        (self.home / f"{name}.log").write_text(done.out + done.err)
+        assert done.status == status, self.log(name)
         return self.log(name)
+
+    def _variables(self):
+        return {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **self.environment}
 
     def log(self, name):
         return (self.home / f"{name}.log").read_text()

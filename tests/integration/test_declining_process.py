@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import time
 
 import numpy as np
@@ -14,7 +13,9 @@ from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.calls import call
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import ROOT
 
 pytestmark = [
     pytest.mark.broker,
@@ -36,9 +37,7 @@ OPTIONS = RunOptions(
 
 
 def status(directory, *options):
-    start = "from aggregator.cli import main; main()"
-    command = [sys.executable, "-c", start, "status", str(directory), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return call("shoal-aggregator", ["status", str(directory), *options], ROOT, dict(os.environ)).out
 
 
 def test_rounds_do_not_wait_for_it(tmp_path):

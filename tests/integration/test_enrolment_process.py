@@ -136,9 +136,9 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
     assert own.reveal() == owners.reveal() != gone.grant.version_secret
     assert stays.grant.broadcast_key == secrets.broadcast_key != gone.grant.broadcast_key
     assert gone.grant.broadcast_key not in (home / "server" / "membership.bin").read_bytes()
-    assert "Traceback" not in "".join(place.log(n) for n in place.running)
+    assert "Traceback" not in "".join(place.log(n) for n in place.names)
     for secret in (secrets.version_secret, secrets.broadcast_key):
-        assert not any(secret.hex() in place.log(n) for n in place.running)
+        assert not any(secret.hex() in place.log(n) for n in place.names)
 
 
 def test_a_line_that_expires_ends_the_wait(tmp_path, monkeypatch):

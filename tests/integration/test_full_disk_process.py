@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import time
 
 import numpy as np
@@ -13,9 +12,11 @@ import pytest
 from shoal.errors import StorageError
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.calls import call
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.run_places import LONG_RUN
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import ROOT
 
 pytestmark = [
     pytest.mark.broker,
@@ -29,9 +30,7 @@ WAIT_S = 60.0
 
 def status(package, directory):
     """Return a program's ``status --json`` as data, and its lines for people."""
-    start = f"from {package}.cli import main; main()"
-    command = [sys.executable, "-c", start, "status", str(directory)]
-    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout  # noqa: E731
+    run = lambda *more: call(f"{package}.cli", ["status", str(directory), *more], ROOT, dict(os.environ)).out  # noqa: E731
     return json.loads(run("--json"))["data"], run()
 
 

@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(400)]
 FIRST = ("dev-1", "dev-2", "dev-3", "dev-4")
 LATER = "dev-5"
 MORE_ROUNDS = 3
+SLOW_KBPS = 32
+"""Of a device, so that the rounds in the background leave the cores to the programs under test."""
+
 ROUNDS = 100_000
 """More than the test waits for: it ends while the run goes on."""
 
@@ -77,7 +80,7 @@ class Fleet:
         np.savez(self.home / f"{name}.npz", x=x, y=y)
 
     def train(self, name):
-        self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
+        self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz", "--max-kbps", SLOW_KBPS)
 
     def sign(self):
         """Let the owner sign a run that outlasts the test; return its plan and its origins."""

@@ -101,7 +101,7 @@ def until(process, line):
     pytest.fail(f"no line {line!r}")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_that_is_killed_ends_the_other_with_an_error(killed):
     processes = start_ranks("--rounds", "100000", "--json")
     other = processes[1 - killed]
@@ -151,7 +151,7 @@ def test_torchrun_ends_soon_after_one_of_its_processes():
     assert not any(Path(f"/proc/{c}").exists() for c in children)
 
 
-@pytest.mark.parametrize("name", ["--seed", "--rounds"])
+@pytest.mark.parametrize("name", ["--seed", pytest.param("--rounds", marks=pytest.mark.long)])
 def test_ranks_with_other_options_are_refused(name):
     done = ended(start_ranks("--json", each={1: (name, "7")}))
     assert [status for status, _, _ in done] == [7, 7]

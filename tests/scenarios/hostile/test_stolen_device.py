@@ -101,7 +101,7 @@ def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
 
 def test_a_device_publishes_its_keys_again_when_it_connects(tmp_path):
     """A broker that has lost the notice gets it back."""
-    with make_fleet(tmp_path / "fleet", count=3, rounds=400) as fleet:
+    with make_fleet(tmp_path / "fleet", count=3, rounds=20) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         topic = f"shoal/v1/demo/d/{VICTIM}/receiving"
         first = fleet.broker.retained.pop(topic)

@@ -1,0 +1,73 @@
+"""An experiment that computes nothing, and one whose data are nowhere, for the command line of `shoal simulate`.
+
+``python -m tests.helpers.toy_study simulate toy`` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from shoal.experiments import registry
+from shoal.experiments.common.experiment import Result, Study
+
+REMOVE = "SHOAL_TEST_REMOVE"
+"""Variable with a folder that the experiment removes before its first round."""
+
+PUBLISHED = {"ifca": 95.25}
+
+
+def run(options, progress):
+    """Report rounds; the setting ``pause_s`` is the time of each."""
+    rounds, history = options.rounds or 3, []
+    progress.stage("dealing the samples")
+    if REMOVE in os.environ:
+        Path(os.environ[REMOVE]).rmdir()
+    for r in range(1, rounds + 1):
+        time.sleep(options.knob("pause_s", 0.0))
+        history.append({"round": r, "accuracy": 50.0 + r, "loss": 1 / r, "purity": 0.5})
+        progress.round(options.algorithm, r, rounds, history[-1])
+    return Result(
+        experiment="toy",
+        algorithm=options.algorithm,
+        accuracy=50.0 + rounds,
+        clusters=2,
+        rounds=rounds,
+        cpu_seconds_per_round=0.01,
+        published=PUBLISHED.get(options.algorithm, {"a": 1, "b": 2.5}),
+        history=history,
+        purity=1.0,
+        ari=0.5,
+        extra={"gap": 0.125, "clusters_seen": [1, 2]},
+        parameters={
+            "devices": options.devices,
+            "samples": options.samples,
+            "seed": options.seed,
+            "mask": options.mask,
+            "grid": options.grid,
+            "device": options.device,
+            "data_dir": options.data_dir,
+            "settings": dict(options.settings),
+        },
+    )
+
+
+def run_needy(options, _progress):
+    """Read CIFAR-10."""
+    from shoal.experiments.data import datasets
+
+    return datasets.load("cifar10", options.data_dir)
+
+
+def main():
+    """Add both experiments and run `shoal`."""
+    from shoal.cli import main as shoal
+
+    registry.register(Study("toy", "a paper, table 1", "a toy", ("ifca", "fedavg"), PUBLISHED, run, needs=("mnist",)))
+    registry.register(Study("needy", "", "", ("ifca",), {}, run_needy, needs=("cifar10",)))
+    shoal()
+
+
+if __name__ == "__main__":
+    main()
