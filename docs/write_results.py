@@ -1,19 +1,20 @@
-"""Write the two summaries of docs/results.md: from the tables of docs/algorithms.md and docs/wild-fleets.md.
+"""Write the two summaries of docs/results.md: from the table of docs/algorithms.md and the wild fleets in results/.
 
     python docs/write_results.py --write     # without --write the page is compared, with exit status 1 if it differs
 
-Both tables come from the files in results/; this script adds no figure but means over the fleets of one kind.
+Both tables come from the files in results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from shoal.experiments.wild.page import kinds_table, load
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
@@ -75,36 +76,10 @@ def _ours(cell: str) -> str:
     return f"{value} ({seeds})"
 
 
-def wild() -> str:
-    """Return the table of wild fleets: the mean accuracy over the fleets of each kind, with the personal finish."""
-    head, *body = rows(between((DOCS / "wild-fleets.md").read_text(), "personal"))
-    names, kind = head[1:], ""
-    kinds: dict[str, list[list[float]]] = {}
-    for first, *cells in body:
-        if first.startswith("**"):
-            kind = first.strip("*")
-        elif "squared error" not in first:
-            means = [mean for cell in cells if (mean := _mean(cell)) is not None]
-            # A mean over other fleets than those of the next column would compare fleets, not strategies.
-            if len(means) == len(cells):
-                kinds.setdefault(kind, []).append(means)
-    lines = [f"| kind of fleet | fleets | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    for title, fleets in kinds.items():
-        cells = [f"{statistics.mean(fleet[at] for fleet in fleets):.1f}" for at in range(len(names))]
-        lines.append(f"| {title} | {len(fleets)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _mean(cell: str) -> float | None:
-    """Return the mean of ``84.8 / 80``; None for a strategy that was not run."""
-    found = re.match(r"[\d.]+", cell)
-    return float(found[0]) if found else None
-
-
 def page() -> str:
     """Return docs/results.md with both tables as they are now."""
     text = PAGE.read_text()
-    for (begin, end), table in ((PAPERS, papers()), (WILD, wild())):
+    for (begin, end), table in ((PAPERS, papers()), (WILD, kinds_table(load()))):
         text = text.split(begin)[0] + f"{begin}\n{table}\n{end}" + text.split(end)[1]
     return text
 

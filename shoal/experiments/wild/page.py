@@ -130,6 +130,34 @@ def _found(found: Figures) -> str:
     return f"{' '.join(map(str, found.clusters))}; {' '.join(f'{ari:.2f}' for ari in found.aris)}"
 
 
+def same_seeds(runs: Runs, strategies: Sequence[str]) -> tuple[Figures, ...] | None:
+    """Return the strategies' figures over the seeds that all of them have; None if there is no such seed."""
+    seeds = set.intersection(*({run["seed"] for run in runs.get(s, ())} for s in strategies))
+    if not seeds:
+        return None
+    return tuple(figures([run for run in runs[s] if run["seed"] in seeds]) for s in strategies)
+
+
+def kinds_table(results: Mapping[str, Runs]) -> str:
+    """Return the mean accuracy with the finish over the fleets of each kind, as docs/results.md has it.
+
+    Fleets of regression are left out, and those without a seed that every strategy has.
+    """
+    lines = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for kind, title in KINDS.items():
+        fleets = [
+            [one.personal_mean for one in found]
+            for name, runs in results.items()
+            if SCENARIOS[name].kind == kind
+            and all(run["measure"] == "accuracy" for of_strategy in runs.values() for run in of_strategy)
+            and (found := same_seeds(runs, tuple(COLUMNS))) is not None
+        ]
+        if fleets:
+            means = (sum(column) / len(fleets) for column in zip(*fleets, strict=True))
+            lines.append(f"| {title} | {len(fleets)} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
 def misses_table(results: Mapping[str, Runs]) -> str:
     """Return the table of the fleets on which CFL, IFCA or FedGroup are worse than they should be, and by how much."""
     lines = ["| fleet | strategy | worse than it should be |", "|---|---|---|"]
@@ -142,13 +170,10 @@ def misses_table(results: Mapping[str, Runs]) -> str:
 
 def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
     """Yield each comparison that a strategy fails on a fleet, with both figures: means over the seeds that all runs have."""
-    compared = (strategy, "fedavg", "local", "true-groups")
-    if not set(compared) <= runs.keys():
+    found = same_seeds(runs, (strategy, "fedavg", "local", "true-groups"))
+    if found is None:
         return
-    seeds = set.intersection(*({run["seed"] for run in runs[s]} for s in compared))
-    if not seeds:
-        return
-    own, fedavg, local, truth = (figures([run for run in runs[s] if run["seed"] in seeds]) for s in compared)
+    own, fedavg, local, truth = found
     error = runs[strategy][0]["measure"] != "accuracy"
 
     def worse(value: float, than: float, by: float) -> bool:

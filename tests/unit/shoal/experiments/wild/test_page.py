@@ -91,6 +91,20 @@ def test_only_seeds_that_all_have_are_compared():
     assert list(page.misses(SCENARIOS["alike"], runs, "cfl")) == []
 
 
+def test_kinds_are_means_over_fleets_and_the_seeds_that_all_strategies_have():
+    def fleet(**changes):
+        return {name: [result(name, **changes)] for name in page.COLUMNS}
+
+    alike = fleet(personal_mean=84.0)
+    alike["cfl"] = [*alike["cfl"], result(seed=1, personal_mean=10.0)]
+    without = fleet()
+    without.pop("ifca")
+    results = {"alike": alike, "alike-cnn": fleet(personal_mean=90.0), "alike-3-labels": without}
+    results["table-diabetes"] = fleet(measure="squared error")
+    (row,) = page.kinds_table(results).splitlines()[2:]
+    assert row == "| no groups | 2 |" + " 87.0 |" * len(page.COLUMNS)
+
+
 def test_squared_errors_have_two_decimals():
     errors = {"measure": "squared error", "mean": 0.494, "worst": 0.961}
     assert "0.49 / 0.96" in page.models_table({"table-diabetes": {"cfl": [result(**errors)]}})
