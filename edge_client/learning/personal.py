@@ -90,6 +90,20 @@ def likelier(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return not np.isfinite(own).all() or float((own - other).sum()) >= math.log(LEAST_RATIO)
 
 
+def preferred(own: NDArray[np.float64], other: NDArray[np.float64], *, labels: bool) -> bool:
+    """Return whether ``other`` is to replace ``own``: it is `clearly_better` and, if the task predicts labels, `likelier`.
+
+    A second training keeps its result unless the first one's is preferred: it has learned from these samples too, so it should
+    not be worse on them, but a single unlucky epoch can spoil a model.
+
+    Args:
+        own: loss of each validation sample, shape (n,), float64.
+        other: losses of the same samples by another model, shape (n,), float64.
+        labels: as for `choose`.
+    """
+    return clearly_better(own, other) and (not labels or likelier(own, other))
+
+
 def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
     """Return the name of the model that the device keeps.
 
@@ -101,9 +115,7 @@ def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
             positions); then a candidate must also be `likelier`. Squared errors have no such unit.
     """
     own = losses[CLUSTER]
-    better = [name for name, other in losses.items() if name != CLUSTER and clearly_better(own, other)]
-    if labels:
-        better = [name for name in better if likelier(own, losses[name])]
+    better = [name for name, other in losses.items() if name != CLUSTER and preferred(own, other, labels=labels)]
     return min(better, key=lambda name: float(losses[name].mean()), default=CLUSTER)
 
 

@@ -97,6 +97,28 @@ def test_a_second_training_that_diverges_leaves_the_first(shares, caplog):
     assert caplog.records[0].kv["candidate"] == "the chosen one with the validation samples"
 
 
+def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
+    steps = 10 * -(-len(shares.train) // MINI.batch_size)
+
+    class Spoiling:
+        """A backend that climbs the loss after the candidates with epochs on top."""
+
+        grads = 0
+
+        def score(self, theta, x, y):
+            return real.score(theta, x, y)
+
+        def grad(self, theta, x, y):
+            self.grads += 1
+            loss, gradient = real.grad(theta, x, y)
+            return (loss, gradient) if self.grads <= steps else (loss, -20 * gradient)
+
+    real = backend_of()
+    done = finish(ended(start=None), shares, Spoiling(), never)
+    assert done.choice == "10"
+    assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+
+
 def test_the_clusters_model_is_not_trained_again(shares, backend, monkeypatch):
     monkeypatch.setattr(
         "edge_client.learning.finish.choose", lambda losses, **_: "node-0" if "node-0" in losses else "cluster"

@@ -62,6 +62,14 @@ def test_labels_have_to_be_likelier_by_far():
     assert choose({CLUSTER: of(np.inf, 1), "10": of(1, 1)}, labels=True) == "10"
 
 
+def test_a_model_is_preferred_if_it_is_clearly_better_and_for_labels_likelier():
+    own, other = np.full(5, 0.15), np.full(5, 0.10)
+    assert personal.preferred(own, other, labels=False)
+    assert not personal.preferred(own, other, labels=True)
+    assert not personal.preferred(other, own, labels=False)
+    assert personal.preferred(of(9, 9), of(1, 1), labels=True)
+
+
 @given(LOSSES)
 def test_the_choice_is_the_clusters_model_or_has_a_smaller_mean_loss(losses):
     named = {CLUSTER: losses[0], **{str(i): other for i, other in enumerate(losses[1:])}}
