@@ -1,19 +1,20 @@
-"""Write the two summaries of docs/results.md: from the tables of docs/algorithms.md and docs/wild-fleets.md.
+"""Write the two summaries of docs/results.md: from the table of docs/algorithms.md and the wild fleets in results/.
 
     python docs/write_results.py --write     # without --write the page is compared, with exit status 1 if it differs
 
-Both tables come from the files in results/; this script adds no figure but means over the fleets of one kind.
+Both tables come from the files in results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from shoal.experiments.wild.page import kinds_table, load
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
@@ -75,38 +76,10 @@ def _ours(cell: str) -> str:
     return f"{value} ({seeds})"
 
 
-def wild() -> str:
-    """Return the table of wild fleets: the mean accuracy over the fleets of each kind, with the personal finish."""
-    head, *body = rows(between((DOCS / "wild-fleets.md").read_text(), "personal"))
-    names, kinds, kind = head[1:], {}, ""
-    for first, *cells in body:
-        if first.startswith("**"):
-            kind = first.strip("*")
-        elif "squared error" not in first:
-            kinds.setdefault(kind, []).append([_mean(cell) for cell in cells])
-    lines = [f"| kind of fleet | fleets | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    for title, fleets in kinds.items():
-        means = [_over([fleet[at] for fleet in fleets]) for at in range(len(names))]
-        lines.append(f"| {title} | {len(fleets)} | {' | '.join(means)} |")
-    return "\n".join(lines)
-
-
-def _mean(cell: str) -> float | None:
-    """Return the mean of ``84.8 / 80``; None for a strategy that was not run."""
-    found = re.match(r"[\d.]+", cell)
-    return float(found[0]) if found else None
-
-
-def _over(values: list[float | None]) -> str:
-    """Return the mean over fleets, if all of them have a value."""
-    known = [value for value in values if value is not None]
-    return f"{statistics.mean(known):.1f}" if len(known) == len(values) else "-"
-
-
 def page() -> str:
     """Return docs/results.md with both tables as they are now."""
     text = PAGE.read_text()
-    for (begin, end), table in ((PAPERS, papers()), (WILD, wild())):
+    for (begin, end), table in ((PAPERS, papers()), (WILD, kinds_table(load()))):
         text = text.split(begin)[0] + f"{begin}\n{table}\n{end}" + text.split(end)[1]
     return text
 

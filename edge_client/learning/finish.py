@@ -29,6 +29,7 @@ from edge_client.learning.personal import (
     ditto_recipe,
     is_trained,
     one_epoch,
+    preferred,
 )
 from edge_client.learning.training import Cancelled
 from edge_client.learning.update import BatchOrder
@@ -91,8 +92,8 @@ class Chosen:
 def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callable[[], bool]) -> Chosen:
     """Train the candidates, choose one by the validation share, and train it again with the validation samples too.
 
-    A candidate whose training diverges is left out; if only the second training diverges, the first one counts. With fewer than
-    `FEWEST_PAIRS` validation samples no other can be chosen, so none is trained.
+    A candidate whose training diverges is left out. The first training counts if the second diverges, or if the same test prefers
+    the first one's model. With fewer than `FEWEST_PAIRS` validation samples no other can be chosen, so none is trained.
 
     Args:
         ended: the run.
@@ -107,15 +108,19 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
     share = shares.validation
     losses = {CLUSTER: sample_losses(ended.own, share, backend, cancelled)}
     leader = CLUSTER, ended.own
+    labels = np.issubdtype(share.y.dtype, np.integer)
     for name, theta in _candidates(ended, shares.train, backend, cancelled) if len(share) >= FEWEST_PAIRS else ():
         losses[name] = sample_losses(theta, share, backend, cancelled)
-        if choose(losses) == name:
+        if choose(losses, labels=labels) == name:
             leader = name, theta
     choice, theta = leader
     if is_trained(choice):
         training_again = _Candidates(ended, joined(shares.train, shares.validation), backend, cancelled)
         for name, again in _unless_diverged(training_again.of(choice), "the chosen one with the validation samples"):
-            if name == choice:
+            if name != choice:
+                continue
+            second = sample_losses(again, share, backend, cancelled)
+            if not preferred(second, losses[choice], labels=labels):
                 theta = again
     return Chosen(choice, theta, {name: float(each.mean()) for name, each in losses.items()}, len(share))
 

@@ -2,8 +2,10 @@
 
 Candidates are the model of its cluster, that model after more local epochs, the models above it in cfl's tree, Ditto's
 personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test on
-its validation share prefers another: the best of several models on few samples is often best by chance. A chosen model that
-the device trains is then trained again, with the validation samples too: they have served their purpose.
+its validation share prefers another: the best of several models on few samples is often best by chance. For labels the share
+must also be `LEAST_RATIO` times as likely under the other model: a model that is only more confident gains a little on each
+of a few samples, and the sample on which it is confidently wrong may not be among them. A chosen model that the device trains
+is then trained again, with the validation samples too: they have served their purpose.
 
 Devices (`edge_client.learning.finish`) and simulated devices (`shoal.simulation.engine.personal`) use these functions.
 """
@@ -32,6 +34,11 @@ MOST_ALONE_EPOCHS: Final = 1000
 """Most epochs of the model that is trained alone; more passes over the few samples of one device only fit them closer."""
 FEWEST_PAIRS: Final = 2
 """Fewest validation samples of a paired test."""
+LEAST_RATIO: Final = len(EPOCHS) + 1
+"""Least ratio of the likelihoods of the validation labels under another model and under the cluster's.
+
+If the cluster's model is as probable in advance as the models that every device trains (these epochs, and alone) together, a
+ratio of their number makes one of them as probable as the cluster's model."""
 
 _NODE: Final = "node-"
 
@@ -71,16 +78,44 @@ def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool
     return mean > 0 and mean >= float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
-def choose(losses: Mapping[str, NDArray[np.float64]]) -> str:
+def likelier(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether the labels are at least `LEAST_RATIO` times as likely by ``other`` as by ``own``.
+
+    The logarithm of the ratio is sum_i (own_i - other_i), in nats. Losses ``own`` that are not finite mean no likelihood at all.
+
+    Args:
+        own: negative log-likelihood of each validation sample's label, shape (n,), float64.
+        other: the same by another model, finite.
+    """
+    return not np.isfinite(own).all() or float((own - other).sum()) >= math.log(LEAST_RATIO)
+
+
+def preferred(own: NDArray[np.float64], other: NDArray[np.float64], *, labels: bool) -> bool:
+    """Return whether ``other`` is to replace ``own``: it is `clearly_better` and, if the task predicts labels, `likelier`.
+
+    A second training keeps its result unless the first one's is preferred: it has learned from these samples too, so it should
+    not be worse on them, but a single unlucky epoch can spoil a model.
+
+    Args:
+        own: loss of each validation sample, shape (n,), float64.
+        other: losses of the same samples by another model, shape (n,), float64.
+        labels: as for `choose`.
+    """
+    return clearly_better(own, other) and (not labels or likelier(own, other))
+
+
+def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
     """Return the name of the model that the device keeps.
 
     It is the one with the least mean loss among the cluster's model and those clearly better than it; on ties the first.
 
     Args:
         losses: loss of each validation sample, shape (n,), by candidate in order; `CLUSTER` is one of them.
+        labels: whether the task predicts labels, so that losses are negative log-likelihoods (for a sequence, means over its
+            positions); then a candidate must also be `likelier`. Squared errors have no such unit.
     """
     own = losses[CLUSTER]
-    better = [name for name, other in losses.items() if name != CLUSTER and clearly_better(own, other)]
+    better = [name for name, other in losses.items() if name != CLUSTER and preferred(own, other, labels=labels)]
     return min(better, key=lambda name: float(losses[name].mean()), default=CLUSTER)
 
 

@@ -64,7 +64,8 @@ def simulate(
         str | None, typer.Option(help="Scenario, for an experiment that has several: wild --list names them.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "--strategy", help="One of the experiment's algorithms, or all.")
+        str | None,
+        typer.Option("--algorithm", "--strategy", help="Algorithms of the experiment: one, several as A,B, or all."),
     ] = None,
     devices: Annotated[int | None, typer.Option(help="Devices, m; by default the experiment's.", min=1)] = None,
     samples: Annotated[
@@ -155,7 +156,7 @@ def simulate(
     if rank:
         return
     if json:
-        say_json(_document(chosen, results, algorithm == ALL))
+        say_json(_document(chosen, results, algorithm == ALL or len(algorithms) > 1))
     else:
         from shoal.experiments.report import report
 
@@ -247,12 +248,16 @@ def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
         return chosen.algorithms
     if asked is None:
         return chosen.algorithms[:1]
-    if asked not in chosen.algorithms:
-        raise UsageError(
-            f"{chosen.id} has no algorithm {asked!r}",
-            hint=f"it has {', '.join(chosen.algorithms)}, or {ALL} for each in turn",
-        )
-    return (asked,)
+    names = tuple(name.strip() for name in asked.split(","))
+    for name in names:
+        if name not in chosen.algorithms:
+            raise UsageError(
+                f"{chosen.id} has no algorithm {name!r}",
+                hint=f"it has {', '.join(chosen.algorithms)}, or {ALL} for each in turn",
+            )
+    if len(set(names)) < len(names):
+        raise UsageError(f"--strategy {asked} names an algorithm twice", hint="name each once")
+    return names
 
 
 def _check_scenario(chosen: Experiment, asked: str | None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.experiments import table
+from shoal.experiments.wild import goals
 from shoal.experiments.wild.scenarios import KINDS, SCENARIOS, Scenario
 from shoal.report.pages import put_between
 
@@ -110,22 +111,51 @@ def _table(
             kind = SCENARIOS[name].kind
             lines.append(f"| **{KINDS[kind]}** |" + " |" * len(head))
         cells = []
+        seeds = max(len(of_strategy) for of_strategy in runs.values())
         for strategy in COLUMNS:
             if strategy not in runs:
                 cells.append("-")
                 continue
             mean, worst = DECIMALS[runs[strategy][0]["measure"]]
             values = of(figures(runs[strategy]))
-            cells.append(f"{values[0]:.{mean}f} / {values[1]:.{worst}f}")
+            fewer = f" ({len(runs[strategy])})" if len(runs[strategy]) < seeds else ""
+            cells.append(f"{values[0]:.{mean}f} / {values[1]:.{worst}f}{fewer}")
         if more is not None:
             cells.append(more(figures(runs["cfl"])) if "cfl" in runs else "-")
-        seeds = max(len(of_strategy) for of_strategy in runs.values())
         lines.append(f"| `{name}`: {SCENARIOS[name].title} ({seeds}) | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _found(found: Figures) -> str:
     return f"{' '.join(map(str, found.clusters))}; {' '.join(f'{ari:.2f}' for ari in found.aris)}"
+
+
+def same_seeds(runs: Runs, strategies: Sequence[str]) -> tuple[Figures, ...] | None:
+    """Return the strategies' figures over the seeds that all of them have; None if there is no such seed."""
+    seeds = set.intersection(*({run["seed"] for run in runs.get(s, ())} for s in strategies))
+    if not seeds:
+        return None
+    return tuple(figures([run for run in runs[s] if run["seed"] in seeds]) for s in strategies)
+
+
+def kinds_table(results: Mapping[str, Runs]) -> str:
+    """Return the mean accuracy with the finish over the fleets of each kind, as docs/results.md has it.
+
+    Fleets of regression are left out, and those without a seed that every strategy has.
+    """
+    lines = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for kind, title in KINDS.items():
+        fleets = [
+            [one.personal_mean for one in found]
+            for name, runs in results.items()
+            if SCENARIOS[name].kind == kind
+            and all(run["measure"] == "accuracy" for of_strategy in runs.values() for run in of_strategy)
+            and (found := same_seeds(runs, tuple(COLUMNS))) is not None
+        ]
+        if fleets:
+            means = (sum(column) / len(fleets) for column in zip(*fleets, strict=True))
+            lines.append(f"| {title} | {len(fleets)} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+    return "\n".join(lines)
 
 
 def misses_table(results: Mapping[str, Runs]) -> str:
@@ -139,10 +169,11 @@ def misses_table(results: Mapping[str, Runs]) -> str:
 
 
 def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
-    """Yield each comparison that a strategy fails on a fleet, with both figures."""
-    if not {strategy, "fedavg", "local", "true-groups"} <= runs.keys():
+    """Yield each comparison that a strategy fails on a fleet, with both figures: means over the seeds that all runs have."""
+    found = same_seeds(runs, (strategy, "fedavg", "local", "true-groups"))
+    if found is None:
         return
-    own, fedavg, local, truth = (figures(runs[s]) for s in (strategy, "fedavg", "local", "true-groups"))
+    own, fedavg, local, truth = found
     error = runs[strategy][0]["measure"] != "accuracy"
 
     def worse(value: float, than: float, by: float) -> bool:
@@ -165,10 +196,16 @@ def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
         yield f"devices whose model stands still: {' '.join(map(str, own.still))}"
 
 
+def goals_table(results: Mapping[str, Runs]) -> str:
+    """Return the table of the goals for single fleets: see `goals`."""
+    return goals.table(results, COLUMNS)
+
+
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Runs]], str]]] = {
     "models": models_table,
     "personal": personal_table,
     "misses": misses_table,
+    "goals": goals_table,
 }
 
 

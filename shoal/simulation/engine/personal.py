@@ -15,7 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_client.learning.personal import ALONE, CLUSTER, DITTO, EPOCHS, choose, ditto_recipe, is_trained, one_epoch
+from edge_client.learning.personal import (
+    ALONE,
+    CLUSTER,
+    DITTO,
+    EPOCHS,
+    choose,
+    ditto_recipe,
+    is_trained,
+    one_epoch,
+    preferred,
+)
 from edge_client.learning.update import BatchOrder
 from edge_client.models import fresh_start
 from shoal.protocol.documents import LocalSettings
@@ -105,15 +115,23 @@ def chosen_models(
     above: Sequence[Mapping[str, Float32Vector]] = (),
     weight: float = 0.0,
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """Return the model (devices, d) that each device keeps, and the name of its candidate; see `finish`."""
+    """Return the model (devices, d) that each device keeps, and the name of its candidate; see `finish`.
+
+    The model of the first training stays if the same test prefers it to that of the second.
+    """
     found = candidates(workforce, models, round_, alone, above=above, weight=weight)
     losses = [sample_losses(workforce, i, each) for i, each in enumerate(found)]
-    choices = tuple(choose(each) if each else CLUSTER for each in losses)
+    labels = workforce.network.kind != "regression"
+    choices = tuple(choose(each, labels=labels) if each else CLUSTER for each in losses)
     chosen = torch.stack([each[choice] for each, choice in zip(found, choices, strict=True)]).numpy()
     for name in sorted(set(choices)):
         if is_trained(name):
             places = np.flatnonzero(np.array(choices) == name)
-            chosen[places] = _trained_again(workforce, models[places], places, name, round_, alone, weight)
+            again = _trained_again(workforce, models[places], places, name, round_, alone, weight)
+            for place, theta in zip(places.tolist(), again, strict=True):
+                second = sample_losses(workforce, place, {name: torch.from_numpy(theta)})[name]
+                if not preferred(second, losses[place][name], labels=labels):
+                    chosen[place] = theta
     return chosen, choices
 
 

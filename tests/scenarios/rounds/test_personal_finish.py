@@ -168,7 +168,7 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, wei
         np.testing.assert_allclose(
             [fit.loss for fit in told.fits], [each.mean() for each in losses.values()], rtol=1e-4
         )
-        assert told.choice == choose(losses)
+        assert told.choice == choose(losses, labels=True)
     assert {told.choice for told in by_device} != {"cluster"}
     # The models that they keep: those trained again with the validation samples.
     chosen, choices = personal.chosen_models(done.workforce, models, done.all_rounds + 1, own, weight=weight)

@@ -63,7 +63,9 @@ def test_all_candidates_are_compared_in_order(shares, backend):
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
 def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, backend, monkeypatch, choice):
     """By the recipe of the candidate; the losses reported are those of the first training, which has not seen them."""
-    monkeypatch.setattr("edge_client.learning.finish.choose", lambda losses: choice if choice in losses else "cluster")
+    monkeypatch.setattr(
+        "edge_client.learning.finish.choose", lambda losses, **_: choice if choice in losses else "cluster"
+    )
     done = finish(ended(weight=0.5), shares, backend, never)
     both = joined(shares.train, shares.validation)
     more = finish(ended(weight=0.5), dataclasses.replace(shares, train=both), backend, never)
@@ -95,13 +97,35 @@ def test_a_second_training_that_diverges_leaves_the_first(shares, caplog):
     assert caplog.records[0].kv["candidate"] == "the chosen one with the validation samples"
 
 
+def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
+    steps = 10 * -(-len(shares.train) // MINI.batch_size)
+
+    class Spoiling:
+        """A backend that climbs the loss after the candidates with epochs on top."""
+
+        grads = 0
+
+        def score(self, theta, x, y):
+            return real.score(theta, x, y)
+
+        def grad(self, theta, x, y):
+            self.grads += 1
+            loss, gradient = real.grad(theta, x, y)
+            return (loss, gradient) if self.grads <= steps else (loss, -20 * gradient)
+
+    real = backend_of()
+    done = finish(ended(start=None), shares, Spoiling(), never)
+    assert done.choice == "10"
+    assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+
+
 def test_the_clusters_model_is_not_trained_again(shares, backend, monkeypatch):
     monkeypatch.setattr(
-        "edge_client.learning.finish.choose", lambda losses: "node-0" if "node-0" in losses else "cluster"
+        "edge_client.learning.finish.choose", lambda losses, **_: "node-0" if "node-0" in losses else "cluster"
     )
     above = ORIGIN * 2
     assert finish(ended(above={"node-0": above}), shares, backend, never).theta is above
-    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _: "cluster")
+    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _, **__: "cluster")
     assert finish(ended(), shares, backend, never).theta is ORIGIN
 
 

@@ -48,15 +48,32 @@ def test_losses_that_are_not_finite_are_worse_than_all_others():
 def test_the_least_mean_loss_among_the_clearly_better_wins_and_on_ties_the_first():
     """The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean."""
     losses = {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)}
-    assert choose(losses) == "1"
-    assert choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}) == CLUSTER
-    assert choose({CLUSTER: of(2.0)}) == CLUSTER
+    assert choose(losses, labels=False) == "1"
+    assert choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}, labels=False) == CLUSTER
+    assert choose({CLUSTER: of(2.0)}, labels=False) == CLUSTER
+
+
+def test_labels_have_to_be_likelier_by_far():
+    """Gains of .05 nats on five labels are clear, but a ratio of exp(.25) = 1.3; on thirty it is exp(1.5) = 4.5."""
+    for count, choice in ((5, CLUSTER), (27, CLUSTER), (28, "10"), (30, "10")):
+        losses = {CLUSTER: np.full(count, 0.15), "10": np.full(count, 0.10)}
+        assert choose(losses, labels=True) == choice
+        assert choose(losses, labels=False) == "10"
+    assert choose({CLUSTER: of(np.inf, 1), "10": of(1, 1)}, labels=True) == "10"
+
+
+def test_a_model_is_preferred_if_it_is_clearly_better_and_for_labels_likelier():
+    own, other = np.full(5, 0.15), np.full(5, 0.10)
+    assert personal.preferred(own, other, labels=False)
+    assert not personal.preferred(own, other, labels=True)
+    assert not personal.preferred(other, own, labels=False)
+    assert personal.preferred(of(9, 9), of(1, 1), labels=True)
 
 
 @given(LOSSES)
 def test_the_choice_is_the_clusters_model_or_has_a_smaller_mean_loss(losses):
     named = {CLUSTER: losses[0], **{str(i): other for i, other in enumerate(losses[1:])}}
-    choice = choose(named)
+    choice = choose(named, labels=False)
     # Equal means: the mean of the gains may differ from their difference by a rounding error.
     assert choice == CLUSTER or named[choice].mean() <= named[CLUSTER].mean()
     for name, other in named.items():
@@ -64,13 +81,13 @@ def test_the_choice_is_the_clusters_model_or_has_a_smaller_mean_loss(losses):
             assert named[choice].mean() <= other.mean()
 
 
-@given(LOSSES)
-def test_candidates_can_be_compared_one_after_another(losses):
+@given(LOSSES, st.booleans())
+def test_candidates_can_be_compared_one_after_another(losses, labels):
     """A device stores only the leader so far: the last leader is the choice."""
     named, leader = {CLUSTER: losses[0]}, CLUSTER
     for i, other in enumerate(losses[1:]):
         named[str(i)] = other
-        now = choose(named)
+        now = choose(named, labels=labels)
         assert now in (leader, str(i))
         leader = now
 

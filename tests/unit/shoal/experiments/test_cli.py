@@ -172,6 +172,18 @@ def test_all_algorithms_are_one_document_and_one_is_itself(toy, saved, capsys, t
     assert (path, document["algorithm"]) == (tmp_path / "y.json", "ifca")
 
 
+def test_several_algorithms_run_in_the_order_given(toy, saved, tmp_path):
+    cli.simulate("toy", algorithm="fedavg, ifca", save=tmp_path / "x.json")
+    assert algorithms_of(saved[-1][1]) == ["fedavg", "ifca"]
+
+
+@pytest.mark.parametrize(("asked", "message"), [("ifca,nobody", "no algorithm 'nobody'"), ("ifca,ifca", "twice")])
+def test_unknown_and_repeated_algorithms_are_refused(toy, asked, message):
+    with pytest.raises(UsageError, match=message):
+        cli.simulate("toy", algorithm=asked)
+    assert toy.ran == []
+
+
 def test_a_failure_keeps_the_results_of_the_algorithms_before(toy, saved, tmp_path):
     toy.broken = ("fedavg",)
     with pytest.raises(ConfigError, match="broken"):

@@ -28,6 +28,7 @@ def result(strategy="cfl", seed=0, **changes):
         "ari": 1.0,
         "clusters": 4,
         "standing_still": 0,
+        "parameters": {"groups": 1},
     }
     return {**made, **changes}
 
@@ -71,6 +72,37 @@ def test_the_tables_have_a_row_a_fleet_below_its_kind():
     assert row.startswith("| `permuted-4`: 4 groups of 5, labels permuted (2) | - | - | - | 80.5 / 70 |")
     assert row.endswith("| 4 3; 1.00 0.25 |")
     assert "85.0 / 75" in page.personal_table(results)
+
+
+def test_a_cell_of_fewer_seeds_than_its_row_says_so():
+    results = {"alike": {"cfl": [result(), result(seed=1)], "ifca": [result("ifca")]}}
+    assert (
+        page.personal_table(results)
+        .splitlines()[-1]
+        .endswith("(2) | - | - | - | 85.0 / 75 | 85.0 / 75 (1) | - | - | - |")
+    )
+
+
+def test_only_seeds_that_all_have_are_compared():
+    runs = {name: [*found, result(name, seed=1, mean=99.0, personal_mean=99.0)] for name, found in runs_of().items()}
+    runs["cfl"] = runs["cfl"][:1]
+    assert list(page.misses(SCENARIOS["alike"], runs, "cfl")) == []
+    runs["cfl"] = [result(seed=2)]
+    assert list(page.misses(SCENARIOS["alike"], runs, "cfl")) == []
+
+
+def test_kinds_are_means_over_fleets_and_the_seeds_that_all_strategies_have():
+    def fleet(**changes):
+        return {name: [result(name, **changes)] for name in page.COLUMNS}
+
+    alike = fleet(personal_mean=84.0)
+    alike["cfl"] = [*alike["cfl"], result(seed=1, personal_mean=10.0)]
+    without = fleet()
+    without.pop("ifca")
+    results = {"alike": alike, "alike-cnn": fleet(personal_mean=90.0), "alike-3-labels": without}
+    results["table-diabetes"] = fleet(measure="squared error")
+    (row,) = page.kinds_table(results).splitlines()[2:]
+    assert row == "| no groups | 2 |" + " 87.0 |" * len(page.COLUMNS)
 
 
 def test_squared_errors_have_two_decimals():

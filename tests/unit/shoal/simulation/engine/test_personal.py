@@ -73,7 +73,7 @@ def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch
     """
     wanted = ["cluster"] * 3 + ["alone"] * 3 + ["10"] * 4
     picks = iter(wanted)
-    monkeypatch.setattr(personal, "choose", lambda _: next(picks))
+    monkeypatch.setattr(personal, "choose", lambda _, **__: next(picks))
     asked = []
 
     def again(places):
@@ -90,6 +90,15 @@ def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch
     for i in range(6, 10):
         np.testing.assert_allclose(models[i], expected[i]["10"].numpy(), atol=1e-5)
     assert not np.allclose(models[6], personal.candidates(work, start(), 4)[6]["10"].numpy(), atol=1e-4)
+
+
+def test_a_second_training_that_spoils_the_model_leaves_the_first():
+    work = workforce(easy())
+    first = trained(work)
+    spoilt = Alone(first, lambda places: -first[places])
+    models, choices = personal.chosen_models(work, start(), 4, spoilt)
+    assert choices == ("alone",) * 10
+    np.testing.assert_array_equal(models, first)
 
 
 def test_a_device_without_validation_samples_keeps_its_clusters_model():
