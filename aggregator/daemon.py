@@ -33,6 +33,7 @@ from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.run_status import forget_waiting, read_key_version, read_last_record
 from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, is_void, log_refused
 from aggregator.storage.store import erase_updates
+from aggregator.strategies.registry import TooManyComparedError
 from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
@@ -223,7 +224,7 @@ class Daemon:
                     continue
                 check_assignment(self._membership, run.plan)
                 reason = self._membership.reason(run.plan, read_key_version(directory))
-            except (UntrustedError, IntegrityError) as error:
+            except (UntrustedError, IntegrityError, TooManyComparedError) as error:
                 self._pass_over(error)
                 continue
             if reason:

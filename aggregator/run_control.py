@@ -37,6 +37,7 @@ from aggregator.storage.signed_runs import (
     is_finished,
     is_void,
 )
+from aggregator.strategies.registry import TooManyComparedError
 from crypto.seal.signed import open_document
 from shoal import limits
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireVersionError
@@ -179,7 +180,7 @@ class RunControl:
         try:
             is_finished(self._membership, plan)
             check_assignment(self._membership, plan)
-        except (UntrustedError, IntegrityError) as error:
+        except (UntrustedError, IntegrityError, TooManyComparedError) as error:
             raise UnfulfilledError(Outcome.REFUSED, str(error), hint=error.hint) from error
 
     # --------------------------------------------------------------------------------------------------------- orders
@@ -294,7 +295,7 @@ class RunControl:
         obstacle, records = "", list[dict[str, Any]]()
         try:
             phase, records = self._phase(plan), self._latest(plan, 2)
-        except (UntrustedError, IntegrityError) as error:
+        except (UntrustedError, IntegrityError, TooManyComparedError) as error:
             phase, obstacle = NOT_SERVED, str(error)
         service = self._service_of(plan)
         return RunEntry(

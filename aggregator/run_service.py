@@ -23,6 +23,7 @@ from aggregator.device_presence import DevicePresence
 from aggregator.inbound import Inbound
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
+from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.publisher import Publisher
 from aggregator.revocations import Revocations
@@ -77,6 +78,10 @@ LOOK_S: Final = 0.2
 """Interval between two searches for stalled and expired transfers."""
 AGAIN_S: Final = 1.0
 """Time until a close is repeated that a worker has interrupted."""
+UNCLOSABLE_HINT: Final = (
+    "take the run's file out of the aggregator's runs directory, and have the owner sign another run, of another algorithm "
+    "or with a smaller --participation"
+)
 LONG_WORK: Final = 4_000_000_000
 """Least work (`Engine.closing_work`) of a close that is computed on another thread: some 40 ms of one core. The rounds of 100
 devices with 159,010 coordinates take less, those of 500 devices more."""
@@ -90,6 +95,7 @@ class RunService:
         finished: whether the final round is closed and recorded. Uploads and reminders are answered even then.
         uploads: the run's uploads.
         computing: whether a round is being closed on another thread.
+        obstacle: why the open round can never be closed; empty if it can.
         watch: records what is heard of the broker and the devices, for `shoal-aggregator status`.
     """
 
@@ -175,6 +181,7 @@ class RunService:
         self._revocations = Revocations(membership, self._publisher)
         self._events: deque[tuple[int, Event]] = deque()
         self.computing = False
+        self.obstacle = ""
         self._opened_at_s = 0.0
         self._lines: RunLog = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
@@ -337,12 +344,12 @@ class RunService:
             self.uploads.tick(now_s)
         if not self.finished:
             lost = bool(self.watch.connection.facts.reason)
-            workers = self.waits_for_workers
+            workers = self.obstacle or self.waits_for_workers
             self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing, workers=workers)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
-        return self.waits_for_workers or waiting_for(self._state, computing=self.computing)
+        return self.obstacle or self.waits_for_workers or waiting_for(self._state, computing=self.computing)
 
     @property
     def waits_for_workers(self) -> str:
@@ -354,7 +361,10 @@ class RunService:
     def facts(self) -> RunFacts:
         """Return the facts of the run for `shoal-aggregator status`."""
         deadline_at_s = self._since_s + int(self._run.deadline_s)
-        return run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
+        facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
+        if self.obstacle:
+            return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
+        return facts
 
     def reload_roster(self) -> None:
         """Adopt a newer roster that was copied into the directory by hand.
@@ -426,10 +436,10 @@ class RunService:
         if self._shards is not None:
             self._shards.round = recorded.round
 
-        def advance() -> Transition | ShardsUnavailableError:
+        def advance() -> Transition | ShardsUnavailableError | NumericsError:
             try:
                 return self._engine.advance(before, recorded)
-            except ShardsUnavailableError as error:
+            except (ShardsUnavailableError, NumericsError) as error:
                 return error
 
         self._again = before, recorded
@@ -441,7 +451,12 @@ class RunService:
         if self._again is not None and now_s >= self._again_s and not self._messages.absent:
             self._close(*self._again)
 
-    def _on_computed(self, transition: Transition | ShardsUnavailableError) -> None:
+    def _on_computed(self, transition: Transition | ShardsUnavailableError | NumericsError) -> None:
+        if isinstance(transition, NumericsError):
+            # The same updates give the same error, so there is no other attempt; devices are still answered.
+            self.obstacle = f"round {self._state.round} can't be closed: {transition}"
+            LOG.error("the round can't be closed", extra={"kv": {"reason": transition, "hint": UNCLOSABLE_HINT}})
+            return
         if isinstance(transition, ShardsUnavailableError):
             self._again_s = self._now_s + AGAIN_S
             LOG.warning("the round can't be closed yet", extra={"kv": {"reason": transition}})

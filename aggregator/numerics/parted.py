@@ -10,6 +10,7 @@ Example: `mean_of([a, b], weights)` of two updates is a description of some 100 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard
@@ -21,7 +22,9 @@ from aggregator.numerics.errors import NumericsError
 from shoal.protocol.shards import MeanPlace, NodeKind
 
 MOST_GRAM_BYTES: Final = 256 << 20
-"""Largest matrix of products, float64, that is ever whole: that of 5,792 vectors."""
+"""Largest matrix of products, float64, that is ever whole: that of MOST_COMPARED vectors."""
+MOST_COMPARED: Final = math.isqrt(MOST_GRAM_BYTES // 8)
+"""Most vectors whose products with each other are whole at a time: 5,792."""
 LEAST_EXPONENT: Final = -126
 MOST_EXPONENT: Final = 127
 """Powers of two that float32 holds without loss."""
@@ -175,7 +178,7 @@ def check_gram_size(count: int) -> None:
     Raises:
         NumericsError: they take more than MOST_GRAM_BYTES.
     """
-    if 8 * count * count > MOST_GRAM_BYTES:
+    if count > MOST_COMPARED:
         raise NumericsError(f"the products of {count} updates take more than {MOST_GRAM_BYTES} bytes")
 
 

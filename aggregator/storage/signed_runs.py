@@ -143,11 +143,18 @@ def directory_of(membership: AggregatorMembership, run: int) -> Path:
 
 
 def check_assignment(membership: AggregatorMembership, plan: RunPlan) -> None:
-    """Check that no later run was started here: devices take part in runs of rising numbers only.
+    """Check that the run can be taken up: no later one was started here, and its workers can compare the fleet's updates.
+
+    Devices take part in runs of rising numbers only. A run that was begun goes on even if the roster has grown.
 
     Raises:
         UntrustedError: a later run was started.
+        TooManyComparedError: the run has not begun, and would compare too many updates (`check_compared`).
     """
+    if plan.workers and read_plan(directory_of(membership, plan.run)) is None:
+        from aggregator.strategies.registry import check_compared
+
+        check_compared(plan, len(membership.roster.active()))
     numbers = (p.parent.name.removeprefix("run-") for p in membership.directory.glob(f"run-*/{DATABASE}"))
     newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     if plan.run < newest:

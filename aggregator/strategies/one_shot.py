@@ -71,6 +71,10 @@ class OneShotSettings(StrategySettings):
     k: int = AUTO
     start: str = "mean"
 
+    def compared(self, _drawn: int, fleet: int, /) -> int:
+        """All devices' models at once, whatever the participation, if ``k`` is given."""
+        return fleet if self.k != AUTO else 0
+
     @property
     def capabilities(self) -> Capabilities:
         """Local convergence has a recipe of its own."""

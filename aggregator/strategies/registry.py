@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from aggregator.numerics.backend import Backend
+from aggregator.numerics.parted import MOST_COMPARED
 from aggregator.strategies.base import Average, Strategy, read_settings
 from aggregator.strategies.cfl.strategy import Cfl
+from aggregator.strategies.drawing import budget
 from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.fedgroup.prox import FedGrouProx
 from aggregator.strategies.fedgroup.strategy import FedGroup
@@ -30,6 +33,10 @@ STRATEGIES: Final[dict[str, Any]] = {
 
 MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final", "models_of")
 """Attributes that every strategy needs."""
+
+
+class TooManyComparedError(ConfigError):
+    """A round would compare more updates with each other than an aggregator with workers can."""
 
 
 def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average | None = None) -> Strategy:
@@ -70,6 +77,35 @@ def models_needed(run: RunPlan) -> int:
     """Return how many model ids the run may name at most."""
     models = int(find_strategy(run.algorithm).models(run.without_statistics))
     return min(models + 1, limits.MAX_MODELS) if run.statistics else models
+
+
+def check_compared(run: RunPlan, devices: int) -> None:
+    """Check that the coordinator of a run's workers can hold the products of all updates that a round compares.
+
+    Args:
+        run: the plan; one without workers has no such bound.
+        devices: of the roster.
+
+    Raises:
+        TooManyComparedError: the products of that many updates exceed `aggregator.numerics.parted.MOST_GRAM_BYTES`.
+    """
+    if not run.workers:
+        return
+    settings = plan_settings(run)
+    count = settings.compared(budget(run, devices), devices)
+    if count <= MOST_COMPARED:
+        return
+    ways = ["take fedavg, fedprox, ifca, fesem or local, which compare no updates with each other"]
+    if settings.compared(MOST_COMPARED, devices) <= MOST_COMPARED:
+        # Rounded down, so that the draw, which is rounded to the nearest number, stays below the bound.
+        ways.insert(0, f"give --participation {math.floor(1000 * MOST_COMPARED / devices) / 1000:g} or less")
+    if settings.clusters_setting and settings.clusters > 1:
+        ways.insert(0, f"give --set {settings.clusters_setting}=auto, which compares a sample")
+    raise TooManyComparedError(
+        f"{run.algorithm} would compare {count} updates with each other in a round, and an aggregator with workers compares "
+        f"{MOST_COMPARED} at most",
+        hint="; or ".join(ways),
+    )
 
 
 def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:

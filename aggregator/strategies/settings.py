@@ -43,6 +43,17 @@ class StrategySettings:
         """
         return "updates"
 
+    def compared(self, _drawn: int, _fleet: int, /) -> int:
+        """Return the most updates whose products with each other a round needs at a time; 0 if it needs none.
+
+        Searches for groups compare a sample of bounded size, and robust means compare blocks; both are not counted.
+
+        Args:
+            _drawn: devices that train in a round, by the run's participation.
+            _fleet: all devices.
+        """
+        return 0
+
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities that devices must allow besides training, scoring and evaluating; none by default."""

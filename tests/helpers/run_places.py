@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 
 from aggregator import membership as aggregators
+from aggregator.shards import membership as workers
 from aggregator.storage.store import Store
 from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
@@ -44,6 +45,16 @@ class RunPlace:
         plan = make_plan(self.owner, BUNDLE, RunOptions("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
         plan = dataclasses.replace(plan, **changes)
         path = write_run(self.owner, plan, BUNDLE, np.zeros((1, plan.length), np.float32))
+        shutil.copy(path, self.server / "runs")
+        return plan
+
+    def sign_for_workers(self, root, count=2):
+        """Let the owner sign a run of ``cfl``, which compares updates, for so many workers, and carry it here."""
+        for number in range(count):
+            self.owner.add_worker(workers.init(root / f"worker-{number}", f"worker-{number}").read_bytes())
+        bundle = logistic_bundle(12)
+        plan = make_plan(self.owner, bundle, RunOptions("cfl", rounds=2, local=FULL_BATCH, min_contributors=1))
+        path = write_run(self.owner, plan, bundle, np.zeros((1, plan.length), np.float32))
         shutil.copy(path, self.server / "runs")
         return plan
 

@@ -82,6 +82,10 @@ class CflSettings(StrategySettings):
     path: bool = False
     trace: bool = False
 
+    def compared(self, drawn: int, _fleet: int, /) -> int:
+        """The devices that train: before its first split the fleet is one cluster."""
+        return drawn
+
     @property
     def capabilities(self) -> Capabilities:
         """Trials and merge checks ask for margins, and newcomers compare directions."""

@@ -45,6 +45,10 @@ class FedGroupSettings(StrategySettings):
     eta_g: float = 0.0
     discrepancy: bool = True
 
+    def compared(self, _drawn: int, fleet: int, /) -> int:
+        """The updates of the group cold start, if ``groups`` is given and ``rcc`` is off."""
+        return 0 if self.groups == AUTO or self.rcc else min(self.alpha * self.groups, fleet)
+
     @property
     def capabilities(self) -> Capabilities:
         """Cold starts pre-train, newcomers compare directions, and ``eta_g`` adds up models."""

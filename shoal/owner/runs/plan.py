@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from aggregator.strategies.registry import make_strategy, models_needed, settings_of
+from aggregator.strategies.registry import check_compared, make_strategy, models_needed, settings_of
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
@@ -124,6 +124,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
     _check_hidden(plan)
     _check_statistics(plan)
     make_strategy(plan)
+    check_compared(plan, len(fleet.roster.active()))
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
 

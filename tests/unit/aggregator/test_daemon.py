@@ -407,3 +407,17 @@ def test_a_disk_that_fails_while_an_order_is_carried_out_ends_the_daemon(place, 
         ask(place, daemon, RequestAction.PAUSE, 1, run=plan.run)
     assert daemon._orders.of(plan.run_id) is Order.PAUSE
     daemon._let_go()
+
+
+def test_a_run_whose_workers_would_compare_too_many_updates_is_passed_over(place, tmp_path, caplog, monkeypatch):
+    plan = place.sign_for_workers(tmp_path)
+    daemon = daemon_of(place)
+    assert daemon._next_run().plan == plan
+    monkeypatch.setattr("aggregator.strategies.registry.MOST_COMPARED", 0)
+    for _ in range(3):
+        assert daemon._next_run() is None
+    assert told(caplog) == [
+        "passed over: cfl would compare 1 updates with each other in a round, and an aggregator with workers compares 0 at most"
+    ]
+    Store(place.directory(plan), plan).close()
+    assert daemon._next_run().plan == plan, "a run that was begun goes on, though the roster has grown since"

@@ -202,3 +202,17 @@ def test_a_choice_that_the_owner_of_this_fleet_has_not_made_is_refused(desk):
     ):
         assert desk.refused(RequestAction.CHOOSE, signed).outcome is Outcome.REFUSED
     assert desk.orders.choice == b""
+
+
+def test_a_run_whose_workers_would_compare_too_many_updates_is_refused(desk, tmp_path, monkeypatch):
+    plan = desk.place.sign_for_workers(tmp_path)
+    path = desk.place.server / "runs" / f"{plan.run:06d}.run"
+    package = path.read_bytes()
+    monkeypatch.setattr("aggregator.strategies.registry.MOST_COMPARED", 0)
+    (entry,) = desk.ask(RequestAction.LIST).runs
+    assert "cfl would compare 1 updates" in entry.obstacle, "its file was carried here by hand"
+    path.unlink()
+    refused = desk.refused(RequestAction.START, package)
+    assert refused.outcome is Outcome.REFUSED
+    assert "fedavg" in refused.hint
+    assert not path.exists()

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from aggregator.numerics.parted import MOST_COMPARED, check_gram_size
 from aggregator.rounds.orders import Order
 from aggregator.storage.run_status import read_records
 from aggregator.uploads.states import UploadState
@@ -199,3 +200,23 @@ def test_a_message_that_nobody_expects_is_still_refused_during_the_computation(s
     scene.upload(*DEVICES)
     scene.service.on_event(Message(TOPICS.up("stranger"), b"junk"), 1.0)
     assert "stranger is not in the roster" in [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
+
+
+def test_a_round_that_can_never_be_closed_ends_no_program(scene, monkeypatch, caplog):
+    """For instance, devices joined during the run, and its workers can't compare so many updates."""
+
+    def too_many(_before, _recorded):
+        check_gram_size(MOST_COMPARED + 1)
+
+    monkeypatch.setattr(scene.service._engine, "advance", too_many)
+    scene.upload(*DEVICES)
+    scene.numerics.finish()
+    scene.service.tick(DEADLINE_S)
+    assert scene.answers() == [("dev-1", Action.ACK), ("dev-2", Action.ACK)], "devices are answered"
+    words = f"round 1 can't be closed: the products of {MOST_COMPARED + 1} updates take more than"
+    assert scene.service.status().startswith(words)
+    facts = scene.service.facts()
+    assert facts.shortage.startswith(words)
+    assert "--participation" in facts.advice
+    assert not facts.computing
+    assert [r.kv["hint"] for r in caplog.records if r.levelname == "ERROR"] == [facts.advice]

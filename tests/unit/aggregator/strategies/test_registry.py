@@ -1,15 +1,28 @@
 """Strategies by name, and the mask modes that each works in."""
 
+import dataclasses
+
 import pytest
 
+from aggregator.numerics.parted import MOST_COMPARED
 from aggregator.strategies.base import ORTHOGONAL_MODES
 from aggregator.strategies.fedavg import FedAvg
-from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy, make_strategy, strategy_names
+from aggregator.strategies.registry import (
+    STRATEGIES,
+    TooManyComparedError,
+    build_strategy,
+    check_compared,
+    find_strategy,
+    make_strategy,
+    strategy_names,
+)
 from crypto.mask.modes.registry import MODES
 from shoal.errors import ConfigError, UsageError
+from shoal.protocol.documents import SegmentSpec
 from shoal.util.extensions import STRATEGIES_GROUP
 from tests.helpers.extensions import install
 from tests.helpers.plans import run_plan
+from tests.unit.shoal.protocol.test_shards import with_workers
 
 
 def test_the_papers_strategies_work_in_every_mask_mode():
@@ -68,3 +81,35 @@ def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="no algorithm 'fedagv'") as caught:
         find_strategy("fedagv")
     assert "fedavg" in caught.value.hint
+
+
+SHARDED = {"wire": 2, "segments": (SegmentSpec("cluster", 100),), "workers": with_workers(2).workers}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "participation", "devices", "hint"),
+    [
+        ("cfl", {}, 1.0, MOST_COMPARED, None),
+        ("cfl", {}, 1.0, MOST_COMPARED + 1, "give --participation 0.999 or less; or take fedavg"),
+        ("cfl", {}, 0.289, 20_000, None),
+        ("cfl", {}, 0.3, 20_000, "give --participation 0.289 or less"),
+        ("one-shot", {"k": "4"}, 0.1, 20_000, "give --set k=auto, which compares a sample; or take"),
+        ("one-shot", {}, 1.0, 20_000, None),
+        ("fedgroup", {"groups": "3"}, 1.0, 60_000, None),
+        ("fedgroup", {"groups": "3", "alpha": "3000"}, 0.1, 60_000, "give --set groups=auto"),
+        ("fedgroup", {"groups": "3", "alpha": "3000", "rcc": "true"}, 1.0, 60_000, None),
+        *((name, {}, 1.0, 60_000, None) for name in ("fedavg", "fedprox", "ifca", "fesem", "local")),
+    ],
+)
+def test_a_sharded_run_that_would_compare_too_many_updates_is_refused(
+    algorithm, settings, participation, devices, hint
+):
+    run = run_plan(algorithm, settings, participation=participation, **SHARDED)
+    check_compared(dataclasses.replace(run, wire=1, workers=()), devices)
+    if hint is None:
+        check_compared(run, devices)
+        return
+    with pytest.raises(TooManyComparedError, match=f"workers compares {MOST_COMPARED} at most") as caught:
+        check_compared(run, devices)
+    assert caught.value.hint.startswith(hint)
+    assert "--participation" in caught.value.hint or algorithm != "cfl"

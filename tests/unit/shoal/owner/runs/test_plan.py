@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.shards import membership as workers
 from aggregator.strategies.fedavg import FedAvg
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
@@ -36,6 +37,8 @@ from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
+LARGER = logistic_bundle(12)
+"""With coordinates for two workers."""
 OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
 ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
 
@@ -276,3 +279,17 @@ def test_models_that_do_not_fit_the_algorithm_are_refused(count, model, message,
     with pytest.raises(UsageError, match=message) as caught:
         chosen_origins(MODELS, count, model)
     assert hint in caught.value.hint
+
+
+def test_a_run_whose_workers_would_compare_too_many_updates_is_refused(fleet, tmp_path, monkeypatch):
+    for name in ("worker-0", "worker-1"):
+        fleet.add_worker(workers.init(tmp_path / name, name).read_bytes())
+    options = dataclasses.replace(OPTIONS, algorithm="cfl")
+    assert len(draft_plan(fleet, LARGER, options).workers) == 2
+    monkeypatch.setattr("aggregator.strategies.registry.MOST_COMPARED", 0)
+    before = fleet.secrets
+    with pytest.raises(ConfigError, match="cfl would compare 1 updates") as caught:
+        make_plan(fleet, LARGER, options)
+    assert "fedavg" in caught.value.hint
+    assert fleet.secrets == before
+    assert draft_plan(fleet, LARGER, OPTIONS).algorithm == "fedavg"
