@@ -236,7 +236,12 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
     runs, refused = document["runs"], document["refused"]
     members = [d for d in fleet.devices if d.reason != REVOKED]
     say(f"fleet {fleet.fleet}, devices: {len(members)}, runs: {len(runs)}, {text.state_words(fleet)}")
-    for line in (*text.problem_lines(fleet), *text.device_lines(fleet), *text.version_lines(fleet)):
+    for line in (
+        *text.problem_lines(fleet),
+        *text.worker_lines(fleet),
+        *text.device_lines(fleet),
+        *text.version_lines(fleet),
+    ):
         say(line)
     # The record knows more of the open round; the line of the run itself remains for a daemon that wrote no record.
     now = {r["run"]: f"run {r['run']} now: {r['waiting']}" for r in runs if r["waiting"]}

@@ -151,7 +151,12 @@ class RunService:
         )
         self._shards: Shards | None = None
         self._messages = WorkerMessages(
-            run, membership, transport, self._on_report, decode(package, RunPackage).plan if run.workers else b""
+            run,
+            membership,
+            transport,
+            self._on_report,
+            decode(package, RunPackage).plan if run.workers else b"",
+            clock=self.watch.clock,
         )
         if run.workers:
             if link is None:
@@ -362,6 +367,8 @@ class RunService:
         """Return the facts of the run for `shoal-aggregator status`."""
         deadline_at_s = self._since_s + int(self._run.deadline_s)
         facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
+        if self._run.workers and not self.finished:
+            facts = dataclasses.replace(facts, workers=self._messages.facts(self.uploads.lacks))
         if self.obstacle:
             return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
         return facts

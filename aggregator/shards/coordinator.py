@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aggregator.rounds.held_models import segment_name
+from aggregator.status.facts import WorkerFacts
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.signed import open_document
 from shoal.errors import UntrustedError
@@ -38,6 +39,7 @@ class WorkerMessages:
         on_report: takes each report.
         plan: as the owner signed it.
         on_done: takes each answer to a job.
+        clock: returns unix seconds.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class WorkerMessages:
         on_report: Callable[[PartReport], None],
         plan: bytes = b"",
         on_done: Callable[[JobDone], None] = lambda _done: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
         self._membership = membership
@@ -57,6 +60,8 @@ class WorkerMessages:
         self._on_report = on_report
         self._plan = plan
         self.on_done = on_done
+        self._clock = clock
+        self._reported_s: dict[str, int] = {}
         self._births: dict[str, int] = {}
         self._online: set[str] = set()
         self._birth = time.time_ns()
@@ -67,6 +72,22 @@ class WorkerMessages:
     def absent(self) -> tuple[str, ...]:
         """Names of the workers that are not connected."""
         return tuple(worker.name for worker in self._run.workers if worker.name not in self._online)
+
+    def facts(self, lacks: Mapping[int, int]) -> tuple[WorkerFacts, ...]:
+        """Return the facts of each worker for `shoal-aggregator status`.
+
+        Args:
+            lacks: worker's number -> uploads whose parts it has not reported.
+        """
+        return tuple(
+            WorkerFacts(
+                name=worker.name,
+                online=worker.name in self._online,
+                last_report_s=self._reported_s.get(worker.name),
+                lacking=lacks.get(number, 0),
+            )
+            for number, worker in enumerate(self._run.workers)
+        )
 
     def subscribe(self) -> None:
         """Subscribe to what the run's workers send."""
@@ -124,6 +145,7 @@ class WorkerMessages:
         told = decode(message, PartReport) if channel is channels.REPORT else decode(message, JobDone)
         if (told.run_id, told.worker) != (self._run.run_id, number):
             raise UntrustedError(f"a report of worker {told.worker} by {worker.name}, or of another run")
+        self._reported_s[worker.name] = int(self._clock())
         if isinstance(told, PartReport):
             self._on_report(told)
         else:

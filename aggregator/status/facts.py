@@ -60,6 +60,22 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """One of the aggregator's workers.
+
+    Attributes:
+        online: by its newest presence since the coordinator began to serve the run.
+        last_report_s: unix seconds of its last report or answer to a job since then; None before the first.
+        lacking: uploads of the open round whose parts it has not reported.
+    """
+
+    name: str
+    online: bool = False
+    last_report_s: int | None = None
+    lacking: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """The run that is served. Times are unix seconds.
 
@@ -78,6 +94,7 @@ class RunFacts:
             the operator; empty if it can.
         order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
         computing: whether the open round is being closed: its updates are there, and the computation takes long.
+        workers: the aggregator's workers, in the order of the plan; none without workers, and once the run is finished.
     """
 
     run: int
@@ -94,6 +111,7 @@ class RunFacts:
     advice: str = ""
     order: str = ""
     computing: bool = False
+    workers: tuple[WorkerFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,10 +31,11 @@ from typing import Any, Final
 from aggregator.rounds.phases import RunPhase
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
-from aggregator.status.facts import DeviceFacts, Live, RunFacts
+from aggregator.status.facts import DeviceFacts, Live, RunFacts, WorkerFacts
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import DeclineReason
+from shoal.util.console import counted
 from shoal.util.times import second, span
 
 RETURN_S: Final = limits.RECONNECT_MAX_S + 10
@@ -57,6 +58,10 @@ BROKER_HINT: Final = "start the broker, or mend the network between; aggregator 
 OFFLINE_HINT: Final = (
     "start it again; if it runs, `shoal-edge status` on it says why (a wrong clock, for instance); if it is gone for good: "
     "shoal-fleet revoke FLEET_DIR NAME"
+)
+WORKER_HINT: Final = (
+    "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, the owner stops "
+    "the run (shoal-fleet run stop) and signs another"
 )
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
@@ -244,6 +249,25 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One of the workers of a sharded aggregator. Times are unix seconds.
+
+    Attributes:
+        online: None while the coordinator can't know.
+        last_report_s: its last report or answer to a job since the coordinator began to serve the run; None before the first.
+        waits_for: what the open round waits for at this worker; empty if it waits for nothing.
+        reason, advice: why it can't work, and advice; empty if it can, or if that is unknown.
+    """
+
+    name: str
+    online: bool | None = None
+    last_report_s: int | None = None
+    waits_for: str = ""
+    reason: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
     """The state of a fleet, as its aggregator knows it.
 
@@ -255,6 +279,7 @@ class FleetStatus:
         problems: those of the aggregator, the broker and the run. A device's own are in `DeviceStatus.reason`.
         version: of the aggregator's software; empty if it never ran.
         wire: least and newest wire version that it speaks.
+        workers: of the run that is served; none without workers.
     """
 
     fleet: str
@@ -267,6 +292,7 @@ class FleetStatus:
     devices: tuple[DeviceStatus, ...]
     version: str = ""
     wire: tuple[int, int] | None = None
+    workers: tuple[WorkerStatus, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
@@ -331,6 +357,7 @@ class _Builder:
             devices=(*devices.values(), *revoked),
             version=self.version,
             wire=None if facts.live is None else facts.live.facts.wire,
+            workers=self.workers(),
         )
 
     def since_s(self) -> int | None:
@@ -364,13 +391,39 @@ class _Builder:
             skew = f"most devices' clocks are {_ahead(self.skew_s)} the aggregator's"
             found.append(Problem(skew, "set the clock of this machine (timedatectl set-ntp true)"))
         if self.served is not None and self.watched and self.lost_s is None:
-            if self.served.obstacle:
-                found.append(Problem(self.served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
-            if self.served.shortage:
-                passed = "its deadline has passed, " if self.served.deadline_passed else ""
-                reason = f"run {self.served.run} can't go on: {passed}{self.served.shortage}"
-                found.append(Problem(reason, self.served.advice))
+            found += self._run_problems(self.served)
         return found
+
+    def _run_problems(self, served: RunFacts) -> list[Problem]:
+        found = []
+        if served.obstacle:
+            found.append(Problem(served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
+        if served.shortage:
+            passed = "its deadline has passed, " if served.deadline_passed else ""
+            found.append(Problem(f"run {served.run} can't go on: {passed}{served.shortage}", served.advice))
+        for worker in self.workers():
+            if worker.reason:
+                found.append(Problem(f"worker {worker.name} {worker.reason}: the round waits for it", worker.advice))
+        return found
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        return () if self.served is None else tuple(map(self._worker, self.served.workers))
+
+    def _worker(self, facts: WorkerFacts) -> WorkerStatus:
+        online = facts.online if self.watched and (facts.online or self._presences_are_here()) else None
+        lacking = f"the parts of {counted(facts.lacking, 'upload')}" if facts.lacking else ""
+        return WorkerStatus(
+            name=facts.name,
+            online=online,
+            last_report_s=facts.last_report_s,
+            waits_for="its connection" if online is False else lacking if online else "",
+            reason="is not connected" if online is False else "",
+            advice=WORKER_HINT if online is False else "",
+        )
+
+    def _presences_are_here(self) -> bool:
+        """Whether the connection stands for so long that the broker has sent all presences that it retains."""
+        return self.connection is not None and self.facts.now_s - self.connection.since_s >= FIRST_PRESENCES_S
 
     def device(self, name: str) -> DeviceStatus:
         heard = self.heard.get(name) or DeviceFacts()
@@ -400,8 +453,7 @@ class _Builder:
         if not self.watched or heard.online is not None:
             return heard.online if self.watched else None
         # The broker retains each device's presence: without one, the device has never connected.
-        waited = self.connection is not None and self.facts.now_s - self.connection.since_s >= FIRST_PRESENCES_S
-        return False if waited else None
+        return False if self._presences_are_here() else None
 
     def reason(self, name: str, heard: DeviceFacts, online: bool | None) -> tuple[str, str]:
         """Return why a device can't take part, and advice; empty if it can, or if that is unknown."""

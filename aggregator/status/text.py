@@ -52,6 +52,20 @@ def device_lines(status: FleetStatus) -> list[str]:
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
 
 
+def worker_lines(status: FleetStatus) -> list[str]:
+    """Return how many of the aggregator's workers are online, and a line for each; empty without workers."""
+    if not status.workers:
+        return []
+    online = sum(bool(w.online) for w in status.workers)
+    lines = [f"workers: {online} of {len(status.workers)} online"]
+    for worker in status.workers:
+        state = "unknown" if worker.online is None else "online" if worker.online else "offline"
+        report = "no report yet" if worker.last_report_s is None else f"last report {second(worker.last_report_s)}"
+        waits = f"; the round waits for {worker.waits_for}" if worker.waits_for else ""
+        lines.append(f"  {worker.name}: {state}, {report}{waits}")
+    return lines
+
+
 def version_lines(status: FleetStatus) -> list[str]:
     """Return the versions of aggregator and devices, then the devices of another version than the aggregator's, with advice."""
     devices = [d for d in status.devices if d.reason != REVOKED and d.version]

@@ -137,7 +137,7 @@ def _lines(record: FleetStatus, *, answered: bool) -> list[str]:
     head = f"fleet {record.fleet}, aggregator: {text.state_words(record) if answered else 'no answer'}"
     lines = [head, *text.problem_lines(record)]
     if answered:
-        lines += [*text.device_lines(record), *text.version_lines(record)]
+        lines += [*text.worker_lines(record), *text.device_lines(record), *text.version_lines(record)]
         lines += [text.run_words(record.run)] if record.run is not None else ["no run is at the aggregator"]
     return lines
 

@@ -498,6 +498,7 @@
     const status = data.status;
     offer("devices", status);
     if (!status) return;
+    drawWorkers(status.workers || []);
     const box = byId("device-table");
     if (!box.firstChild) box.append(finder(), make("div", { id: "device-rows" }));
     const now = run(), places = now ? place(now) : new Map();
@@ -512,6 +513,13 @@
     const kept = box.querySelector(".scroll"), at = kept ? kept.scrollTop : 0;
     byId("device-rows").replaceChildren(rows.length ? table("Devices", heads, rows) : empty("No device fits."), ...(more ? [more] : []));
     if (at) box.querySelector(".scroll").scrollTop = at;
+  }
+  function drawWorkers(workers) {
+    const box = byId("worker-table");
+    box.hidden = !workers.length;
+    const rows = workers.map((w) => [w.name, standing(w), w.reason ? make("div", { class: "reason" }, `${w.reason}: ${w.advice}`) : "–", w.waits_for || "–", time(w.last_report)]);
+    const heads = [text("Worker"), text("State"), text("Reason, and what to do"), text("The round waits for"), text("Last report")];
+    box.replaceChildren(make("h3", {}, "Workers of the aggregator"), table("Workers", heads, rows));
   }
   function software(device) {
     const other = { older: "older", newer: "newer", other: "another version" }[device.version_state];

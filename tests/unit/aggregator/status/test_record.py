@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import record
-from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts
+from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts, WorkerFacts
 from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
 from shoal import limits
 from shoal.protocol.messages import DeclineReason, Vitals
@@ -369,3 +369,45 @@ def test_a_device_that_does_not_speak_the_runs_wire_version_is_told_as_such():
     assert device(status(old, run=run), "dev-1").reason == "", "nothing is known of its range"
     assert device(status(old, run=dataclasses.replace(run, finished=True))).reason == ""
     assert device(status(old, run=dataclasses.replace(RUN, wire=1))).reason == ""
+
+
+SHARDED = dataclasses.replace(
+    ROUND,
+    workers=(
+        WorkerFacts(name="worker-0", online=True, last_report_s=NOW - 60, lacking=1),
+        WorkerFacts(name="worker-1"),
+    ),
+)
+
+
+def test_a_missing_worker_is_a_problem_with_advice():
+    assert status().workers == ()
+    built = status(live(run=SHARDED))
+    here, gone = built.workers
+    assert (here.online, here.waits_for, here.reason) == (True, "the parts of 1 upload", "")
+    assert (gone.online, gone.waits_for, gone.reason) == (False, "its connection", "is not connected")
+    (problem,) = built.problems
+    assert problem.reason == "worker worker-1 is not connected: the round waits for it"
+    assert problem.advice == gone.advice
+    assert "shard serve" in gone.advice
+    assert built.document()["workers"][0] == {
+        "name": "worker-0",
+        "online": True,
+        "last_report": "2026-11-18T11:05:40Z",
+        "waits_for": "the parts of 1 upload",
+        "reason": "",
+        "advice": "",
+    }
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        dataclasses.replace(UP, connected=False, reason="refused"),
+        dataclasses.replace(UP, since_s=NOW - 1),
+    ],
+)
+def test_no_worker_is_blamed_before_its_presence_can_be_here(connection):
+    built = status(live(run=SHARDED, connection=connection))
+    assert built.workers[1].online is None
+    assert not any("worker" in problem.reason for problem in built.problems)

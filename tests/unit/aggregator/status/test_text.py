@@ -7,7 +7,15 @@ import pytest
 from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.status import text
 from aggregator.status.facts import ConnectionFacts, LiveFacts, RunFacts
-from aggregator.status.record import DeviceStatus, FleetStatus, MissingDevice, Problem, RunStatus, VitalsStatus
+from aggregator.status.record import (
+    DeviceStatus,
+    FleetStatus,
+    MissingDevice,
+    Problem,
+    RunStatus,
+    VitalsStatus,
+    WorkerStatus,
+)
 
 AT = 1_795_000_000
 STATUS = FleetStatus(
@@ -218,3 +226,18 @@ def test_the_versions_are_told_with_what_to_do_about_others():
 def test_versions_that_nobody_knows_are_not_told():
     assert text.version_lines(STATUS) == []
     assert text.version_lines(dataclasses.replace(STATUS, version="0.2.0")) == ["versions: aggregator 0.2.0"]
+
+
+def test_each_worker_has_a_line():
+    assert text.worker_lines(STATUS) == []
+    workers = (
+        WorkerStatus(name="worker-0", online=True, last_report_s=AT, waits_for="the parts of 2 uploads"),
+        WorkerStatus(name="worker-1", online=False, waits_for="its connection", reason="is not connected"),
+        WorkerStatus(name="worker-2"),
+    )
+    assert text.worker_lines(dataclasses.replace(STATUS, workers=workers)) == [
+        "workers: 1 of 3 online",
+        "  worker-0: online, last report 2026-11-18T11:06:40Z; the round waits for the parts of 2 uploads",
+        "  worker-1: offline, no report yet; the round waits for its connection",
+        "  worker-2: unknown, no report yet",
+    ]
