@@ -35,7 +35,7 @@ class Scene:
         for name in NAMES:
             grant = parties.owner.add_worker(workers.init(root / name, name).read_bytes())
             self.workers.append(workers.join(root / name, grant.read_bytes(), parties.owner.fingerprint))
-        self.server = parties.server
+        self.server, self.members = parties.server, parties.members
         self.run = dataclasses.replace(with_workers(2), fleet="reef", workers=parties.owner.workers)
         self.line, self.reports, self.answers = Line(), [], []
         self.messages = WorkerMessages(
