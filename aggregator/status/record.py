@@ -403,7 +403,7 @@ class _Builder:
             found.append(Problem(f"run {served.run} can't go on: {passed}{served.shortage}", served.advice))
         for worker in self.workers():
             if worker.reason:
-                found.append(Problem(f"worker {worker.name} {worker.reason}: the round waits for it", worker.advice))
+                found.append(Problem(f"worker {worker.name} is not connected: the round waits for it", worker.advice))
         return found
 
     def workers(self) -> tuple[WorkerStatus, ...]:

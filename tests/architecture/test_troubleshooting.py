@@ -26,7 +26,7 @@ MADE_ELSEWHERE = {
     ("aggregator/status/record.py", "DECLINE_REASONS[declined]"),
     ("aggregator/status/record.py", "REVOKED"),
     ("aggregator/status/record.py", "self._absence(heard)"),
-    ("aggregator/status/record.py", "self.served.obstacle"),
+    ("aggregator/status/record.py", "served.obstacle"),
     ("aggregator/status/record.py", "versions.left_out(heard.version, heard.wire, run.wire)"),
     ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),
