@@ -49,6 +49,7 @@ def serve(config: AggregatorConfig, directory: Path) -> None:
     """
     if not config.interface:
         raise ConfigError("a worker needs the network interface for sums", hint="give --interface, such as lo or wg0")
+    WorkerMembership(directory)  # before a file is written
     with serving(directory, hint="one program serves a worker; end the other first"):
         WorkerDaemon(config, directory).serve()
 

@@ -37,6 +37,10 @@ FIELDS = [
     "uploads_counted",
     "nacks",
     "reminders",
+    "shards",
+    "shard_rss_mb_max",
+    "shards_cpu_ms_per_upload",
+    "coordinator_vector_bytes",
 ]
 DEVICES = 12
 ROUNDS = 2

@@ -39,7 +39,7 @@ def test_the_first_table_says_how_a_channel_travels():
     assert (found["sender"], found["receivers"]) == ("device", "aggregator")
     assert row(travel, channels.ROSTER)["retained"] == "yes"
     assert row(travel, channels.ROSTER)["QoS"] == "1"
-    assert row(travel, channels.KEYS)["receivers"] == "aggregator, device"
+    assert row(travel, channels.KEYS)["receivers"] == "aggregator, worker, device"
 
 
 def test_a_receiver_that_clears_its_message_is_named():
@@ -54,7 +54,7 @@ def test_the_second_table_says_what_a_channel_contains():
     found = row(content, channels.KEYS)
     assert (found["message"], found["envelope"]) == ("GrantFile", "member")
     assert found["purpose"] == "`grant/{role}/{keys_since}/{receiving}`"
-    assert found["recipient"] == "aggregator or device"
+    assert found["recipient"] == "aggregator or worker or device"
     assert found["largest size"] == f"{channels.KEYS.largest:,}", "a number, as there is no formula"
     assert row(content, channels.ROSTER)["recipient"] == f"`{EVERYONE}`"
     assert row(content, channels.ROSTER)["largest size"] == channels.ROSTER.formula
