@@ -169,6 +169,7 @@ def test_the_aggregators_status_before_its_first_run(call, fleet):
         "serving": False,
         "runs": [],
         "refused": {},
+        "workers": [],
     }
 
 

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_it_times_a_first_start_and_another():
     data = measure(1, "mosquitto").data()
     assert (data["starts"], data["broker"]) == (1, "mosquitto")

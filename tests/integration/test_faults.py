@@ -196,7 +196,7 @@ def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbe
     np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
 
 
-@pytest.mark.parametrize("broker", [MOSQUITTO, "amqtt"], indirect=True)
+@pytest.mark.parametrize("broker", [MOSQUITTO, pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """Messages that the broker acknowledged and lost are sent again."""
     plan = fleet.add_run()

@@ -61,6 +61,7 @@ def wait_for(stage, run, reached, timeout_s=WAIT_S):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_workers_of_a_service_manager_serve_a_run(tmp_path):
     with (
         broker_of(tmp_path) as broker,

@@ -40,7 +40,7 @@ def torchrun(*arguments, world=2, timeout_s=120.0):
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param(v, id=k, marks=[pytest.mark.long] if k.startswith("sums") else []) for k, v in FLEETS.items()],
+    [pytest.param(v, id=k, marks=[pytest.mark.long] if "Gram" not in k else []) for k, v in FLEETS.items()],
 )
 def test_two_ranks_give_the_result_of_one_process(settings):
     """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy."""

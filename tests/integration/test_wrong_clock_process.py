@@ -147,7 +147,9 @@ def fleet(tmp_path):
         yield Fleet(tmp_path, stage)
 
 
-@pytest.mark.parametrize(("shift", "words"), [("-2h", "2 h behind"), ("+2h", "2 h ahead of")])
+@pytest.mark.parametrize(
+    ("shift", "words"), [("-2h", "2 h behind"), pytest.param("+2h", "2 h ahead of", marks=pytest.mark.long)]
+)
 def test_a_device_whose_clock_is_wrong(fleet, shift, words):
     fleet.start_aggregator()
     for name in NAMES[:2]:

@@ -109,7 +109,7 @@ def test_models_of_the_devices_path_are_candidates(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("weight", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
 def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, weight):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     import dataclasses

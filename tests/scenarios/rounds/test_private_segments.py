@@ -254,6 +254,7 @@ def compiled(private, shared=()):
     return compile_task(*source[:3], name="heads", kind="classification", shared=shared, private=private)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
     """FedAvg alone gets no group right; with the last layer private one body serves four groups."""

@@ -42,7 +42,7 @@ def outcome(root, shards, bundle=None, **options):
         return {name: fleet.model(name).theta for name in fleet.stage.devices}, records
 
 
-@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_ends_alike(tmp_path, name, shards):
     options = STRATEGIES[name]
