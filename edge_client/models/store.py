@@ -3,8 +3,10 @@
 ``models/index.bin`` holds the key chain, the keys of *pending* rounds (those whose means are not applied yet) and the
 digests of the states held. Each state is a file named after its digest. Only the index says what is held:
 
-1. New state files are written and synced.
-2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied.
+1. New state files are written and synced, their names with that of the index.
+2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied. On a
+   file system that keeps no order of renames, a power cut may lose the state of an index that is there: the device takes a
+   checkpoint.
 3. The files of states that the index no longer names are removed. What a crash leaves over is found at the next start, by a
    look at the whole folder.
 
@@ -327,8 +329,6 @@ class StateStore:
         self._left_over |= {h.digest for h in new}
         for h in new:
             self._write_state(states.held[h.state])
-        if new:
-            sync_directory(self._folder)
         pending = {r: keys for r, keys in self.pending.items() if r > applied or r in waiting}
         chain = self._chain
         for round_ in [r for r in sorted(waiting) if r >= chain.next_round and r not in pending]:

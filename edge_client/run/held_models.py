@@ -481,7 +481,8 @@ class HeldModels:
         self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
         self._means, self._opened, self._arrived = {}, {}, {}
         self._parts, self._part_of = {}, {}
-        self._masks = {at: masks for at, masks in self._masks.items() if at[1] >= announcement.round}
+        # Of a list: another thread may add a mask that it derived ahead of time.
+        self._masks = {at: masks for at, masks in list(self._masks.items()) if at[1] >= announcement.round}
         if wrong:
             self.store(announcement)
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
