@@ -39,7 +39,7 @@ def joined(header: SealedMessage, parts: Sequence[SealedMessage]) -> SealedMessa
         return header
     every = (header, *parts)
     head = encode(Pieces(tuple(p.transfer_id for p in every), tuple(len(p.payload) for p in every)))
-    return SealedMessage(b"".join((head, *(p.payload for p in every))), header.transfer_id)
+    return SealedMessage(b"".join((head, *(p.payload for p in every))), header.transfer_id, header.signed)
 
 
 def pieces_of(sealed: bytes | memoryview, transfer: bytes | None = None) -> list[Piece]:

@@ -287,6 +287,9 @@ def bench_load(
     shards: Annotated[
         int, typer.Option(help="Workers of the aggregator, each a process; 1 is an aggregator without.", min=1, max=64)
     ] = 1,
+    core_each: Annotated[
+        bool, typer.Option("--core-each", help="Bind each process of the aggregator to one core, in turn.")
+    ] = False,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -311,6 +314,7 @@ def bench_load(
         churn=churn,
         page=page,
         shards=shards,
+        core_each=core_each,
     )
     data = found.data() | ({"page": True} if page else {})
     _deliver(data, json, lambda: _show_load(data), save)

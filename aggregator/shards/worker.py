@@ -5,7 +5,6 @@ Like `aggregator.run_service.RunService` it owns no thread and reads no clock: a
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,9 +236,9 @@ class WorkerService:
         if channel is channels.PART_REMINDER:
             self._on_reminder(decode(message, Reminder), device)
         else:
-            self._take_part(decode(message, UploadPart), body, device)
+            self._take_part(decode(message, UploadPart), body, device, transfer.signed)
 
-    def _take_part(self, header: UploadPart, body: memoryview, device: str) -> None:
+    def _take_part(self, header: UploadPart, body: memoryview, device: str, digest: bytes) -> None:
         order = self._order
         ours = (self.run.fleet, self.run.run_id, device, self._membership.identity.member.seal_key, self.number)
         if (header.fleet, header.run_id, header.device, header.recipient, header.worker) != ours:
@@ -248,7 +247,6 @@ class WorkerService:
             raise UntrustedError(f"a part of {device} for round {header.round}, which is not open for it")
         if len(body) != part_bytes(self.run, self.number):
             raise WireError(f"a part of {len(body)} bytes")
-        digest = hashlib.sha256(body).digest()
         known = [p for p in self._store.stored(header.round, device) if p.digest == digest]
         if known:
             self._report(header.round, known)
@@ -274,7 +272,7 @@ class WorkerService:
         order = self._order
         if order is None or reminder.round != order.round or order.finished:
             return
-        known = self._store.stored(reminder.round, device)
+        known = [p for p in self._store.stored(reminder.round, device) if p.digest == reminder.digest]
         if known:
             self._report(reminder.round, known)
             return

@@ -126,10 +126,11 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
 
 @dataclass(frozen=True, slots=True)
 class SealedMessage:
-    """A sealed payload and its transfer id, which sealing computes in the same pass."""
+    """A sealed payload, with its transfer id and the digest that its signature covers, which sealing computes in one pass."""
 
     payload: bytes
     transfer_id: bytes
+    signed: bytes
 
 
 def seal_message_to_member(
@@ -248,10 +249,11 @@ def _signed(identity: Identity, purpose: str, *parts: bytes) -> SealedMessage:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
-    signature = identity.sign_digest(purpose, digest.digest())
+    signed = digest.digest()
+    signature = identity.sign_digest(purpose, signed)
     # The transfer id is the digest of the whole payload; going on from the signed digest spares a second pass.
     digest.update(signature)
-    return SealedMessage(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES])
+    return SealedMessage(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES], signed)
 
 
 def _check_signature(view: memoryview, purpose: str, sender_sign_key: bytes, digest: bytes | None) -> None:

@@ -5,9 +5,8 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -246,7 +245,6 @@ def sealed_upload(
         nearest: see Upload.
     """
     attached = shop.round.attachment(shop.identity)
-    parts = _cut(shop.plan, body)
     samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
@@ -273,12 +271,35 @@ def sealed_upload(
         statement=shop.round.statement,
         nearest=nearest,
         precision=shop.plan.precision_up,
-        parts=tuple(hashlib.sha256(part).digest() for part in parts),
     )
-    head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
+    header, *parts = seal_pieces(shop.identity, shop.plan, shop.aggregator, upload, body, attached)
+    return joined_pieces(header, parts)
+
+
+def seal_pieces(
+    identity: Identity,
+    plan: RunPlan,
+    aggregator: Member,
+    upload: Upload,
+    body: bytes | memoryview,
+    attached: bytes = b"",
+) -> list[SealedMessage]:
+    """Return the sealed and signed messages of one upload: to the aggregator, then a part to each worker of the plan.
+
+    Args:
+        identity: the device's.
+        plan: of the run; without workers there is one message, which holds the update.
+        aggregator: receives the header.
+        upload: the header, without the digests of parts, which are added.
+        body: the masked update, in the plan's precision; empty if there is none.
+        attached: bytes that follow the update.
+    """
+    parts = [_sealed_part(identity, plan, upload, worker, part) for worker, part in enumerate(_cut(plan, body))]
+    upload = replace(upload, parts=tuple(part.signed for part in parts))
+    head = UPLOAD.head(plan.fleet, identity.name, aggregator.name)
     content = attached if parts else b"".join((body, attached)) if attached else body
-    header = seal_message_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
-    return joined_pieces(header, [_sealed_part(shop, upload, worker, part) for worker, part in enumerate(parts)])
+    header = seal_message_to_member(identity, aggregator.seal_key, head, encode(upload), content)
+    return [header, *parts]
 
 
 def _cut(plan: RunPlan, body: bytes | memoryview) -> list[memoryview]:
@@ -291,9 +312,9 @@ def _cut(plan: RunPlan, body: bytes | memoryview) -> list[memoryview]:
     return found
 
 
-def _sealed_part(shop: TrainingContext, upload: Upload, worker: int, part: memoryview) -> SealedMessage:
+def _sealed_part(identity: Identity, plan: RunPlan, upload: Upload, worker: int, part: memoryview) -> SealedMessage:
     """Return one part of an update, sealed to its worker and signed."""
-    member = shop.plan.workers[worker]
+    member = plan.workers[worker]
     header = UploadPart(
         fleet=upload.fleet,
         run_id=upload.run_id,
@@ -305,7 +326,7 @@ def _sealed_part(shop: TrainingContext, upload: Upload, worker: int, part: memor
         worker=worker,
     )
     head = PART.head(upload.fleet, upload.device, member.name)
-    return seal_message_to_member(shop.identity, member.seal_key, head, encode(header), part)
+    return seal_message_to_member(identity, member.seal_key, head, encode(header), part)
 
 
 def share_of(shares: DataSplits, share: int) -> Dataset:

@@ -204,8 +204,8 @@ class Upload:
             was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
             cosine with the update; at a tie the smallest id. 0 unless assigned.
         precision: encoding of the update, the plan's ``precision_up``.
-        parts: in a run with workers, SHA-256 of each part of the update, in the order of the workers; the update itself does
-            not follow then.
+        parts: in a run with workers, the digest that each part's signature covers, in the order of the workers; the update
+            itself does not follow then.
     """
 
     fleet: str

@@ -119,7 +119,7 @@ class StoredPart:
     """A part that a worker has made durable.
 
     Attributes:
-        digest: SHA-256 of the part as sent.
+        digest: that its signature covers, SHA-256 of head and ciphertext.
         squared_norm: sum of the squares of its coordinates, float64.
     """
 

@@ -40,6 +40,9 @@ FIELDS = [
     "shards",
     "shard_rss_mb_max",
     "shards_cpu_ms_per_upload",
+    "shard_cpu_ms_per_upload_max",
+    "uploads_per_s_by_cpu",
+    "core_each",
     "coordinator_vector_bytes",
 ]
 DEVICES = 12
@@ -84,6 +87,14 @@ def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
     data = measure(6, model=model, algorithm=algorithm, rounds=2, prepared=prepared).data()
     assert data["model_bytes"] == {"logistic": 31_400, "mlp": 636_040}[model]
     assert data["uploads_counted"] == data["uploads_expected"] == 6 * 3
+
+
+@pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_prepared_parts_are_counted_once_and_the_coordinator_stores_none(shards):
+    found = measure(6, rounds=2, prepared=True, shards=shards, core_each=True)
+    assert found.uploads_counted == found.uploads_expected == 6 * 3
+    assert len(found.shard_cpu_s) == shards
+    assert found.coordinator_vector_bytes == 0
 
 
 def test_the_limit_on_open_files_is_the_aggregators():

@@ -1,16 +1,21 @@
 """A sharded aggregator of real programs: coordinator and workers, a real broker, sums over Gloo, and kill -9 of any of them."""
 
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aggregator.shards.part_store import DATABASE, PARTS
 from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.shards import borders
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import ONE_THREAD, Stage
 from shoal.task.manifest import LocalTraining
@@ -95,6 +100,74 @@ def test_torchrun_starts_coordinator_and_workers(tmp_path):
                 launcher.send_signal(signal.SIGTERM)
                 launcher.wait(20)
         assert len(stage.records(plan.run)) == 4
+
+
+def memory_of(pid):
+    """Yield the bytes of every readable mapping of a process but its libraries' code; it is stopped meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+            for line in maps:
+                span, rights, *_, name = f"{line.rstrip()} -".split(maxsplit=5)
+                if not rights.startswith("r") or "x" in rights or name.startswith("[v"):
+                    continue
+                start, stop = (int(bound, 16) for bound in span.split("-"))
+                memory.seek(start)
+                yield memory.read(stop - start)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def parts_in(directory, length):
+    """Return device -> bytes of the parts, of ``length`` coordinates, that a worker has of its newest round."""
+    with contextlib.closing(sqlite3.connect(directory / DATABASE)) as store:
+        query = "SELECT round, device, start FROM parts WHERE round = (SELECT max(round) FROM parts)"
+        rows = store.execute(query).fetchall()
+    files = {round_: (directory / PARTS / f"{round_:06d}.f32").read_bytes() for round_, *_ in rows}
+    return {device: files[round_][start : start + 4 * length] for round_, device, start in rows}
+
+
+def test_no_process_holds_a_foreign_part_in_memory(tmp_path):
+    """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
+    with (
+        broker_of(tmp_path) as broker,
+        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+    ):
+        stage.start_aggregator("--interface", "lo")
+        for name in stage.workers:
+            stage.start_worker(name)
+        plan = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
+        wait_for(stage, plan.run, lambda records: len(records) >= 3)
+        *others, last = stage.devices
+        stopped = stage.programs[last].pid
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            stores = {name: stage.worker_dir(name) / f"run-{plan.run:06d}" for name in stage.workers}
+            cuts = borders(plan.length, len(stage.workers))
+
+            def parts():
+                return {
+                    name: parts_in(directory, stop - start)
+                    for (name, directory), (start, stop) in zip(stores.items(), cuts, strict=True)
+                }
+
+            wait_for(stage, plan.run, lambda _: all(set(found) == set(others) for found in parts().values()))
+            # The first and the last coordinates of each part: 32 bytes that are nowhere by chance.
+            needles = {
+                name: [piece for part in found.values() for piece in (part[:32], part[-32:])]
+                for name, found in parts().items()
+            }
+            assert len({piece for own in needles.values() for piece in own}) == 2 * len(stage.workers) * len(others)
+            held = {}
+            for program in ("aggregator", *stage.workers):
+                mapped = list(memory_of(stage.programs[program].pid))
+                held[program] = {
+                    name for name, own in needles.items() for piece in own if any(piece in block for block in mapped)
+                }
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+    # A worker is found to hold its own parts: the search can find something.
+    assert held == {"aggregator": set(), **{name: {name} for name in stage.workers}}
 
 
 def chaos(tmp_path, kills, rounds, seed=0):

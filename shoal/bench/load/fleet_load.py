@@ -87,6 +87,7 @@ class Sample:
     """State of the processes at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes.
 
     ``main_cpu_s`` is the CPU of the aggregator's main thread, which runs its loop; it is part of ``aggregator_cpu_s``.
+    ``shard_cpu_s`` has one entry for each worker.
     """
 
     at_s: float
@@ -99,7 +100,7 @@ class Sample:
     main_cpu_s: float = 0.0
     drivers_cpu_s: float = 0.0
     shard_rss_mb_max: float = 0.0
-    shards_cpu_s: float = 0.0
+    shard_cpu_s: tuple[float, ...] = ()
     coordinator_vector_bytes: int = 0
 
 
@@ -115,6 +116,8 @@ class LoadFleet:
         spread_s, churn: see `DriverSpec`.
         page_port: port of the fleet page on this machine; 0 for none.
         shards: workers of the aggregator; 1 is an aggregator without workers.
+        core_each: bind each process of the aggregator to one core, in turn: the coordinator to the first, the workers to the
+            next. On one core an aggregator has no intake threads.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class LoadFleet:
         churn: float = 0.0,
         page_port: int = 0,
         shards: int = 1,
+        core_each: bool = False,
     ) -> None:
         if model not in MODELS:
             raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
@@ -137,6 +141,7 @@ class LoadFleet:
         self._spread_s = spread_s
         self.churn = churn
         self.shards = shards
+        self.core_each = core_each
         self.worker_names = [f"worker-{number}" for number in range(shards)] if shards > 1 else []
         self.workers: list[Program] = []
         self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
@@ -207,7 +212,7 @@ class LoadFleet:
 
         def limited() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            _end_with_parent()
+            self._bind(0)
 
         start = "from aggregator.cli import main; main()"
         sums = ["--interface", LOOPBACK] if self.worker_names else []
@@ -215,9 +220,21 @@ class LoadFleet:
         self.aggregator = self._start("aggregator", start, serve, limited)
         if not self.workers:
             self.workers = [
-                self._start(name, start, ["shard", "serve", str(self.root / name), "--interface", LOOPBACK])
-                for name in self.worker_names
+                self._start(
+                    name,
+                    start,
+                    ["shard", "serve", str(self.root / name), "--interface", LOOPBACK],
+                    functools.partial(self._bind, number),
+                )
+                for number, name in enumerate(self.worker_names, 1)
             ]
+
+    def _bind(self, number: int) -> None:
+        """Bind this process, the aggregator's ``number``-th, to its core if that was asked for; runs between fork and exec."""
+        _end_with_parent()
+        if self.core_each:
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[number % len(cores)]})
 
     def start_drivers(self) -> None:
         """Start the processes that drive the devices."""
@@ -301,7 +318,7 @@ class LoadFleet:
             main_cpu_s=main_s,
             drivers_cpu_s=sum(cpu_seconds(program.pid) for program, _ in self._drivers),
             shard_rss_mb_max=max((_memory_mb(program.pid)[1] for program in self.workers), default=0.0),
-            shards_cpu_s=sum(cpu_seconds(program.pid) for program in self.workers),
+            shard_cpu_s=tuple(cpu_seconds(program.pid) for program in self.workers),
             coordinator_vector_bytes=self._vector_bytes(),
         )
 

@@ -46,7 +46,8 @@ class LoadFigures:
         out_of_step: uploads left out since they were trained from another state than most.
         shards: workers of the aggregator; 1 is an aggregator without workers.
         shard_rss_mb_max: peak memory of the largest worker, MB of 2^20 bytes.
-        shards_cpu_s: CPU seconds of all workers in the measured rounds.
+        shard_cpu_s: CPU seconds of each worker in the measured rounds.
+        core_each: whether each process of the aggregator was bound to one core.
         coordinator_vector_bytes: most bytes of updates and means that the aggregator's own process has stored.
     """
 
@@ -73,14 +74,17 @@ class LoadFigures:
     spans_s: tuple[float, ...] = ()
     shards: int = 1
     shard_rss_mb_max: float = 0.0
-    shards_cpu_s: float = 0.0
+    shard_cpu_s: tuple[float, ...] = ()
+    core_each: bool = False
     coordinator_vector_bytes: int = 0
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
         churn = {"churn": self.churn, "uploads_fewest": self.uploads_fewest, "out_of_step": self.out_of_step}
         others_s = self.broker_cpu_s + self.measured_drivers_cpu_s
+        ours_s = self.aggregator_cpu_s + sum(self.shard_cpu_s)
         speed = {"uploads_per_s_median": self.devices / median(self.spans_s)} if self.spans_s else {}
+        busiest_s = max((self.aggregator_cpu_s, *self.shard_cpu_s))
         return {
             "devices": self.devices,
             "model_bytes": self.model_bytes,
@@ -89,7 +93,7 @@ class LoadFigures:
             "seconds_per_round_median": median(self.seconds),
             "aggregator_cpu_ms_per_upload": 1e3 * self.aggregator_cpu_s / self.uploads_measured,
             "main_thread_cpu_ms_per_upload": 1e3 * self.main_cpu_s / self.uploads_measured,
-            "others_cpu_share": others_s / max(others_s + self.aggregator_cpu_s, 1e-9),
+            "others_cpu_share": others_s / max(others_s + ours_s, 1e-9),
             **speed,
             "broker_cpu_s_per_round": self.broker_cpu_s / len(self.seconds),
             "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
@@ -101,7 +105,11 @@ class LoadFigures:
             **(churn if self.churn else {}),
             "shards": self.shards,
             "shard_rss_mb_max": self.shard_rss_mb_max,
-            "shards_cpu_ms_per_upload": 1e3 * self.shards_cpu_s / self.uploads_measured,
+            "shards_cpu_ms_per_upload": 1e3 * sum(self.shard_cpu_s) / self.uploads_measured,
+            "shard_cpu_ms_per_upload_max": 1e3 * max(self.shard_cpu_s, default=0.0) / self.uploads_measured,
+            # What the CPU of the busiest process allows if each has a core for itself, as on machines of their own.
+            "uploads_per_s_by_cpu": self.uploads_measured / max(busiest_s, 1e-9),
+            "core_each": self.core_each,
             "coordinator_vector_bytes": self.coordinator_vector_bytes,
         }
 
@@ -119,6 +127,7 @@ def measure(
     churn: float = 0.0,
     page: bool = False,
     shards: int = 1,
+    core_each: bool = False,
 ) -> LoadFigures:
     """Run the bench once.
 
@@ -133,6 +142,7 @@ def measure(
         spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
         churn: share of the devices that leave after each round; they are back after the next one.
         shards: workers of the aggregator; 1 is an aggregator without workers.
+        core_each: see `LoadFleet`.
         page: serve the fleet page, to one open page and one Prometheus (`shoal.bench.load.page_reader`).
 
     Raises:
@@ -140,8 +150,8 @@ def measure(
         ConfigError: this process may not open enough files for so many devices.
     """
     port = free_port() if page else 0
-    if shards > 1 and (prepared or fault is not None):
-        raise UsageError("--shards is measured with devices that run", hint="leave --prepared and --fault away")
+    if shards > 1 and fault is not None:
+        raise UsageError("a fault strikes the one process of an aggregator without workers", hint="use one shard")
     with (
         LoadFleet(
             devices=devices,
@@ -153,6 +163,7 @@ def measure(
             churn=churn,
             page_port=port,
             shards=shards,
+            core_each=core_each,
         ) as fleet,
         PageReader(port) if page else contextlib.nullcontext(),
     ):
@@ -246,7 +257,8 @@ def figures(
         measured_drivers_cpu_s=max(0.0, end.drivers_cpu_s - begin.drivers_cpu_s),
         shards=fleet.shards,
         shard_rss_mb_max=max(s.shard_rss_mb_max for s in samples),
-        shards_cpu_s=max(0.0, end.shards_cpu_s - begin.shards_cpu_s),
+        shard_cpu_s=tuple(max(0.0, b - a) for a, b in zip(begin.shard_cpu_s, end.shard_cpu_s, strict=True)),
+        core_each=fleet.core_each,
         coordinator_vector_bytes=max(s.coordinator_vector_bytes for s in samples),
         spans_s=tuple(s for report in reports for s in report.spans_s[first : fleet.rounds]),
     )

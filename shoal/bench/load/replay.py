@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from crypto.seal.envelope import seal_message_to_member, seal_to_group
+from crypto.seal.envelope import seal_to_group
 from edge_client.membership import DeviceMembership
 from shoal import limits
 from shoal.bench.load.driver import (
@@ -54,13 +54,14 @@ from shoal.util.open_files import raise_open_files
 
 if TYPE_CHECKING:
     from aggregator.rounds.events import OpenRound
-    from crypto.seal.envelope import SealedMessage
     from shoal.bench.load.fleet_load import LoadFleet
     from shoal.types import Float32Vector
 
 PRESENCES_FILE: Final = "presences"
-ITEM_HEAD: Final = struct.Struct("<HI16s")
-"""Before each prepared message in a file: length of the device's name, length of the payload, transfer id."""
+ITEM_HEAD: Final = struct.Struct("<HHI16s")
+"""Before each prepared message in a file: length of the device's name, receiver, length of the payload, transfer id."""
+COORDINATOR: Final = 0xFFFF
+"""Receiver of a message that goes to the aggregator itself; workers have the numbers of the plan."""
 PREPARED_SAMPLES: Final = 3
 STEP: Final = 0.5
 """Prepared updates are this share of the way to the group's target."""
@@ -90,11 +91,12 @@ class ReplaySpec:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prepared message of a device."""
+    """One prepared message of a device, to the aggregator, or a part of an update to the worker ``receiver``."""
 
     device: str
     transfer: bytes
     payload: bytes
+    receiver: int = COORDINATOR
 
 
 def prepare(fleet: LoadFleet) -> Callable[[], None]:
@@ -142,7 +144,9 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy
     from edge_client.learning.feedback import encode_update
+    from edge_client.learning.update import seal_pieces
     from shoal.protocol.precision.seeds import upload_seed
+    from shoal.protocol.shards import borders
 
     plan = fleet.plan
     store = Store(fleet.run_dir, plan)
@@ -151,6 +155,9 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     backend = select("cpu", work_flops=2.0 * fleet.devices**2 * plan.length)
     engine = Engine(plan, make_strategy(plan, backend), seed)
     roster = fleet.fleet.roster
+    assert roster.aggregator is not None
+    recipient = roster.aggregator
+    cuts = borders(plan.length, len(plan.workers)) if plan.workers else ()
     state, actions = engine.begin(roster.active(), roster.keys_since, roster)
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
@@ -168,12 +175,14 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
             phase, precision = assignment.phase, plan.precision_up
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
-            encoded = encode_update(update, key, precision, public) if assignment.train else None
+            encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
             body = b"" if encoded is None else encoded.body
             upload = _upload(fleet, opened, assignment, place, key.key_id, plan.length if encoded else 0)
-            items.append(_sealed(fleet, place, upload, body))
+            header, *parts = seal_pieces(identity, plan, recipient, upload, body)
+            items.append(Item(identity.name, header.transfer_id, header.payload))
+            items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
             vector = None if encoded is None else encoded.masked
-            stored.append(Stored(contribution_of(upload, vector), items[-1].transfer))
+            stored.append(Stored(contribution_of(upload, vector), header.transfer_id))
         yield opened.plan.round, items
         for event in stored:
             state, actions = engine.handle(state, event)
@@ -214,14 +223,6 @@ def _upload(
     )
 
 
-def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes | memoryview) -> Item:
-    server = fleet.fleet.roster.aggregator
-    assert server is not None
-    head = channels.UPLOAD.head(fleet.plan.fleet, upload.device, server.name)
-    parcel: SealedMessage = seal_message_to_member(fleet.identities[place], server.seal_key, head, encode(upload), body)
-    return Item(upload.device, parcel.transfer_id, parcel.payload)
-
-
 def _round_file(round_: int) -> str:
     return f"round-{round_:06d}"
 
@@ -229,7 +230,7 @@ def _round_file(round_: int) -> str:
 def write_item(file: BinaryIO, item: Item) -> None:
     """Append one prepared message to a file that `read_items` reads."""
     name = item.device.encode()
-    file.write(ITEM_HEAD.pack(len(name), len(item.payload), item.transfer))
+    file.write(ITEM_HEAD.pack(len(name), item.receiver, len(item.payload), item.transfer))
     file.write(name)
     file.write(item.payload)
 
@@ -238,9 +239,9 @@ def read_items(path: Path) -> Iterator[Item]:
     """Yield the prepared messages of a file."""
     with path.open("rb") as file:
         while head := file.read(ITEM_HEAD.size):
-            name_bytes, size, transfer = ITEM_HEAD.unpack(head)
+            name_bytes, receiver, size, transfer = ITEM_HEAD.unpack(head)
             device = file.read(name_bytes).decode()
-            yield Item(device, transfer, file.read(size))
+            yield Item(device, transfer, file.read(size), receiver)
 
 
 class Replay:
@@ -309,13 +310,16 @@ class Replay:
         for item in read_items(Path(self._spec.prepared, _round_file(round_))):
             if again and (round_, item.device) in self._answered:
                 continue
-            count += 1
+            whole = item.receiver == COORDINATOR
+            count += whole
+            topic = self._topics.up(item.device) if whole else self._topics.part(item.device, item.receiver)
+            kind = (channels.UPLOAD if whole else channels.PART).kind
             size = self._transport.chunk_bytes
-            chunks = split(item.payload, kind=channels.UPLOAD.kind, round=round_, chunk_bytes=size, name=item.transfer)
+            chunks = split(item.payload, kind=kind, round=round_, chunk_bytes=size, name=item.transfer)
             first = not again and self._spec.devices * len(chunks) <= limits.RECEIVE_MAXIMUM
             qos: Qos = 0 if first else 1
             for chunk in chunks:
-                self._publish(self._topics.up(item.device), chunk, qos=qos)
+                self._publish(topic, chunk, qos=qos)
         self._heard_s = time.monotonic()
         return count
 

@@ -5,11 +5,11 @@ import pytest
 from crypto.seal.envelope import SealedMessage
 from edge_client.upload_pieces import joined, pieces_of, transfer_of
 from shoal.errors import WireError
-from shoal.protocol.chunking import transfer_id
+from shoal.protocol.chunking import Fingerprint, transfer_id
 
 
 def sealed(payload):
-    return SealedMessage(payload, transfer_id(payload))
+    return SealedMessage(payload, transfer_id(payload), Fingerprint.of(payload).signed)
 
 
 HEADER, PARTS = sealed(b"SHE1 header"), [sealed(b"SHE1 first part"), sealed(b"SHE1 second")]

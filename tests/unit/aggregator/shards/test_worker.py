@@ -12,7 +12,7 @@ from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
-from shoal.protocol.messages import Phase
+from shoal.protocol.messages import Phase, Reminder
 from shoal.protocol.shards import Job, JobKind, MeanPlace, NodeKind, UploadPart, VectorNode, borders
 from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Message
@@ -27,7 +27,7 @@ class WorkerScene(Scene):
 
     def __init__(self, root):
         super().__init__(root)
-        self.directory, self.out = root / NAMES[NUMBER], Line()
+        self.directory, self.out, self.asked = root / NAMES[NUMBER], Line(), []
         self.length = int(np.diff(borders(self.run.length, len(NAMES))[NUMBER])[0])
         self.worker = self.start()
 
@@ -45,11 +45,13 @@ class WorkerScene(Scene):
         self.worker.flush(0.0)
         told, self.out.sent = self.out.sent, []
         for topic, payload, _ in told:
+            if topic == TOPICS.at(TopicKind.PART_CTL, "dev-1"):
+                self.asked.append(payload)
             if topic in (TOPICS.at(kind, NAMES[NUMBER]) for kind in (TopicKind.REPORT, TopicKind.WORKER_STATE)):
                 self.take(topic, payload)
 
     def upload(self, values, device="dev-1", round_=1, **changes):
-        """Send a device's part to the worker, and return the body."""
+        """Send a device's part to the worker, and return the sealed message."""
         receiver, identity = self.workers[NUMBER].identity.member, self.members[device].identity
         header = UploadPart(
             fleet="reef",
@@ -65,12 +67,39 @@ class WorkerScene(Scene):
         head = channels.PART.head("reef", device, receiver.name)
         message = encode(dataclasses.replace(header, **changes))
         parcel = seal_message_to_member(identity, receiver.seal_key, head, message, body)
+        self.send(parcel, device, round_)
+        return parcel
+
+    def send(self, parcel, device="dev-1", round_=1, channel=channels.PART):
+        """Send a sealed message of a device to the worker."""
         for chunk in split(
-            parcel.payload, kind=channels.PART.kind, round=round_, chunk_bytes=1 << 16, name=parcel.transfer_id
+            parcel.payload, kind=channel.kind, round=round_, chunk_bytes=1 << 16, name=parcel.transfer_id
         ):
             self.worker.on_event(Message(TOPICS.part(device, NUMBER), chunk), 0.0)
         self.deliver()
-        return body
+
+    def remind(self, about, device="dev-1"):
+        """Send a device's reminder of a part, and return what the worker asks the device for."""
+        identity, receiver = self.members[device].identity, self.workers[NUMBER].identity.member
+        reminder = Reminder(
+            fleet="reef",
+            device=device,
+            run_id=self.run.run_id,
+            round=1,
+            transfer=about.transfer_id,
+            digest=about.signed,
+            size=len(about.payload),
+            chunk_bytes=1 << 16,
+            turn=1,
+        )
+        head = channels.PART_REMINDER.head("reef", device, receiver.name)
+        self.asked = []
+        self.send(
+            seal_message_to_member(identity, receiver.seal_key, head, encode(reminder)),
+            device,
+            channel=channels.PART_REMINDER,
+        )
+        return self.asked
 
     def means(self, *digests, number=1):
         """Return a job that asks for the mean of the parts of dev-1, dev-2 and so on."""
@@ -104,13 +133,23 @@ def scene(tmp_path):
 def test_a_part_is_reported_once_it_is_durable_and_again_when_it_comes_again(scene):
     assert scene.messages.absent == ("worker-0",)
     values = np.arange(scene.length)
-    body = scene.upload(values)
+    sealed = scene.upload(values)
     (report,) = scene.reports
     (part,) = report.parts
-    assert (report.round, part.device, part.digest) == (1, "dev-1", hashlib.sha256(body).digest())
+    assert (report.round, part.device, part.digest) == (1, "dev-1", sealed.signed)
     assert part.squared_norm == float(values @ values)
-    scene.upload(values)
+    scene.send(sealed)
     assert scene.reports == [report, report]
+
+
+def test_a_reminder_has_a_stored_part_reported_again_and_one_of_another_part_has_it_asked_for(scene):
+    stored, other = scene.upload([1.0] * scene.length), scene.upload([2.0] * scene.length, "dev-2")
+    scene.reports.clear()
+    assert scene.remind(stored) == []
+    assert [part.digest for report in scene.reports for part in report.parts] == [stored.signed]
+    scene.reports.clear()
+    assert len(scene.remind(other)) == 1
+    assert scene.reports == []
 
 
 @pytest.mark.parametrize(
@@ -134,8 +173,7 @@ def test_a_part_that_no_order_allows_or_that_is_malformed_is_not_taken(scene, ca
 
 def test_a_job_without_its_parts_names_the_devices_and_one_with_them_stores_the_mean(scene):
     one, two = (
-        hashlib.sha256(scene.upload([value] * scene.length, device)).digest()
-        for value, device in ((1.0, "dev-1"), (3.0, "dev-2"))
+        scene.upload([value] * scene.length, device).signed for value, device in ((1.0, "dev-1"), (3.0, "dev-2"))
     )
     scene.messages.job(NUMBER, scene.means(one, bytes(32), number=1))
     scene.messages.job(NUMBER, scene.means(one, two, number=2))

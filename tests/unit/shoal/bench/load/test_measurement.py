@@ -12,7 +12,7 @@ class Fleet:
 
     devices, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
     churn = 0.0
-    shards = 1
+    shards, core_each = 1, False
 
 
 def record(number, contributed=10, *, final=False):

@@ -8,7 +8,16 @@ from crypto.seal.identity import Identity
 from edge_client import membership as enrolment
 from shoal import limits
 from shoal.bench.load import replay as load_replay
-from shoal.bench.load.replay import PRESENCES_FILE, Item, Replay, ReplaySpec, _round_file, read_items, write_item
+from shoal.bench.load.replay import (
+    COORDINATOR,
+    PRESENCES_FILE,
+    Item,
+    Replay,
+    ReplaySpec,
+    _round_file,
+    read_items,
+    write_item,
+)
 from shoal.membership.directory import KEY_FILE
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol import channels
@@ -20,7 +29,7 @@ from shoal.transport.base import Connected, Message
 
 
 def test_prepared_messages_are_read_back_from_their_file(tmp_path):
-    items = [Item(f"dev-{n}", bytes([n]) * 16, b"x" * 1000 * n) for n in range(4)]
+    items = [Item(f"dev-{n}", bytes([n]) * 16, b"x" * 1000 * n, n) for n in range(4)]
     with (tmp_path / "round").open("wb") as file:
         for item in items:
             write_item(file, item)
@@ -127,6 +136,22 @@ def test_a_round_that_the_broker_takes_at_once_is_sent_at_qos_0_and_a_larger_one
     assert {qos for *_, qos in sent(replay)} == {0}
     replay._take(announcement(2))
     assert {qos for *_, qos in sent(replay)} == {1}
+
+
+def test_parts_go_to_the_topics_of_their_workers_and_count_as_one_upload(replay, fleet, tmp_path):
+    with (tmp_path / "prepared" / _round_file(1)).open("wb") as file:
+        for receiver in (COORDINATOR, 0, 1):
+            write_item(file, Item("dev-a", bytes([receiver & 0xFF]) * 16, bytes(10), receiver))
+    replay._take(announcement(1))
+    assert [(topic, head.kind) for topic, head, _, _ in sent(replay)] == [
+        (TOPICS.up("dev-a"), ChunkKind.UPLOAD),
+        (TOPICS.part("dev-a", 0), ChunkKind.PART),
+        (TOPICS.part("dev-a", 1), ChunkKind.PART),
+    ]
+    replay._take(answer(fleet, tmp_path, "dev-a", Action.ACK))
+    assert replay._publish_round(1, again=True) == 0
+    assert replay.report().uploads == 1
+    assert sent(replay) == []
 
 
 def test_only_uploads_without_an_answer_are_sent_again(replay, fleet, tmp_path):
