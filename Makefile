@@ -29,9 +29,14 @@ TRAINING := $(addprefix --ignore=tests/unit/shoal/, experiments simulation bench
 quick: $(READY)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" $(TRAINING) tests/unit
 
+# Scenarios that `make long` repeats with an aggregator of two and of three workers.
+WITH_WORKERS := $(addprefix tests/scenarios/loss/, test_chaos.py test_recovery.py)
+
 # About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to results.
 long: $(READY)
 	SHOAL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m long
+	SHOAL_SHARDS=2 $(BIN)/python -m pytest $(PROCESSES) -m "" $(WITH_WORKERS)
+	SHOAL_SHARDS=3 $(BIN)/python -m pytest $(PROCESSES) -m "" $(WITH_WORKERS)
 	$(BIN)/python -m pytest $(PROCESSES) tests/properties --hypothesis-profile long
 
 lint: $(READY)

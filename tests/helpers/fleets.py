@@ -1,6 +1,7 @@
 """Small fleets on the loopback driver, a wiretap on their network, and functions that forge their messages."""
 
 import dataclasses
+import os
 from collections import defaultdict
 
 import numpy as np
@@ -24,7 +25,9 @@ from shoal.transport.faults import Hop
 from shoal.transport.retained import RetainedPublisher
 from tests.helpers.tasks import logistic_bundle
 
-INPUTS, CLASSES = 6, 4
+SHARDS = int(os.environ.get("SHOAL_SHARDS", "1"))
+"""Workers of the fleets' aggregator, unless a test gives their number; 1 is an aggregator without workers."""
+INPUTS, CLASSES = (6 if SHARDS == 1 else 12), 4
 FULL_BATCH = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
 CLEAN = (0.0,)
 LOST = ()
@@ -59,13 +62,18 @@ def same_partition(clusters, truth):
 
 
 def make_fleet(
-    root, data=None, *, bundle=None, faults=None, count=3, executors=None, backend=None, shards=1, **options
+    root, data=None, *, bundle=None, faults=None, count=3, executors=None, backend=None, shards=None, **options
 ):
-    """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ."""
+    """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ.
+
+    Its aggregator has ``shards`` workers, by default SHARDS.
+    """
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), RunOptions(**settings)
-    return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend, shards=shards)
+    return LoopbackFleet(
+        root, task, data, chosen, faults, executors=executors, backend=backend, shards=shards or SHARDS
+    )
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -10,6 +10,7 @@ from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
+    SHARDS,
     Wiretap,
     answers,
     grouped_data,
@@ -23,6 +24,7 @@ STEPS = [pytest.param(step, marks=() if step % 2 else pytest.mark.long) for step
 """At which the aggregator dies; `make long` has all of them, and of OTHER_STEPS."""
 OTHER_STEPS = [pytest.param(step, marks=pytest.mark.long if step % 2 else ()) for step in range(1, 9)]
 """At which a device dies."""
+ONE_FILE = pytest.mark.skipif(SHARDS > 1, reason="looks into the updates' file of an aggregator without workers")
 ALGORITHMS = {
     "fedavg": {"rounds": 4},
     "ifca": {
@@ -67,10 +69,12 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
         records = fleet.run(100)
         assert [r["contributed"] for r in records] == [6] * len(norms)
         assert records[-1]["clusters"] == clusters
-        assert [r["norms"] for r in records] == norms
+        # A permutation of the fleet's own decides which coordinates a worker adds up, so the last digit may differ.
+        assert [r["norms"] for r in records] == [pytest.approx(every, rel=1e-6) for every in norms]
         assert thetas(fleet) == models
 
 
+@ONE_FILE
 def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undisturbed):
     """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
     tap = Wiretap()
@@ -186,6 +190,7 @@ def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undistu
         assert thetas(fleet) == undisturbed
 
 
+@ONE_FILE
 def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
