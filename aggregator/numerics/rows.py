@@ -133,15 +133,20 @@ def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = N
     count, length = len(updates), len(updates[0])
     width = width or chunk_width(count, length)
     buffer = np.empty((count, width), dtype=np.float32)
+    # Pages that all fit in memory are dropped once: after each piece, every piece would load them again.
+    fits = count * (FAULT_BYTES + 4 * length) <= RESIDENT_BYTES
     for start in range(0, length, width):
         stop = min(start + width, length)
         piece = buffer[:, : stop - start]
         if isinstance(updates, np.ndarray):
             piece[:] = updates[:, start:stop]
         else:
-            for target, row in zip(piece, read_once(updates, stop - start), strict=True):
+            rows = updates if fits else read_once(updates, stop - start)
+            for target, row in zip(piece, rows, strict=True):
                 target[:] = row[start:stop]
         yield piece
+    if fits:
+        drop_pages(updates)
 
 
 def chunk_pairs(

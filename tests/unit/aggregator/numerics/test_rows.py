@@ -130,6 +130,19 @@ def test_the_buffer_for_scattered_rows_is_bounded(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), WIDE)
 
 
+def test_pages_that_fit_in_memory_are_dropped_once_and_others_with_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, rows = mapped(tmp_path / "few", 3, 2 * CHUNK_COLUMNS)
+    pieces = [piece.copy() for piece in column_chunks(rows)]
+    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), np.stack(rows))
+    assert pages.drops == 1
+    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * (rows_module.FAULT_BYTES + 8 * CHUNK_COLUMNS) - 1)
+    pieces = [piece.copy() for piece in column_chunks(rows)]
+    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), np.stack(rows))
+    assert pages.drops == 3
+
+
 @pytest.mark.parametrize(
     ("count", "length", "expected"),
     [
