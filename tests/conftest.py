@@ -1,6 +1,7 @@
 """Settings and fixtures of every test directory."""
 
 import functools
+import gc
 import logging
 import os
 import shutil
@@ -67,6 +68,17 @@ def _logging():
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage meanwhile, and never look at the tests again: a third of the time that finding them takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -44,13 +44,15 @@ def test_no_literal_on_a_device_is_the_name_of_an_algorithm(path):
 
 @modules("edge_client")
 def test_a_device_reads_no_settings_of_an_algorithm(path):
-    assert "settings" not in attributes(path.read_text())
+    source = path.read_text()
+    assert "settings" not in source or "settings" not in attributes(source)
 
 
 @modules(*PACKAGES)
 def test_nothing_compares_the_algorithm_of_a_plan(path):
     """It finds the strategy in the registry, and is shown to people."""
-    assert "algorithm" not in compared(path.read_text())
+    source = path.read_text()
+    assert "algorithm" not in source or "algorithm" not in compared(source)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -63,9 +64,15 @@ def commands(name):
     return [words for line in lines for words in words_of(line)]
 
 
+@functools.cache
+def program(name):
+    """Return a program's command, which takes as long to make as a page takes to check."""
+    return typer.main.get_command(APPS[name])
+
+
 def check(words):
     """Fail unless the command and all its options exist."""
-    command, rest = typer.main.get_command(APPS[words[0].split("/")[-1]]), words[1:]
+    command, rest = program(words[0].split("/")[-1]), words[1:]
     while hasattr(command, "commands"):
         if rest and rest[0].startswith("-") and rest[0] in {"--version", "--help", "-h", "--debug"}:
             return

@@ -105,8 +105,8 @@ class Search:
         if len(block) < PROBE:
             return set()
         data = np.frombuffer(block, np.uint8)
-        starts = data[:-1].astype(np.uint16) | (data[1:].astype(np.uint16) << 8)
-        at = np.flatnonzero(self._starts[starts])
+        pairs = (np.frombuffer(block, "<u2", (len(block) - offset) // 2, offset) for offset in (0, 1))
+        at = np.concatenate([2 * np.flatnonzero(self._starts[pair]) + i for i, pair in enumerate(pairs)])
         at = at[at <= len(data) - PROBE]
         words = np.lib.stride_tricks.sliding_window_view(data, PROBE)[at].copy().view(np.uint64)[:, 0]
         place = np.minimum(np.searchsorted(self._probes, words), len(self._probes) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass
 
@@ -128,6 +129,7 @@ def _texts(function, path):
             yield kind, made
 
 
+@functools.cache
 def declared():
     """Return (warnings, calls whose text is made elsewhere: as (path, expression))."""
     found = {Warned("log", kind, "aggregator/run_log.py") for kind in WARNED_OF}

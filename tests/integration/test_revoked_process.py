@@ -14,7 +14,7 @@ from shoal.owner.broker.address import Tls
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers.run_places import LONG_RUN
+from tests.helpers.run_places import LONG_RUN, SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [
@@ -48,7 +48,7 @@ def test_it_ends_with_status_6(tmp_path):
         bundle = logistic_bundle()
         run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
         server = stage.start_aggregator()
-        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
+        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz", *SLOWLY) for name in NAMES}
 
         def until(reached):
             end_s = time.monotonic() + WAIT_S

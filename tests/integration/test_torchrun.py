@@ -42,13 +42,17 @@ def torchrun(*arguments, world=2, timeout_s=120.0):
     "settings",
     [pytest.param(v, id=k, marks=[pytest.mark.long] if "Gram" not in k else []) for k, v in FLEETS.items()],
 )
-def test_two_ranks_give_the_result_of_one_process(settings):
-    """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy."""
+def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
+    """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy; only rank 0 writes them."""
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    done = ended(start_ranks("--algorithm", "all", "--rounds", "6", "--mask", "permutation", "--json", *words))
+    saves = {rank: ("--save", str(tmp_path / f"rank-{rank}.json")) for rank in (0, 1)}
+    arguments = ("--algorithm", "all", "--rounds", "6", "--mask", "permutation", "--json", *words)
+    done = ended(start_ranks(*arguments, each=saves))
     assert [status for status, _, _ in done] == [0, 0], done[1][2]
     assert done[1][1] == "", "rank 1 prints nothing"
     results = data_of(done[0][1])["results"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
+    assert json.loads((tmp_path / "rank-0.json").read_text())["data"]["results"] == results
     assert [result["algorithm"] for result in results] == list(SETTINGS)
     for found in results:
         alone = run(
@@ -81,16 +85,6 @@ def test_torchrun_prints_one_object_of_an_experiment_of_the_papers():
     assert (two.returncode, one.returncode) == (0, 0), two.stderr
     assert (data_of(two.stdout)["world"], data_of(one.stdout)["world"]) == (2, 1)
     assert data_of(two.stdout)["accuracy"] == data_of(one.stdout)["accuracy"]
-
-
-def test_outputs_are_written_once(tmp_path):
-    """Only rank 0 writes; the others may run in another folder."""
-    done = ended(
-        start_ranks(each={0: ("--save", str(tmp_path / "run.json")), 1: ("--save", str(tmp_path / "other.json"))})
-    )
-    assert [status for status, _, _ in done] == [0, 0], done[1][2]
-    assert json.loads((tmp_path / "run.json").read_text())["data"]["world"] == 2
-    assert not (tmp_path / "other.json").exists()
 
 
 def until(process, line):

@@ -118,9 +118,9 @@ def training(records):
 
 
 def also_in_long(algorithms):
-    """Return parameters of which those that aggregate as FedAvg or FedGroup do are left to `make long`."""
-    proximal = ("fedprox", "fedgrouprox")
-    return [pytest.param(a, marks=pytest.mark.long) if a in proximal else a for a in algorithms]
+    """Return parameters of which those that aggregate as FedAvg, FedGroup or FeSEM do are left to `make long`."""
+    repeated = ("fedprox", "fedgrouprox", "ifca", "one-shot")
+    return [pytest.param(a, marks=pytest.mark.long) if a in repeated else a for a in algorithms]
 
 
 @pytest.fixture(scope="module")

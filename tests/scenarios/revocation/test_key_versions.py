@@ -139,9 +139,16 @@ def test_an_owner_that_dies_between_drawing_and_publishing(tmp_path, published):
 
 
 @pytest.mark.parametrize(
-    "delay_s", [0.5, 5.0, 100.0], ids=["within a round", "before the deadline", "after the deadline"]
+    ("restarts", "delay_s"),
+    [
+        pytest.param(False, 0.5, id="within a round"),
+        pytest.param(False, 5.0, id="before the deadline"),
+        pytest.param(False, 100.0, id="after the deadline"),
+        pytest.param(True, 0.5, id="over a restart, within a round", marks=pytest.mark.long),
+        pytest.param(True, 5.0, id="over a restart, before the deadline"),
+        pytest.param(True, 100.0, id="over a restart, after the deadline", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("restarts", [False, True])
 def test_devices_that_have_newer_keys_before_the_aggregator(tmp_path, delay_s, restarts):
     """They decline the open round. Once the aggregator has the newer keys it closes that round and opens one under them."""
     tap = Wiretap()

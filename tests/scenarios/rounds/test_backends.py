@@ -24,10 +24,10 @@ CASES = {
 @pytest.mark.parametrize("algorithm", CASES)
 def test_torch_finds_the_clusters_that_numpy_finds(tmp_path, algorithm, device):
     clusters, thetas = [], []
-    for number, name in enumerate(("numpy", device)):
+    for number, backend in enumerate([make("numpy"), make(device)]):
         options = {"algorithm": algorithm, "mode": "rotation", "seed": 1, **CASES[algorithm]}
         place = tmp_path / str(number)
-        with make_fleet(place, grouped_data(8, 2), backend=make(name), **options) as fleet:
+        with make_fleet(place, grouped_data(8, 2), backend=backend, **options) as fleet:
             records = fleet.run(30)
             clusters.append([(r["round"], r["clusters"], [e["kind"] for e in r["events"]]) for r in records])
             thetas.append({device: fleet.model(device).theta for device in fleet.stage.devices})

@@ -17,7 +17,7 @@ from tests.helpers.fleets import (
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 FINDS = {"rounds": 7, "local": QUICK, "min_contributors": 3}
-TRIALS = {"ifca": (1, 3, 5), "fedgroup": (2, 4, 5)}
+TRIALS = {"ifca": (1, 4), "fedgroup": (2, 5)}
 """Rounds of a trial in which the aggregator is killed; `make long` kills it in all five."""
 ALGORITHMS = ("ifca", "fedgroup", "one-shot")
 
@@ -47,7 +47,7 @@ def test_a_fleet_of_one_kind_keeps_one_model(tmp_path, algorithm):
         assert len(set(thetas(fleet).values())) == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["ifca", "fedgroup", pytest.param("one-shot", marks=pytest.mark.long)])
 def test_masks_change_no_group(tmp_path, algorithm):
     seen = []
     modes = ("rotation", "permutation", "none") if algorithm == "fedgroup" else ("rotation", "none")

@@ -43,6 +43,8 @@ RUNS = {
     },
 }
 
+CASES = [pytest.param(name, marks=pytest.mark.long if name in ("ifca, restarts", "one-shot") else ()) for name in RUNS]
+
 
 def uneven_data(count, groups):
     """As `grouped_data`, but every device has another number of samples."""
@@ -63,7 +65,7 @@ def finish(fleet, options):
     return records
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", CASES)
 def test_under_uniform_weighting_no_upload_tells_how_much_data_a_device_has(tmp_path, name):
     """Every algorithm still works; counts and sizes of test shares are the same for all, though their data is not."""
     tap = Wiretap()
@@ -84,7 +86,7 @@ def test_under_sample_weighting_they_do(tmp_path):
         assert len({u.samples for u in seen}) == 6
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", CASES)
 def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
     """One per cent on every norm: the hidden groups as before, and every recorded norm differs."""
     with make_fleet(tmp_path / "exact", grouped_data(6, 2), **RUNS[name]) as fleet:

@@ -54,8 +54,15 @@ RUNS = {
 GROUPED = RUNS.keys() - {"fedavg", "fedprox", "local"}
 EXACT = ("none", "permutation", "signed-permutation")
 """The modes that change no bit: they move values and turn signs, which commute with every mean."""
+REPEATED = ("fedprox", "local", "fedgrouprox")
+"""Runs whose means another one has, or that have none: `make long` has them too."""
 CASES = [
-    *((name, tuple(MODES) if name in ("fedavg", "cfl") else ("none", "permutation", "rotation")) for name in RUNS),
+    *((name, tuple(MODES)) for name in ("fedavg", "cfl")),
+    *(
+        pytest.param(name, ("none", "permutation", "rotation"), marks=pytest.mark.long if name in REPEATED else ())
+        for name in RUNS
+        if name not in ("fedavg", "cfl")
+    ),
     *(
         pytest.param(name, ("none", "signed-permutation"), marks=pytest.mark.long)
         for name in RUNS

@@ -90,7 +90,15 @@ def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, sett
         assert LATE in placed
 
 
-@pytest.mark.parametrize("revive", [True, False])
+def each_in_one(name, of_fedgroup, of_cfl):
+    """Parametrise ``fleet`` and another value: each algorithm has one of the two values, and in `make long` both."""
+    chosen = [("fedgroup", of_fedgroup), ("cfl", of_cfl)]
+    others = [("fedgroup", of_cfl), ("cfl", of_fedgroup)]
+    cases = [*chosen, *(pytest.param(*other, marks=pytest.mark.long) for other in others)]
+    return pytest.mark.parametrize(("fleet", name), cases, indirect=["fleet"])
+
+
+@each_in_one("revive", True, False)
 def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(fleet, revive):
     fleet.run_until(lambda: lending(fleet), 60)
     killed = lending(fleet)[0]
@@ -104,7 +112,7 @@ def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(f
     assert [device for device, _ in finish(fleet)] == [LATE]
 
 
-@pytest.mark.parametrize("when", [lending, placing])
+@each_in_one("when", lending, placing)
 def test_an_aggregator_that_is_killed_opens_the_same_round_again(fleet, when):
     fleet.run_until(lambda: when(fleet), 60)
     before = open_plan(fleet)
@@ -115,7 +123,7 @@ def test_an_aggregator_that_is_killed_opens_the_same_round_again(fleet, when):
     assert finish(fleet) == [(LATE, "direction")]
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@each_in_one("times", 2, 1)
 def test_a_newcomer_that_is_killed_while_it_is_placed_finds_its_group(fleet, times):
     for _ in range(times):
         fleet.run_until(lambda: placing(fleet), 60)

@@ -276,7 +276,7 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
     ("private", "algorithm", "shared"),
     [
         ("readout", "fedavg", ()),
-        ("hidden", "fedavg", ()),
+        pytest.param("hidden", "fedavg", (), marks=pytest.mark.long),
         ("readout", "ifca", ()),
         ("readout.bias", "ifca", ("hidden",)),
     ],

@@ -165,10 +165,10 @@ def test_a_device_that_missed_the_first_round_of_one_shot_joins_later(tmp_path):
         assert same_partition(records[-1]["clusters"], truth_of(6, 2))
 
 
-# Those with the phases of FedGroup are killed in one of them; `make long` kills them in all.
-LIKE_FEDGROUP = {"madc": 1, "fedgrouprox": 2}
+# FedGroup is killed in each of its phases, the others in some; `make long` kills all in all.
+KILLED = {"fedgroup": (1, 2, 3), "madc": (1,), "fedgrouprox": (2,), "one-shot": (1, 2), "fesem": (1, 3)}
 CRASHES = [
-    (name, round_) if LIKE_FEDGROUP.get(name, round_) == round_ else pytest.param(name, round_, marks=pytest.mark.long)
+    (name, round_) if round_ in KILLED[name] else pytest.param(name, round_, marks=pytest.mark.long)
     for name in CLUSTERING
     for round_ in (1, 2, 3)
 ]

@@ -30,6 +30,8 @@ STRATEGIES = {
     "fedgroup that finds the groups": {"algorithm": "fedgroup", "rounds": 7},
     "fedgrouprox": {"algorithm": "fedgrouprox", "settings": {"groups": "2"}, "local": PROXIMAL},
 }
+REPEATED = ("fedavg under a permutation", "fedprox", "local", "fedgrouprox")
+"""Rounds like those of another one: `make long` has them too."""
 SPLITTING = ("cfl, alg. 5", "fedgroup by edc", "fedgroup by madc", "one-shot")
 
 
@@ -43,7 +45,9 @@ def outcome(root, shards, bundle=None, **options):
 
 
 @pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in REPEATED else ()) for name in STRATEGIES]
+)
 def test_every_strategy_ends_alike(tmp_path, name, shards):
     options = STRATEGIES[name]
     models, records = outcome(tmp_path / "one", 1, **options)

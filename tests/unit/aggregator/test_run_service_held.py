@@ -328,7 +328,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", ["ifca sharing", "fedgroup adding", "cfl validating"])
+RESTARTED = ("ifca sharing", "fedgroup adding", "cfl validating")
+
+
+@pytest.mark.parametrize("name", RESTARTED)
 def test_restarts_change_nothing_in_the_records(tmp_path, name):
     algorithm, settings, changes = RUNS[name]
     found = []
@@ -344,7 +347,9 @@ def test_restarts_change_nothing_in_the_records(tmp_path, name):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in RESTARTED else ()) for name in RUNS]
+)
 def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(tmp_path, name):
     """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
     algorithm, settings, changes = RUNS[name]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 DEVICES = 12
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "cfl"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", pytest.param("ifca", marks=pytest.mark.long)])
 def test_its_rounds_are_rounds(tmp_path, algorithm):
     crowd = Crowd(tmp_path, DEVICES, algorithm)
     crowd.take(crowd.presences())

@@ -10,7 +10,7 @@ from shoal.bench.load.engine import FLEETS, measure_engine
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "cfl"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", pytest.param("ifca", marks=pytest.mark.long)])
 def test_its_figures(monkeypatch, algorithm):
     monkeypatch.setattr(engine_load, "FLEETS", (3, 6))
     data = measure_engine(algorithm)
