@@ -1,7 +1,8 @@
 """Re-execution of a device's program without its command-line parser, to save memory in a process that runs for months.
 
 `become` replaces this process by one with the imports that serving needs, about 20 MB less. The configuration is passed in
-an unnamed file in memory, since an address may hold a password and other users can read command lines.
+an unnamed file in memory, since an address may hold a password and other users can read command lines. `prepare` gives the same
+settings to a process that has not loaded the parser, and so can serve as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, NoReturn
 
 from edge_client.config import EdgeConfig
 from shoal.errors import UsageError
+from shoal.util.process import one_malloc_arena
 
 MALLOC: Final = {"MALLOC_ARENA_MAX": "1"}
 """One malloc arena for all threads: they take turns anyway, and each further arena holds free pages of its own."""
@@ -34,8 +36,7 @@ def become(config: EdgeConfig, *, as_json: bool = False) -> NoReturn:
     handle = os.memfd_create("shoal-edge-config", 0)
     os.write(handle, json.dumps(document).encode())
     os.lseek(handle, 0, os.SEEK_SET)
-    threads = str(config.threads)
-    environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    environment = {**os.environ, **MALLOC, **_threads(config)}
     arguments = [
         sys.executable,
         "-m",
@@ -63,6 +64,25 @@ def inherited_config(arguments: list[str]) -> EdgeConfig:
         raise UsageError(
             "this program is not started by hand", hint="shoal-edge run DIRECTORY --data SOURCE"
         ) from error
-    # Tools like top and ps would otherwise show the interpreter's name.
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+    _set_name()
     return config
+
+
+def prepare(config: EdgeConfig) -> None:
+    """Give this process the environment, malloc setting and name of one that `become` has started.
+
+    It has to come before numpy is loaded, whose BLAS reads its number of threads then, and before the first thread.
+    """
+    os.environ.update({**MALLOC, **_threads(config)})
+    one_malloc_arena()
+    _set_name()
+
+
+def _threads(config: EdgeConfig) -> dict[str, str]:
+    """Return the variables from which numeric libraries take their number of threads."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
+
+
+def _set_name() -> None:
+    """Set this process's name: tools like top and ps would otherwise show the interpreter's."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)

@@ -1,13 +1,16 @@
-"""Entry point of the process that serves a device; `shoal-edge run` replaces itself by it to save memory."""
+"""Serve a device, in the process that `shoal-edge run` replaces itself by to save memory, or in that of `edge_client.program`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edge_client.reexec import AS_JSON, inherited_config
 from shoal.util.console import run_program, say_json, setup_logging
 from shoal.util.process import leave_out, no_collection, put_off, trace_crashes
+
+if TYPE_CHECKING:
+    from edge_client.config import EdgeConfig
 
 UNUSED: Final = "urllib.request"
 """Imported by paho for web socket proxies. With http and email it would take 3 MB of the 80 MB that a device may use."""
@@ -19,22 +22,29 @@ def main() -> None:
     """Serve with the configuration that `become` has passed to this process."""
 
     def program(**_: object) -> None:
-        config = inherited_config(sys.argv)
-        setup_logging(config.log)
-        trace_crashes()
-        leave_out(PROXIES)
-        put_off(UNUSED)  # before the import below, which loads paho
-        with no_collection():
-            from edge_client.daemon import serve
-
-        serve(config)
-        if AS_JSON in sys.argv:
-            from edge_client.storage.state import DeviceState
-
-            figures = DeviceState(config.dir).load_status() or {}
-            say_json({name: figures.get(name) for name in ("device", "fleet", "ended")})
+        serve_and_report(inherited_config(sys.argv), as_json=AS_JSON in sys.argv)
 
     run_program(program, prog="shoal-edge", secret=True)
+
+
+def serve_and_report(config: EdgeConfig, *, as_json: bool) -> None:
+    """Serve with ``config`` until stopped; with ``as_json`` print the runs that have ended, as one JSON object.
+
+    The environment has to be `become`'s or `prepare`'s, and numpy not loaded yet.
+    """
+    setup_logging(config.log)
+    trace_crashes()
+    leave_out(PROXIES)
+    put_off(UNUSED)  # before the import below, which loads paho
+    with no_collection():
+        from edge_client.daemon import serve
+
+    serve(config)
+    if as_json:
+        from edge_client.storage.state import DeviceState
+
+        figures = DeviceState(config.dir).load_status() or {}
+        say_json({name: figures.get(name) for name in ("device", "fleet", "ended")})
 
 
 if __name__ == "__main__":

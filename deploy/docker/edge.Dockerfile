@@ -29,6 +29,6 @@ VOLUME ["/state", "/data"]
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
 # Any status but 0 is unhealthy: 11 if the program does not run, is not connected, or has shown no sign of life.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "from edge_client.cli import main; main()", "status", "/state", "--check"]
-ENTRYPOINT ["python", "-c", "from edge_client.cli import main; main()"]
+    CMD ["python", "-c", "from edge_client.program import main; main()", "status", "/state", "--check"]
+ENTRYPOINT ["python", "-c", "from edge_client.program import main; main()"]
 CMD ["run", "/state", "--data", "/data"]

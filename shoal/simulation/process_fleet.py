@@ -195,7 +195,8 @@ class Stage:
 
     def _software(self, _name: str, package: str) -> tuple[str, Path | None, dict[str, str]]:
         """Return the Python code that starts a program, the folder to start it in, and environment variables."""
-        return f"from {package}.cli import main; main()", None, {}
+        module = "program" if package == "edge_client" else "cli"
+        return f"from {package}.{module} import main; main()", None, {}
 
     def records(self, run: int) -> list[dict[str, Any]]:
         """Return the closed rounds of a run."""

@@ -23,6 +23,7 @@ HEAP_KEPT_BYTES: Final = 64 << 20
 """Free bytes at the heap's end that are not returned to the system, since the next round needs them again."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 
 
 class _Deferred(ModuleType):
@@ -102,3 +103,13 @@ def keep_heap() -> bool:
     settings = ((_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
     taken = [bool(mallopt(*setting)) for setting in settings]
     return all(taken)
+
+
+def one_malloc_arena() -> bool:
+    """Let all threads that start from now on share the first one's malloc arena, as MALLOC_ARENA_MAX=1 does from a start.
+
+    Returns:
+        False if the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))

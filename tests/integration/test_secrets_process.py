@@ -298,7 +298,7 @@ def test_no_output_and_no_command_line_shows_a_secret(after, forbidden):
     assert found_in_files(logs, text) == set()
     assert not [p for p in logs if b"Traceback" in p.read_bytes()]
     seen = {name: command_line(pid) for name, pid in after.pids().items()}
-    assert b"edge_client.serving" in seen["dev-1"]
+    assert b"edge_client.program" in seen["dev-1"]
     assert not [(who, name) for who, line in seen.items() for name, raw in text.items() if raw in line]
 
 

@@ -88,7 +88,7 @@ def inside(tool, *arguments):
         done = run(tool, "run", "--rm", IMAGE, *arguments)
         return done.returncode, done.stdout + done.stderr
     container = run("buildah", "from", IMAGE).stdout.strip()
-    program = ("python", "-c", "from edge_client.cli import main; main()")
+    program = ("python", "-c", "from edge_client.program import main; main()")
     done = run("buildah", "run", container, "--", *program, *arguments)
     run("buildah", "rm", container)
     return done.returncode, done.stdout + done.stderr

@@ -215,7 +215,7 @@ def test_programs_are_started_with_one_thread_their_own_directory_and_no_input(s
     assert device[3:] == ["run", str(staged.device_dir("dev-01")), "--data", data, "--seed", "3"]
     assert [c[0] for c in (aggregator, device)] == [sys.executable] * 2
     assert "aggregator.cli" in aggregator[2]
-    assert "edge_client.cli" in device[2]
+    assert "edge_client.program" in device[2]
     assert options["env"].items() >= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1"}.items()
     assert (options["stdin"], options["stderr"]) == (subprocess.DEVNULL, subprocess.STDOUT)
     assert (staged.root / "logs" / "dev-01.log").exists()

@@ -149,3 +149,27 @@ def test_no_garbage_is_collected_in_the_body_and_it_is_again_after_an_error():
         fail()
     assert during == [False]
     assert gc.isenabled()
+
+
+def test_one_malloc_arena_for_all_threads():
+    """Threads that allocate have no arena of their own: malloc_info lists one heap."""
+    script = """
+import ctypes, threading
+from shoal.util.process import one_malloc_arena
+assert one_malloc_arena()
+wait = threading.Barrier(4)
+def work():
+    blocks = [ctypes.create_string_buffer(100_000) for _ in range(20)]
+    wait.wait()
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+wait.wait()
+for thread in threads: thread.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.count("<heap nr=") == 1

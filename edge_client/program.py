@@ -1,0 +1,112 @@
+"""`shoal-edge`, the program: serves at once when `run` has plain options, and leaves every other command line to typer.
+
+A service's command line is nearly always plain. typer and pydantic take .2 s of a small device's start to read it, and to be rid
+of their memory the process has to start a second time (`edge_client.reexec`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from edge_client.config import EdgeConfig
+
+RUN: Final = "run"
+AS_JSON: Final = "--json"
+DEBUG: Final = "--debug"
+"""Read by `shoal.util.console.run_program`, wherever it stands."""
+UNFIT: Final = frozenset({"dir", "broker"})
+"""Settings that are no plain options: DIRECTORY stands alone, and an address, which may hold a password, must not stay in the
+command line of a process; `become` removes it."""
+SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
+    "--once": ("once", True),
+    "--forever": ("once", False),
+    "--watch": ("watch", True),
+    "--read-once": ("watch", False),
+    "--vitals": ("vitals", True),
+    "--no-vitals": ("vitals", False),
+}
+CONFIG: Final = "config"
+"""The option that names a TOML file; no setting of its own."""
+
+
+def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """Return the settings that the arguments of `shoal-edge run` name, as typer reads them; None if they aren't plain.
+
+    Plain are DIRECTORY, ``--name VALUE`` for texts and paths, and SWITCHES. All else is for typer: numbers, ``--name=VALUE``, the
+    help, mistakes.
+
+    Args:
+        arguments: of the program, without its name.
+    """
+    if not arguments or arguments[0] != RUN:
+        return None
+    kinds, found = _options(), dict[str, Any]()
+    words = iter(arguments[1:])
+    for word in words:
+        if word in (AS_JSON, DEBUG):
+            continue
+        if word in SWITCHES:
+            switch, on = SWITCHES[word]
+            found[switch] = on
+        elif not word.startswith("-"):
+            if not word or "dir" in found:
+                return None
+            found["dir"] = Path(word)
+        else:
+            text = next(words, "")
+            if word not in kinds or not text or text.startswith("-"):
+                return None
+            name, kind = kinds[word]
+            found[name] = kind(text)
+    return found
+
+
+def _options() -> dict[str, tuple[str, type[str] | type[Path]]]:
+    """Return the plain options that have a value: name of the setting and its type, by option."""
+    found: dict[str, tuple[str, type[str] | type[Path]]] = {f"--{CONFIG}": (CONFIG, Path)}
+    hints = typing.get_type_hints(EdgeConfig)
+    for field in dataclasses.fields(EdgeConfig):
+        kinds = set(typing.get_args(hints[field.name]) or (hints[field.name],)) - {type(None)}
+        for kind in (str, Path):
+            if kinds == {kind} and field.name not in UNFIT:
+                found[f"--{field.name.replace('_', '-')}"] = field.name, kind
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``app``, the typer application of all commands, which is loaded when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edge_client.cli import app
+
+    return app
+
+
+def main() -> None:
+    """Run the program."""
+    flags = plain_run(sys.argv[1:])
+    if flags is None:
+        from edge_client.cli import main as command_line
+
+        command_line()
+        return
+    from edge_client.reexec import prepare
+    from edge_client.serving import serve_and_report
+    from shoal.util.config import load
+    from shoal.util.console import run_program
+
+    def program(**_: object) -> None:
+        config = load(EdgeConfig, section="edge", file=flags.pop(CONFIG, None), flags=flags).values
+        prepare(config)
+        serve_and_report(config, as_json=AS_JSON in sys.argv)
+
+    run_program(program, prog="shoal-edge", secret=True)
+
+
+if __name__ == "__main__":
+    main()
