@@ -69,8 +69,10 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
         records = fleet.run(100)
         assert [r["contributed"] for r in records] == [6] * len(norms)
         assert records[-1]["clusters"] == clusters
-        # A permutation of the fleet's own decides which coordinates a worker adds up, so the last digit may differ.
-        assert [r["norms"] for r in records] == [pytest.approx(every, rel=1e-6) for every in norms]
+        if SHARDS > 1:
+            # A permutation of the fleet's own decides which coordinates a worker adds up, so the last digit may differ.
+            norms = [pytest.approx(every, rel=1e-6) for every in norms]
+        assert [r["norms"] for r in records] == norms
         assert thetas(fleet) == models
 
 
