@@ -1,6 +1,6 @@
 """`shoal-edge`, the program: serves at once when `run` has plain options, and leaves every other command line to typer.
 
-A service's command line is nearly always plain. typer and pydantic take .2 s of a small device's start to read it, and to be rid
+A service's command line is nearly always plain. typer and pydantic take .2 s of a start to read it, and to be rid
 of their memory the process has to start a second time (`edge_client.reexec`).
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.config import EdgeConfig
+from edge_client.reexec import AS_JSON
 
 RUN: Final = "run"
-AS_JSON: Final = "--json"
 DEBUG: Final = "--debug"
 """Read by `shoal.util.console.run_program`, wherever it stands."""
 UNFIT: Final = frozenset({"dir", "broker"})

@@ -130,12 +130,15 @@ class PartStore:
         self._batch = {}
         return done
 
-    def stored(self, round_: int, device: str | None = None) -> list[StoredPart]:
-        """Return the durable parts of a round, of all devices or of one."""
-        found = self._db.execute(
-            "SELECT device, phase, digest, squared FROM parts WHERE round = ? AND (device = ? OR ?) ORDER BY device",
-            (round_, device or "", device is None),
-        )
+    def stored(self, round_: int, device: str | None = None, digest: bytes | None = None) -> list[StoredPart]:
+        """Return the durable parts of a round, of all devices or of one, with any digest or with one."""
+        query = "SELECT device, phase, digest, squared FROM parts WHERE round = ?"
+        values: list[int | str | bytes] = [round_]
+        if device is not None:
+            query, values = f"{query} AND device = ?", [*values, device]
+        if digest is not None:
+            query, values = f"{query} AND digest = ?", [*values, digest]
+        found = self._db.execute(f"{query} ORDER BY device", values)
         return [StoredPart(name, Phase(phase), bytes(digest), squared) for name, phase, digest, squared in found]
 
     def lacking(self, round_: int, devices: Sequence[str], digests: Sequence[bytes]) -> tuple[str, ...]:

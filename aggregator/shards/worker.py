@@ -247,7 +247,7 @@ class WorkerService:
             raise UntrustedError(f"a part of {device} for round {header.round}, which is not open for it")
         if len(body) != part_bytes(self.run, self.number):
             raise WireError(f"a part of {len(body)} bytes")
-        known = [p for p in self._store.stored(header.round, device) if p.digest == digest]
+        known = self._store.stored(header.round, device, digest)
         if known:
             self._report(header.round, known)
             return
@@ -272,7 +272,7 @@ class WorkerService:
         order = self._order
         if order is None or reminder.round != order.round or order.finished:
             return
-        known = [p for p in self._store.stored(reminder.round, device) if p.digest == reminder.digest]
+        known = self._store.stored(reminder.round, device, reminder.digest)
         if known:
             self._report(reminder.round, known)
             return

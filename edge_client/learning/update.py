@@ -205,7 +205,7 @@ def _train(
 
 def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
     seed = upload_seed(shop.plan.run_id, round_, phase, shop.identity.name)
-    cuts = borders(len(update), len(shop.plan.workers)) if shop.plan.workers else ()
+    cuts = borders(len(update), len(shop.plan.workers))
     return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed, cuts)
 
 

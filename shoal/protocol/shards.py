@@ -40,12 +40,14 @@ PART_LABEL: Final = "p-"
 
 
 def borders(length: int, workers: int) -> tuple[tuple[int, int], ...]:
-    """Return the first coordinate of each worker's part, and the one after its last.
+    """Return the first coordinate of each worker's part, and the one after its last; nothing without workers.
 
     Args:
         length: coordinates d.
         workers: S; each part has at least one block of `limits.PART_BLOCK` coordinates if d is at least S blocks.
     """
+    if not workers:
+        return ()
     blocks = -(-length // limits.PART_BLOCK)
     cuts = [limits.PART_BLOCK * (worker * blocks // workers) for worker in range(workers)]
     return tuple(zip(cuts, (*cuts[1:], length), strict=True))

@@ -93,6 +93,10 @@ class Program:
         return self.process.wait()
 
 
+PROGRAMS: Final = {"aggregator": "aggregator.cli", "edge_client": "edge_client.program"}
+"""Module with the program of each package."""
+
+
 class Stage:
     """A fleet's directories and programs under one root.
 
@@ -195,8 +199,7 @@ class Stage:
 
     def _software(self, _name: str, package: str) -> tuple[str, Path | None, dict[str, str]]:
         """Return the Python code that starts a program, the folder to start it in, and environment variables."""
-        module = "program" if package == "edge_client" else "cli"
-        return f"from {package}.{module} import main; main()", None, {}
+        return f"from {PROGRAMS[package]} import main; main()", None, {}
 
     def records(self, run: int) -> list[dict[str, Any]]:
         """Return the closed rounds of a run."""

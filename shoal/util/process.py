@@ -97,12 +97,9 @@ def keep_heap() -> bool:
         False if the C library is not glibc, or the environment sets MALLOC_... variables. The program then works with
         malloc's defaults and takes more CPU time.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+    if any(name.startswith("MALLOC_") for name in os.environ):
         return False
-    settings = ((_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
-    taken = [bool(mallopt(*setting)) for setting in settings]
-    return all(taken)
+    return _set_malloc((_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
 
 
 def one_malloc_arena() -> bool:
@@ -111,5 +108,13 @@ def one_malloc_arena() -> bool:
     Returns:
         False if the C library is not glibc.
     """
+    return _set_malloc((_M_ARENA_MAX, 1))
+
+
+def _set_malloc(*settings: tuple[int, int]) -> bool:
+    """Give glibc's malloc each setting (parameter, value); return whether it took all, False with another C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))
+    if mallopt is None:
+        return False
+    taken = [bool(mallopt(*setting)) for setting in settings]
+    return all(taken)

@@ -54,10 +54,10 @@ class MixedStage(Stage):
 
     def _software(self, name, package):
         wanted = self.software.get(name, TODAY)
-        start = f"from {package}.cli import main; main()"
         if wanted == RELEASED:
             # The folder in which `python -c` starts comes first on its path, and before an editable installation.
-            return start, self.released, {"PYTHONPATH": str(self.released)}
+            return f"from {package}.cli import main; main()", self.released, {"PYTHONPATH": str(self.released)}
+        start, _, _ = super()._software(name, package)
         if wanted == TODAY:
             return start, ROOT, {"PYTHONPATH": str(ROOT)}
         later = {"PYTHONPATH": f"{COMPAT / 'later'}:{ROOT}", "SHOAL_TEST_LATER": json.dumps(wanted)}

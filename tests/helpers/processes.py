@@ -58,12 +58,12 @@ def command_line(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def found_in_memory(pid, needles):
-    """Return the names of those ``needles`` (name -> bytes) that a process's readable memory contains."""
+def found_in_memory(pid, needles, *, files=False):
+    """Return the names of those ``needles`` (name -> bytes) that a process's readable memory contains; see `regions`."""
     found = set()
     longest, search = max(map(len, needles.values())), Search(needles)
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for low, high in regions(pid):
+        for low, high in regions(pid, files=files):
             memory.seek(low)
             tail = b""
             while low < high:
@@ -118,11 +118,14 @@ class Search:
         return found
 
 
-def regions(pid):
-    """Yield (start, end) of every readable mapping of a process but those of files that it can't write to."""
+def regions(pid, *, files=False):
+    """Yield (start, end) of every readable mapping of a process; of files that it can't write to only with ``files``.
+
+    Code is never among those.
+    """
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         span, access, _, _, inode, *_ = line.split()
-        own = access[1] == "w" or inode == "0"
+        own = access[1] == "w" or inode == "0" or (files and access[2] != "x")
         if access[0] == "r" and own and not line.endswith(("[vvar]", "[vsyscall]")):
             low, high = span.split("-")
             yield int(low, 16), int(high, 16)

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from shoal.simulation.process_fleet import ONE_THREAD, Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, grouped_data, same_partition, truth_of
+from tests.helpers.processes import found_in_memory
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ROOT
 
@@ -59,6 +59,19 @@ def broker_of(tmp_path, port=0):
     return start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker", port)
 
 
+@contextlib.contextmanager
+def serving_stage(tmp_path):
+    """A stage with a coordinator and two workers that serve, each a program of its own."""
+    with (
+        broker_of(tmp_path) as broker,
+        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+    ):
+        stage.start_aggregator("--interface", "lo")
+        for name in stage.workers:
+            stage.start_worker(name)
+        yield stage
+
+
 def wait_for(stage, run, reached, timeout_s=WAIT_S):
     end = time.monotonic() + timeout_s
     while not reached(stage.records(run)):
@@ -68,13 +81,7 @@ def wait_for(stage, run, reached, timeout_s=WAIT_S):
 
 @pytest.mark.long
 def test_workers_of_a_service_manager_serve_a_run(tmp_path):
-    with (
-        broker_of(tmp_path) as broker,
-        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
-    ):
-        stage.start_aggregator("--interface", "lo")
-        for name in stage.workers:
-            stage.start_worker(name)
+    with serving_stage(tmp_path) as stage:
         plan = begin(stage, tmp_path)
         records = stage.wait(plan.run, WAIT_S)
     assert [r["round"] for r in records] == list(range(1, 7))
@@ -102,22 +109,6 @@ def test_torchrun_starts_coordinator_and_workers(tmp_path):
         assert len(stage.records(plan.run)) == 4
 
 
-def memory_of(pid):
-    """Yield the bytes of every readable mapping of a process but its libraries' code; it is stopped meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-            for line in maps:
-                span, rights, *_, name = f"{line.rstrip()} -".split(maxsplit=5)
-                if not rights.startswith("r") or "x" in rights or name.startswith("[v"):
-                    continue
-                start, stop = (int(bound, 16) for bound in span.split("-"))
-                memory.seek(start)
-                yield memory.read(stop - start)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def parts_in(directory, length):
     """Return device -> bytes of the parts, of ``length`` coordinates, that a worker has of its newest round."""
     with contextlib.closing(sqlite3.connect(directory / DATABASE)) as store:
@@ -129,13 +120,7 @@ def parts_in(directory, length):
 
 def test_no_process_holds_a_foreign_part_in_memory(tmp_path):
     """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
-    with (
-        broker_of(tmp_path) as broker,
-        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
-    ):
-        stage.start_aggregator("--interface", "lo")
-        for name in stage.workers:
-            stage.start_worker(name)
+    with serving_stage(tmp_path) as stage:
         plan = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
         wait_for(stage, plan.run, lambda records: len(records) >= 3)
         *others, last = stage.devices
@@ -158,18 +143,23 @@ def test_no_process_holds_a_foreign_part_in_memory(tmp_path):
                 for name, found in parts().items()
             }
             assert len({piece for own in needles.values() for piece in own}) == 2 * len(stage.workers) * len(others)
-            held, knows_run = {}, {}
-            for program in ("aggregator", *stage.workers):
-                mapped = list(memory_of(stage.programs[program].pid))
-                knows_run[program] = any(plan.run_id in block for block in mapped)
-                held[program] = {
-                    name for name, own in needles.items() for piece in own if any(piece in block for block in mapped)
+            foreign = {
+                program: {
+                    f"{worker} {place}": piece
+                    for worker, own in needles.items()
+                    for place, piece in enumerate(own)
+                    if worker != program
                 }
+                for program in ("aggregator", *stage.workers)
+            }
+            found = {
+                program: found_in_memory(stage.programs[program].pid, {**pieces, "run": plan.run_id}, files=True)
+                for program, pieces in foreign.items()
+            }
         finally:
             os.kill(stopped, signal.SIGCONT)
-    assert all(knows_run.values()), "the search finds what every process has: the run's id"
-    # A worker's own part may have been overwritten since it was stored.
-    assert all(found <= {program} for program, found in held.items()), held
+    # Every process has the run's id, so the search finds something.
+    assert found == {program: {"run"} for program in foreign}
 
 
 def chaos(tmp_path, kills, rounds, seed=0):

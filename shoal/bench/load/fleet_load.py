@@ -212,7 +212,7 @@ class LoadFleet:
 
         def limited() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            self._bind(0)
+            self._before_program(0)
 
         start = "from aggregator.cli import main; main()"
         sums = ["--interface", LOOPBACK] if self.worker_names else []
@@ -224,13 +224,13 @@ class LoadFleet:
                     name,
                     start,
                     ["shard", "serve", str(self.root / name), "--interface", LOOPBACK],
-                    functools.partial(self._bind, number),
+                    functools.partial(self._before_program, number),
                 )
                 for number, name in enumerate(self.worker_names, 1)
             ]
 
-    def _bind(self, number: int) -> None:
-        """Bind this process, the aggregator's ``number``-th, to its core if that was asked for; runs between fork and exec."""
+    def _before_program(self, number: int) -> None:
+        """Prepare the aggregator's ``number``-th process between fork and exec: its end with its parent's, and its core."""
         _end_with_parent()
         if self.core_each:
             cores = sorted(os.sched_getaffinity(0))

@@ -39,6 +39,7 @@ from shoal.bench.load.driver import (
 )
 from shoal.bench.load.statements import signed_statement
 from shoal.errors import IntegrityError
+from shoal.membership.roster import aggregator_of
 from shoal.owner.runs.masks import round_mask
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
@@ -155,9 +156,8 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     backend = select("cpu", work_flops=2.0 * fleet.devices**2 * plan.length)
     engine = Engine(plan, make_strategy(plan, backend), seed)
     roster = fleet.fleet.roster
-    assert roster.aggregator is not None
-    recipient = roster.aggregator
-    cuts = borders(plan.length, len(plan.workers)) if plan.workers else ()
+    recipient = aggregator_of(roster)
+    cuts = borders(plan.length, len(plan.workers))
     state, actions = engine.begin(roster.active(), roster.keys_since, roster)
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
@@ -192,8 +192,7 @@ def _upload(
     fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, key_id: bytes, length: int
 ) -> Upload:
     """Return the header of the upload with which the device at ``place`` answers its assignment."""
-    plan, server, models = fleet.plan, fleet.fleet.roster.aggregator, opened.held
-    assert server is not None
+    plan, models = fleet.plan, opened.held
     states = models.states.names.values()
     choice = place % GROUPS % len(assignment.candidates)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
@@ -205,7 +204,7 @@ def _upload(
         phase=assignment.phase,
         nonce=opened.nonce,
         device=fleet.names[place],
-        recipient=server.seal_key,
+        recipient=aggregator_of(fleet.fleet.roster).seal_key,
         task_digest=plan.task_digest,
         mode=plan.mode,
         key_id=key_id,

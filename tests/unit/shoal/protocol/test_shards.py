@@ -85,6 +85,10 @@ def job(*nodes, vectors=(0,), **changes):
 UPDATE = VectorNode(NodeKind.UPDATE, (0,))
 
 
+def test_without_workers_there_are_no_parts():
+    assert borders(100, 0) == ()
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
