@@ -1,4 +1,4 @@
-"""A minimal parser of ONNX's protobuf encoding: check a graph before an executor sees it, and bind one input.
+"""A minimal parser of ONNX's protobuf encoding: check a graph before an executor sees it, and edit one.
 
 Field numbers are those of onnx.proto (ONNX IR specification); the encoding is protobuf's: a varint key
 ``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. A field that is not named
@@ -8,9 +8,9 @@ below is refused, so that ONNX Runtime acts only on fields that were checked.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from shoal.errors import TaskError
 
@@ -34,7 +34,7 @@ _MODEL_GRAPH, _MODEL_OPSET = 7, 8
 _MODEL_FUNCTIONS: Final = 25
 # GraphProto
 _GRAPH_ALLOWED: Final = frozenset({1, 2, 5, 10, 11, 12, 13})
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT = 1, 5, 11
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
 # NodeProto: input, output, name, op_type, attribute, doc_string, domain
 _NODE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7})
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 3, 4, 5, 7
@@ -47,6 +47,12 @@ _TENSOR_ALLOWED: Final = frozenset({1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14})
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
 _MESSAGE_NAME: Final = 1
 """``name`` is field 1 of ValueInfoProto; ``domain`` is field 1 of OperatorSetIdProto."""
+
+# ValueInfoProto, TypeProto, TypeProto.Tensor, TensorShapeProto and its Dimension
+_VALUE_TYPE, _TYPE_TENSOR, _TENSOR_KIND, _TENSOR_SHAPE, _SHAPE_DIMENSION, _DIMENSION_VALUE = 2, 1, 1, 2, 1, 1
+
+NamedShape: TypeAlias = tuple[str, tuple[int, ...] | None]
+"""Name and shape of an input or output; None for a shape that follows from the nodes."""
 
 _STANDARD_DOMAINS: Final = frozenset({b"", b"ai.onnx"})
 
@@ -292,6 +298,34 @@ def standardise_input(
     return head + encode_bytes(_MODEL_GRAPH, whole)
 
 
+def replace_in_graph(
+    model: bytes,
+    kept: Sequence[bool],
+    *,
+    inputs: Mapping[str, Sequence[NamedShape]],
+    outputs: Mapping[str, Sequence[NamedShape]],
+) -> bytes:
+    """Return ``model`` without some nodes, and with other float32 inputs and outputs in the place of some.
+
+    Args:
+        model: ModelProto bytes that :func:`check_graph` accepts.
+        kept: for each node, in order, whether it stays.
+        inputs: name of an input -> those that take its place.
+        outputs: name of an output -> those that take its place.
+    """
+    reader = Reader()
+    (head, graph), body, stays = _parts(reader, model), bytearray(), iter(kept)
+    replaced = {_GRAPH_INPUT: inputs, _GRAPH_OUTPUT: outputs}
+    for field in reader.fields(graph):
+        names = replaced.get(field.number, {})
+        name = _name_of(reader, field.body).decode() if names else ""
+        if name in names:
+            body += b"".join(_float_value(field.number, *each) for each in names[name])
+        elif field.number != _GRAPH_NODE or next(stays):
+            body += field.raw
+    return head + encode_bytes(_MODEL_GRAPH, bytes(body))
+
+
 def _parts(reader: Reader, model: bytes) -> tuple[bytes, memoryview]:
     """Return all fields of a model but its graph, and the graph."""
     head, graph = bytearray(), memoryview(b"")
@@ -326,6 +360,16 @@ def _floats(name: str, values: Sequence[float], shape: tuple[int, ...]) -> bytes
     return encode_bytes(
         _GRAPH_INITIALIZER, dims + kind + encode_bytes(_TENSOR_NAME, name.encode()) + encode_bytes(_TENSOR_RAW, raw)
     )
+
+
+def _float_value(number: int, name: str, shape: tuple[int, ...] | None) -> bytes:
+    """Return an input or output, as field ``number`` of its graph: a ValueInfoProto of a float32 tensor."""
+    tensor = encode_varint(_TENSOR_KIND << 3 | VARINT) + encode_varint(TENSOR_FLOAT)
+    if shape is not None:
+        sizes = (encode_varint(_DIMENSION_VALUE << 3 | VARINT) + encode_varint(size) for size in shape)
+        tensor += encode_bytes(_TENSOR_SHAPE, b"".join(encode_bytes(_SHAPE_DIMENSION, size) for size in sizes))
+    kind = encode_bytes(_TYPE_TENSOR, tensor)
+    return encode_bytes(number, encode_bytes(_MESSAGE_NAME, name.encode()) + encode_bytes(_VALUE_TYPE, kind))
 
 
 def _allow(field: Field, allowed: frozenset[int], what: str, where: str) -> None:

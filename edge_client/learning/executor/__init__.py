@@ -1,7 +1,7 @@
 """Executors of a task's ONNX graphs: ONNX Runtime, and numpy for devices without it.
 
 - `base`: the interface, `Executor`.
-- `onnx_runtime`: any task that a device may load.
+- `onnx_runtime`: any task that a device may load. `parts` lets it read a model and write its gradient in place.
 - `numpy_graph`: walks the checked graph with numpy. It has the operators of models without convolutions and refuses a graph
   with any other when it is loaded, so before training. `operators` lists them; `arithmetic` and `movement` compute them, and
   `bounds` limits the memory that they take.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from edge_client.learning.executor.base import Graph
+from edge_client.learning.executor.parts import THETA, CutGraph, cut
 from shoal.errors import TaskError
 from shoal.task.onnx_contents import TensorType
 from shoal.util.telemetry import import_onnxruntime
@@ -16,7 +18,7 @@ from shoal.util.telemetry import import_onnxruntime
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-GRADIENT: Final = "grad"
+GRADIENT_GRAPH: Final = "grad"
 """Name of the graph that local training runs at every step."""
 _SEVERITY_ERROR: Final = 3
 _ERRORS: Final = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
@@ -38,16 +40,38 @@ class OrtExecutor:
         state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
         # With bound outputs all errors are RuntimeErrors.
         self._errors: tuple[type[Exception], ...] = (RuntimeError, *(getattr(state, name) for name in _ERRORS))
+        options = _options(ort, graph.threads)
+
+        def load(model: bytes) -> Any:
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+        self.inputs: Sequence[TensorType]
+        self.outputs: Sequence[str]
+        self._bound = self._cut_and_bound(graph, load) if graph.name == GRADIENT_GRAPH else None
+        if self._bound is None:
+            try:
+                self._session = load(graph.model)
+            except self._errors as error:
+                raise self._refused(error) from None
+            self.inputs, outputs = _types(self._session)
+            self.outputs = tuple(each.name for each in outputs)
+            if graph.name == GRADIENT_GRAPH:
+                self._bound = _Bound(self._session, outputs)
+
+    def _cut_and_bound(self, graph: Graph, load: Callable[[bytes], Any]) -> _Bound | None:
+        """Return the graph that takes and returns whole vectors in parts (see `parts`); None if it can't be."""
+        found = cut(graph.model, graph.file)
+        if found is None:
+            return None
         try:
-            self._session = ort.InferenceSession(
-                graph.model, _options(ort, graph.threads), providers=["CPUExecutionProvider"]
-            )
-        except self._errors as error:
-            raise self._refused(error) from None
-        self.inputs: Sequence[TensorType] = tuple(_type_of(each) for each in self._session.get_inputs())
-        outputs = tuple(_type_of(each) for each in self._session.get_outputs())
-        self.outputs: Sequence[str] = tuple(each.name for each in outputs)
-        self._bound = _Bound(self._session, outputs) if graph.name == GRADIENT else None
+            session = load(found.model)
+        except self._errors:  # the whole graph will say why
+            return None
+        _, outputs = _types(session)
+        if not _fit(found, outputs):
+            return None
+        self.inputs, self.outputs = found.whole_inputs, found.whole_outputs
+        return _Bound(session, outputs, found)
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs; see `Executor.run`.
@@ -74,20 +98,26 @@ class _Bound:
     Args:
         session: the graph's.
         outputs: their types.
+        cut_graph: the graph, if it takes theta and returns the gradient in parts; then both are one array here.
     """
 
-    def __init__(self, session: Any, outputs: Sequence[TensorType]) -> None:
+    def __init__(self, session: Any, outputs: Sequence[TensorType], cut_graph: CutGraph | None = None) -> None:
         self._session, self._binding = session, session.io_binding()
         self._inputs: dict[str, tuple[tuple[Any, ...], NDArray[Any]]] = {}
-        self._names = [each.name for each in outputs]
+        self._theta = cut_graph.inputs if cut_graph else ()
+        self._names = cut_graph.whole_outputs if cut_graph else tuple(each.name for each in outputs)
         self._buffers: list[NDArray[Any] | None] = []
-        for each in outputs:
-            lengths = [n for n in each.shape if n is not None]
-            if len(lengths) == len(each.shape) > 0:
-                self._buffers.append(self._bind(each.name, np.empty(lengths, each.dtype)))
-            else:  # ONNX Runtime does not tell a scalar from an output of unknown shape
-                self._binding.bind_output(each.name)
-                self._buffers.append(None)
+        types = {each.name: each for each in outputs}
+        for name in self._names:
+            if name in types:
+                self._buffers.append(self._own_buffer(types[name]))
+            else:
+                assert cut_graph is not None
+                gradient = np.empty(cut_graph.length, np.float32)
+                for part in cut_graph.outputs:
+                    shape = [n for n in types[part.name].shape if n is not None]
+                    self._bind(part.name, gradient[part.start : part.stop].reshape(shape))
+                self._buffers.append(gradient)
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs for ``feed``; the next call may overwrite them."""
@@ -97,10 +127,22 @@ class _Bound:
             place = told["data"][0], told["shape"], told["typestr"], told["strides"]
             bound, _ = self._inputs.get(name, (None, None))
             if bound != place or place[-1] is not None:  # with strides, ONNX Runtime has bound a copy
-                self._binding.bind_cpu_input(name, array)
+                self._bind_input(name, array)
                 self._inputs[name] = place, array
         self._session.run_with_iobinding(self._binding)
         return [self._found(at) if buffer is None else buffer for at, buffer in enumerate(self._buffers)]
+
+    def _bind_input(self, name: str, array: NDArray[Any]) -> None:
+        if not self._theta or name != THETA:
+            self._binding.bind_cpu_input(name, array)
+            return
+        # ONNX Runtime reads the parts where they are, and trusts these lengths.
+        length = self._theta[-1].stop
+        if array.shape != (length,) or array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise RuntimeError(f"{name} is not a contiguous vector of {length} float32 coordinates")
+        for part in self._theta:
+            place = array[part.start : part.stop].ctypes.data
+            self._binding.bind_input(part.name, "cpu", 0, np.float32, list(part.shape), place)
 
     def _found(self, at: int) -> NDArray[Any]:
         """Return an output of unknown shape; from then on a scalar has a buffer."""
@@ -109,9 +151,33 @@ class _Bound:
             self._buffers[at] = self._bind(self._names[at], found.copy())
         return found
 
+    def _own_buffer(self, output: TensorType) -> NDArray[Any] | None:
+        lengths = [n for n in output.shape if n is not None]
+        if len(lengths) == len(output.shape) > 0:
+            return self._bind(output.name, np.empty(lengths, output.dtype))
+        self._binding.bind_output(output.name)  # ONNX Runtime does not tell a scalar from an output of unknown shape
+        return None
+
     def _bind(self, name: str, buffer: NDArray[Any]) -> NDArray[Any]:
         self._binding.bind_output(name, "cpu", 0, buffer.dtype.type, list(buffer.shape), buffer.ctypes.data)
         return buffer
+
+
+def _types(session: Any) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
+    """Return the types of a session's inputs and outputs."""
+    return tuple(map(_type_of, session.get_inputs())), tuple(map(_type_of, session.get_outputs()))
+
+
+def _fit(cut_graph: CutGraph, outputs: Sequence[TensorType]) -> bool:
+    """Return whether each part of the gradient has as many float32 numbers as its part of theta, whatever the inputs are."""
+    types = {each.name: each for each in outputs}
+    for part in cut_graph.outputs:
+        found = types[part.name]
+        sizes = [n for n in found.shape if n is not None]
+        # An unknown shape looks like a scalar's.
+        if found.dtype != "float32" or not sizes or len(sizes) < len(found.shape) or math.prod(sizes) != part.length:
+            return False
+    return True
 
 
 def _import() -> Any:
