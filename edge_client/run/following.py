@@ -53,7 +53,7 @@ class RunFollower:
             return None
         return run
 
-    def begun(self, package: bytes, current: Run | None, least_run: int) -> Run | None:
+    def begun(self, package: bytes | memoryview, current: Run | None, least_run: int) -> Run | None:
         """Return the run of a package; None if it is known already, or this device must begin it with a checkpoint.
 
         Args:
@@ -98,7 +98,7 @@ class RunFollower:
         self._begun = self.late.take(label, transfer, sealed, self._membership, most_task_bytes)
         return None if self._begun is None else self._begun.run
 
-    def keep(self, package: bytes) -> None:
+    def keep(self, package: bytes | memoryview) -> None:
         """Store the run that `begun` or `taken` returned last, and erase the secrets before its own."""
         assert self._begun is not None
         self.held = keep_run(self._begun, package, self._membership, self._files)
