@@ -118,13 +118,16 @@ main()
 """
 SERVING_UNUSED = (
     "urllib.request,http.client,email,ssl,_ssl,hashlib,_hashlib,numpy.random,typer,click,pydantic,torch,scipy,onnx,"
-    "aggregator,shoal.owner"
+    "aggregator,shoal.owner,edge_client.learning.executor.onnx_runtime,edge_client.learning.executor.numpy_graph"
 )
 
 
 @pytest.mark.parametrize("member", [False, True])
 def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, member):
-    """`edge_client.serving` up to its first connection: web clients, TLS, numpy's generators and the command line cost 12 MB."""
+    """`edge_client.serving` up to its first connection: web clients, TLS, numpy's generators and the command line cost 12 MB.
+
+    The executors come with the first run: a device needs one of them.
+    """
     status = 4
     if member:
         grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
