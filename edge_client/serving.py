@@ -19,8 +19,8 @@ urllib.request would take 3 MB with http and email. hashlib and ssl load an Open
 the package cryptography; `shoal.digests` uses the latter.
 """
 MISSING: Final = ("socks", "_hashlib")
-"""Modules that a device's packages can do without. PySocks, which paho uses if it is installed, would load urllib.request; a
-device connects without a proxy. _hashlib is hashlib's OpenSSL, of which hmac compares bytes.
+"""Modules that their importers can do without. paho takes PySocks, if it is installed, for proxies, which a device does not have;
+PySocks would load urllib.request. hmac takes hashlib's OpenSSL, if it is there, also to compare bytes.
 """
 
 
