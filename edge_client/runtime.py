@@ -362,6 +362,7 @@ class DeviceRuntime:
             return False
         channel = channels.channel_at(parsed.kind, transfer.kind)
         content = self._content(channel, parsed.label, transfer)
+        del transfer  # frees the sealed bytes before the content is used
         if channel is channels.PART_CONTROL:
             self._resend_part(content)
             return True
@@ -413,6 +414,8 @@ class DeviceRuntime:
                 return decode(plain, Notice)
             case channels.MEAN | channels.CHECKPOINT:
                 return io.ModelTransfer(label, transfer.transfer_id, plain)
+            case channels.RUN:  # not copied: it may have megabytes of origins
+                return plain
         return bytes(plain)
 
     def _from_worker(self, channel: Channel, label: str, transfer: Transfer) -> Any:
@@ -609,7 +612,7 @@ class DeviceRuntime:
 
     # ----------------------------------------------------------------------------------------------------------- run
 
-    def _open_run(self, package: bytes) -> None:
+    def _open_run(self, package: memoryview) -> None:
         with self._refusing_runs():
             run = self._following.begun(package, self._run, self.session.round.mark.run)
             if run is not None:
@@ -675,7 +678,7 @@ class DeviceRuntime:
             )
             self._tell(io.RunRefused(run.plan.run_id, decline_reason(error), None))
 
-    def _keep_run(self, package: bytes) -> None:
+    def _keep_run(self, package: bytes | memoryview) -> None:
         """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
         self._following.keep(package)
         self._tell(io.RunStored())

@@ -12,10 +12,16 @@ from shoal.util.process import leave_out, no_collection, put_off, trace_crashes
 if TYPE_CHECKING:
     from edge_client.config import EdgeConfig
 
-UNUSED: Final = "urllib.request"
-"""Imported by paho for web socket proxies. With http and email it would take 3 MB of the 80 MB that a device may use."""
-PROXIES: Final = "socks"
-"""PySocks, which paho uses if it is installed, and which loads UNUSED. A device connects without a proxy."""
+UNUSED: Final = ("urllib.request", "hashlib", "ssl")
+"""Imported by paho: the first two for web sockets, ssl for TLS, for which it is loaded.
+
+urllib.request would take 3 MB with http and email. hashlib and ssl load an OpenSSL, which takes 7 MB beside that of
+the package cryptography; `shoal.digests` uses the latter.
+"""
+MISSING: Final = ("socks", "_hashlib")
+"""Modules that their importers can do without. paho takes PySocks, if it is installed, for proxies, which a device does not have;
+PySocks would load urllib.request. hmac takes hashlib's OpenSSL, if it is there, also to compare bytes.
+"""
 
 
 def main() -> None:
@@ -34,8 +40,10 @@ def serve_and_report(config: EdgeConfig, *, as_json: bool) -> None:
     """
     setup_logging(config.log)
     trace_crashes()
-    leave_out(PROXIES)
-    put_off(UNUSED)  # before the import below, which loads paho
+    for name in MISSING:
+        leave_out(name)
+    for name in UNUSED:
+        put_off(name)  # before the import below, which loads paho
     with no_collection():
         from edge_client.daemon import serve
 

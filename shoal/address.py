@@ -5,13 +5,15 @@ Example: ``BrokerAddress.parse("mqtts://dev-01:secret@broker.example")`` has por
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _FORM: Final = "use mqtt://host:port or mqtts://user:password@host:port"
@@ -103,12 +105,14 @@ class BrokerAddress:
         """
         if not self.tls:
             return None
+        import ssl  # not at the top: it takes 3 MB of memory
+
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.cert_file is not None:
                 context.load_cert_chain(str(self.cert_file), str(self.key_file))
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:  # ssl.SSLError too
             raise ConfigError(
                 f"the TLS files can't be used: {error}",
                 hint="check ca_file, cert_file and key_file: PEM, readable by us",

@@ -205,7 +205,7 @@ def bench_start(
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the seconds from the start of a device to its first update, without the run on its disk and with it."""
+    """Measure the seconds from a device's start to its first loss and first update, without the run on its disk and with it."""
     from shoal.bench.starts import measure
 
     forbid_inspection()
@@ -216,11 +216,15 @@ def bench_start(
 
 def _show_starts(data: dict[str, Any]) -> None:
     for kind, words in (("first", "fetching the run"), ("again", "with the run on its disk")):
-        times = data[f"seconds_{kind}"]
-        say(
-            f"{words}: {data[f'seconds_{kind}_median']:.2f} s to the first update (median of {data['starts']}, "
-            f"{min(times):.2f} to {max(times):.2f})"
-        )
+        for name, end in (
+            (f"seconds_to_loss_{kind}", f"first loss ({data[f'cpu_seconds_to_loss_{kind}_median']:.2f} s of CPU)"),
+            (f"seconds_{kind}", "first update"),
+        ):
+            times = data[name]
+            say(
+                f"{words}: {data[f'{name}_median']:.2f} s to the {end} (median of {data['starts']}, "
+                f"{min(times):.2f} to {max(times):.2f})"
+            )
 
 
 @bench_app.command("aggregator")

@@ -31,8 +31,6 @@ Example: two devices derive the same keys, one of them after it was away for rou
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -40,6 +38,7 @@ from crypto.mask.derivation import MAX_RUN_ID_BYTES, MaskContext
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.secret import MaskSecret
 from shoal import limits
+from shoal.digests import hmac_sha256
 from shoal.errors import IntegrityError, UsageError
 from shoal.types import check_name
 
@@ -122,9 +121,7 @@ def state_digest(key: bytes, run_id: bytes, model: int, round_: int, theta: Floa
         32 bytes.
     """
     head = len(run_id).to_bytes(4, "big") + run_id + _number(model) + _number(round_)
-    mac = hmac.new(key, head, hashlib.sha256)
-    mac.update(theta.astype("<f4", copy=False).data.cast("B"))  # no copy on little-endian machines
-    return mac.digest()
+    return hmac_sha256(key, head, theta.astype("<f4", copy=False).data.cast("B"))  # no copy on little-endian machines
 
 
 class RunChain:

@@ -16,7 +16,6 @@ the local log.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify_digest
+from shoal.digests import Sha256
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.protocol.chunking import TRANSFER_ID_BYTES, Fingerprint
 from shoal.protocol.codec import decode, encode
@@ -246,9 +246,7 @@ def is_from(data: bytes | memoryview, head: Sealed, sender_sign_key: bytes, dige
 
 
 def _signed(identity: Identity, purpose: str, *parts: bytes) -> SealedMessage:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    digest = Sha256(*parts)
     signed = digest.digest()
     signature = identity.sign_digest(purpose, signed)
     # The transfer id is the digest of the whole payload; going on from the signed digest spares a second pass.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -12,6 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from shoal.digests import sha256
 from shoal.errors import IntegrityError, UntrustedError, WireError
 from shoal.protocol.documents import Member
 from shoal.types import check_name
@@ -46,7 +46,7 @@ class Identity:
 
     def sign(self, purpose: str, content: bytes | memoryview) -> bytes:
         """Return a 64-byte signature over ``purpose`` and ``content``."""
-        return self.sign_digest(purpose, hashlib.sha256(content).digest())
+        return self.sign_digest(purpose, sha256(content))
 
     def sign_digest(self, purpose: str, digest: bytes) -> bytes:
         """Do as `sign` for the content whose SHA-256 is ``digest``."""
@@ -103,7 +103,7 @@ def verify(key: bytes, purpose: str, content: bytes | memoryview, signature: byt
     Raises:
         UntrustedError: the signature is not by this key.
     """
-    verify_digest(key, purpose, hashlib.sha256(content).digest(), signature)
+    verify_digest(key, purpose, sha256(content), signature)
 
 
 def verify_digest(key: bytes, purpose: str, digest: bytes, signature: bytes | memoryview) -> None:
@@ -131,7 +131,7 @@ def check_seal_key(key: bytes) -> None:
 
 def fingerprint(member: Member) -> str:
     """Return 24 characters in groups of four, for people to compare: a truncated SHA-256 of both public keys."""
-    digest = hashlib.sha256(member.sign_key + member.seal_key).digest()
+    digest = sha256(member.sign_key + member.seal_key)
     # 120 bits: 24 characters of base32 without padding, and out of reach for a second key with the same fingerprint.
     text = base64.b32encode(digest[:15]).decode().lower()
     return "-".join(text[i : i + 4] for i in range(0, 24, 4))

@@ -14,7 +14,7 @@ RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['p
     && find / -xdev -path '*/onnxruntime/capi/libonnxruntime.so.*' -delete \
     && find / -xdev -type d -path '*-packages/*' \( -name tests -o -name f2py -o -name distutils \) -prune -exec rm -rf {} +
 
-COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/version.py shoal/
+COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/digests.py shoal/version.py shoal/
 COPY shoal/util shoal/util
 COPY shoal/protocol shoal/protocol
 COPY shoal/transport shoal/transport

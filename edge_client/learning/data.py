@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from edge_client.learning.data_files import Raw, read_idx, read_npz
 from edge_client.learning.image_folders import images_of, read_images
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.tables import TableSpec, class_numbers, read_csv, read_parquet
+from shoal.digests import shake_256
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def split_growing(batch: Dataset, seed: bytes) -> DataSplits:
     blocks = len(batch) // MIN_SAMPLES
     if not blocks:
         raise DataError(f"{len(batch)} samples are too few to split", hint=f"a device needs at least {MIN_SAMPLES}")
-    stream = hashlib.shake_256(_GROWING_LABEL + seed).digest(8 * blocks * MIN_SAMPLES)
+    stream = shake_256(_GROWING_LABEL + seed, 8 * blocks * MIN_SAMPLES)
     order = np.frombuffer(stream, "<u8").reshape(blocks, MIN_SAMPLES).argsort(axis=1, kind="stable")
     order += np.arange(blocks)[:, None] * MIN_SAMPLES
     parts = np.sort(order[:, 2:].ravel()), order[:, 0], order[:, 1]
@@ -137,7 +137,7 @@ def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
     SHAKE-256(label, length-prefixed seed) gives n little-endian 64-bit words; the index replaces a word's low bits, so that
     all words differ and any sorting algorithm returns the same order, on any platform and library version.
     """
-    stream = hashlib.shake_256(_SPLIT_LABEL + len(seed).to_bytes(4, "little") + seed).digest(8 * n)
+    stream = shake_256(_SPLIT_LABEL + len(seed).to_bytes(4, "little") + seed, 8 * n)
     words = np.frombuffer(stream, "<u8").astype(np.uint64)
     bits = np.uint64(max(n - 1, 1).bit_length())
     words = (words >> bits << bits) | np.arange(n, dtype=np.uint64)

@@ -10,8 +10,6 @@ import numpy as np
 
 from edge_client.learning.executor.base import Graph
 from edge_client.learning.executor.choice import AUTO, NUMPY, choose
-from edge_client.learning.executor.numpy_graph import NumpyExecutor
-from edge_client.learning.executor.onnx_runtime import OrtExecutor
 from shoal.errors import TaskError
 from shoal.task.manifest import GRAPH_NAMES
 
@@ -172,6 +170,8 @@ class OrtModel(GraphModel):
     """A task's graphs in ONNX Runtime, each loaded on first use."""
 
     def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
+        from edge_client.learning.executor.onnx_runtime import OrtExecutor
+
         super().__init__(bundle, OrtExecutor, threads)
 
 
@@ -183,6 +183,8 @@ class NumpyModel(GraphModel):
     """
 
     def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
+        from edge_client.learning.executor.numpy_graph import NumpyExecutor
+
         super().__init__(bundle, NumpyExecutor, threads)
         for graph in GRAPH_NAMES:
             self._executor(graph)

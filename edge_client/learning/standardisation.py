@@ -67,12 +67,13 @@ def moments(
     width = flat.shape[1]
     sums, squares, counts = np.zeros(width), np.zeros(width), np.zeros(width, np.int64)
     for rows in _blocks(len(flat), width):
-        block = flat[rows].astype(np.float64) - centre
-        there = ~np.isnan(block)
-        block[~there] = 0.0
+        block = np.subtract(flat[rows], centre, dtype=np.float64)
+        missing = np.isnan(block)
+        if missing.any():
+            block[missing] = 0.0
         sums += block.sum(axis=0)
-        squares += (block**2).sum(axis=0)
-        counts += there.sum(axis=0)
+        squares += np.square(block, out=block).sum(axis=0)
+        counts += len(block) - missing.sum(axis=0)
     return sums, squares, counts
 
 

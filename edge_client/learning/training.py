@@ -11,6 +11,7 @@ Duan et al., section II, whose local objective adds mu/2 |w - w_t|^2)::
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from edge_client.learning.model import Backend
     from shoal.types import Float32Vector
 
+LOG = logging.getLogger("shoal.edge")
+
 __all__ = ["Cancelled", "LocalTraining", "TrainResult", "train"]
 
+FIRST_STEP: Final = "first step of training"
+"""Message that a training logs at level debug once its first loss is known; `shoal bench start` waits for it."""
 _DIVERGED_HINT: Final = "lower the learning rate, or set clip"
 
 
@@ -93,6 +98,8 @@ def train(
         if cancelled():
             raise Cancelled("training was cancelled")
         loss, step = backend.grad(theta, x, y)
+        if not steps:
+            LOG.debug(FIRST_STEP, extra={"kv": {"loss": loss}})
         if not math.isfinite(loss):
             raise TaskError(f"the training loss became {loss} at step {steps + 1}", hint=_DIVERGED_HINT)
         if mu:

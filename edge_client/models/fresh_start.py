@@ -7,7 +7,6 @@ of the origin, two figures with two digits each, and draws a model with the same
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from shoal.digests import shake_256
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import message
 
@@ -57,7 +57,7 @@ def draw(figures: TensorFigures, lengths: Sequence[int], seed: int) -> Float32Ve
     """
     if not len(figures.means) == len(figures.spreads) == len(lengths):
         raise IntegrityError(f"figures of {len(figures.means)} tensors for a task of {len(lengths)}")
-    words = np.frombuffer(hashlib.shake_256(_LABEL + f"/{seed}".encode()).digest(4 * sum(lengths)), "<u4")
+    words = np.frombuffer(shake_256(_LABEL + f"/{seed}".encode(), 4 * sum(lengths)), "<u4")
     drawn, at = np.empty(len(words), np.float32), 0
     for mean, spread, length in zip(figures.means, figures.spreads, lengths, strict=True):
         unit = words[at : at + length] / 2.0**31 - 1.0

@@ -13,7 +13,6 @@ the values after round 6, and stores the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from edge_client.models.store import FOLDER, checked_content
+from shoal.digests import sha256
 from shoal.errors import IntegrityError, TaskError
 from shoal.protocol.codec import U32, Fixed16, encode, message
 from shoal.util.files import private_directory, read_if_there, sync_directory, write_atomic, write_failed
@@ -104,7 +104,7 @@ class PrivateValues:
         head = encode(PrivateFile(self._run_id, round_, len(trained)))
         pieces = (head, before.astype("<f4").tobytes(), trained.astype("<f4").tobytes())
         folder = private_directory(self._directory / FOLDER)
-        write_atomic(folder / PRIVATE_FILE, *pieces, hashlib.sha256(b"".join(pieces)).digest())
+        write_atomic(folder / PRIVATE_FILE, *pieces, sha256(b"".join(pieces)))
         self._round, self._before, self._after = round_, before, trained
 
     def _load(self) -> None:

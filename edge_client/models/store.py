@@ -21,7 +21,6 @@ the mean: `StateStore.commit` stores state (0, 7), and removes the keys of round
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ import numpy as np
 from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
+from shoal.digests import sha256
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
@@ -382,7 +382,7 @@ class StateStore:
                 longest=self.longest,
             )
         )
-        write_atomic(self._folder / INDEX_FILE, index, hashlib.sha256(index).digest())
+        write_atomic(self._folder / INDEX_FILE, index, sha256(index))
 
     def _write_state(self, state: ModelState) -> None:
         head = encode(

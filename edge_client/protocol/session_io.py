@@ -247,7 +247,7 @@ class ResumeRun:
 class OpenRun:
     """Open a run package; answer with `RunFollowed` and `RunStored`, `RunNeedsCheckpoint` or `RunRefused`."""
 
-    package: bytes = field(repr=False)
+    package: memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class OpenedRun:
     states: ModelStates
 
 
-def open_run(package: bytes, membership: DeviceMembership) -> OpenedRun:
+def open_run(package: bytes | memoryview, membership: DeviceMembership) -> OpenedRun:
     """Return the run of a package, with its task, and its origins as states.
 
     Raises:
@@ -73,22 +73,26 @@ def open_run(package: bytes, membership: DeviceMembership) -> OpenedRun:
         UntrustedError: the package is not from the owner, or not sealed under the run's keys.
         IntegrityError: task or origins do not fit the plan, or the keys of the run are erased.
     """
-    parts, plan = decode(package, RunPackage), open_plan(package, membership)
+    plan = open_plan(package, membership)
     version, chain = _chain_of(plan, plan.key_version, membership)
     keys = chain.take()
+    parts = decode(package, RunPackage)
+    bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
     raw = _open(parts.origins, origins_purpose(plan.run_id), keys, membership)
     if len(raw) != 4 * plan.origins * plan.length:
         raise IntegrityError(f"{len(raw)} bytes of origins, not {plan.origins} of {plan.length} coordinates")
-    origins = np.frombuffer(raw, "<f4").astype(np.float32).reshape(plan.origins, plan.length)
+    del parts  # the origins are the largest that a device receives: they are in memory no more often than needed
+    origins = np.frombuffer(raw, "<f4").astype(np.float32, copy=False).reshape(plan.origins, plan.length)
     if not np.isfinite(origins).all():
         raise IntegrityError("origins that are not finite")
-    bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
     states = ModelStates.of_origins({i: origin.copy() for i, origin in enumerate(origins)}, keys)
     run = Run(plan=plan, bundle=bundle, start=_figures(origins[0], bundle))
     return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 
-def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
+def keep_run(
+    begun: OpenedRun, package: bytes | memoryview, membership: DeviceMembership, files: DeviceState
+) -> HeldModels:
     """Make a run durable that begins, erase keys, states and private values of the one before, and return the models held."""
     store = StateStore.begin(membership.directory, begun.chain)
     erase(membership.directory)
@@ -101,7 +105,7 @@ def keep_run(begun: OpenedRun, package: bytes, membership: DeviceMembership, fil
     return HeldModels(begun.run, membership, store, begun.states)
 
 
-def resume_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldModels]:
+def resume_run(package: bytes | memoryview, membership: DeviceMembership) -> tuple[Run, HeldModels]:
     """Return the run that `keep_run` stored, and the models held.
 
     Raises:
@@ -119,7 +123,7 @@ def resume_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldM
     return run, HeldModels(run, membership, store, states)
 
 
-def stored_run(package: bytes, membership: DeviceMembership) -> Run:
+def stored_run(package: bytes | memoryview, membership: DeviceMembership) -> Run:
     """Return plan and task of the run that a device has stored, without its models.
 
     Raises:
@@ -169,7 +173,7 @@ class LateStart:
         package: the run package as received.
     """
 
-    def __init__(self, plan: RunPlan, package: bytes) -> None:
+    def __init__(self, plan: RunPlan, package: bytes | memoryview) -> None:
         self.plan = plan
         self.package = package
         self._announcement: Announcement | None = None

@@ -5,12 +5,12 @@ An earlier run or secret is erased only after its successor is durable, so that 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from typing import TYPE_CHECKING
 
 from edge_client.run.beginning import LateStart, OpenedRun, keep_run, open_run, resume_run
 from edge_client.run.package import check_followable, owners_plan
+from shoal.digests import sha256
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RunFollower:
             return None
         return run
 
-    def begun(self, package: bytes, current: Run | None, least_run: int) -> Run | None:
+    def begun(self, package: bytes | memoryview, current: Run | None, least_run: int) -> Run | None:
         """Return the run of a package; None if it is known already, or this device must begin it with a checkpoint.
 
         Args:
@@ -66,13 +66,13 @@ class RunFollower:
             UntrustedError: the plan is not signed by the owner, or the run is not newer than an earlier one.
             IntegrityError: task or origins do not fit the plan.
         """
-        if hashlib.sha256(package).digest() == self._known:
+        if sha256(package) == self._known:
             return None
         self.newest = b""
         plan = owners_plan(package, self._membership)
         if current is not None and plan.run_id == current.plan.run_id:
             # After a restart: the stored package has the task in clear, so its digest says nothing.
-            self._known = hashlib.sha256(package).digest()
+            self._known = sha256(package)
             return None
         if plan.run < least_run or (current is not None and plan.run <= current.plan.run):
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
@@ -98,8 +98,8 @@ class RunFollower:
         self._begun = self.late.take(label, transfer, sealed, self._membership, most_task_bytes)
         return None if self._begun is None else self._begun.run
 
-    def keep(self, package: bytes) -> None:
+    def keep(self, package: bytes | memoryview) -> None:
         """Store the run that `begun` or `taken` returned last, and erase the secrets before its own."""
         assert self._begun is not None
         self.held = keep_run(self._begun, package, self._membership, self._files)
-        self._known, self.late, self._begun = hashlib.sha256(package).digest(), None, None
+        self._known, self.late, self._begun = sha256(package), None, None

@@ -15,7 +15,6 @@ Example: a device holds state (0, 6), and round 8 is announced with the steps of
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import Transcript
 from edge_client.run.policy import check_mean, mean_limit
+from shoal.digests import sha256
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError, WireError
 from shoal.membership.statements import (
     Claim,
@@ -347,7 +347,7 @@ class HeldModels:
             UntrustedError: the parts are not those of the announced mean.
         """
         plan, first = self._run.plan, parts[0][0]
-        if digest_over([hashlib.sha256(body).digest() for _, body in parts]) != mean.digest:
+        if digest_over([sha256(body) for _, body in parts]) != mean.digest:
             raise UntrustedError(
                 f"the parts of the mean of model {mean.model} in round {round_} are not the announced ones"
             )
@@ -394,7 +394,7 @@ class HeldModels:
 
     def _unmask(self, round_: int, model: int, digest: bytes, plain: memoryview) -> Float32Vector:
         header, body = decode_prefix(plain, MeanHeader)
-        if (header.round, header.model) != (round_, model) or hashlib.sha256(body).digest() != digest:
+        if (header.round, header.model) != (round_, model) or sha256(body) != digest:
             raise UntrustedError(f"the mean of model {header.model} in round {header.round} is not the announced one")
         return self._checked(header, self._decoded(round_, model, body), len(body))
 

@@ -26,7 +26,7 @@ def origins_purpose(run_id: bytes) -> str:
     return f"origins/{run_id.hex()}"
 
 
-def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+def owners_plan(package: bytes | memoryview, membership: DeviceMembership) -> RunPlan:
     """Return the plan of a package after checking the owner's signature alone; see `check_followable` for the rest.
 
     Raises:
@@ -46,7 +46,7 @@ def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
     check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
 
 
-def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+def open_plan(package: bytes | memoryview, membership: DeviceMembership) -> RunPlan:
     """Return the plan of a package that the owner signed and that this device can follow.
 
     Raises:

@@ -17,7 +17,6 @@ models: the signed plan, and figures of the model that the run began with. ``per
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from edge_client.storage.personal_choice import PersonalChoice, pack, unpack
 from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
+from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
@@ -325,7 +325,7 @@ class FinishedModels:
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
         if start:
-            pieces = start, hashlib.sha256(start).digest()
+            pieces = start, sha256(start)
             write_atomic(self._of_run(START_FILES, own.run_id), *pieces, sync_name=False)
         # One sync for all new names, before the list names them.
         sync_directory(self._folder)
@@ -495,10 +495,9 @@ class FinishedModels:
 
     def _write_model(self, model: OwnModel) -> FinishedNode:
         head, body = model_bytes(model)
-        hasher = hashlib.sha256(head)
-        hasher.update(body)
-        self._write(MODEL_FILES, hasher.digest(), head, body)
-        return FinishedNode(model.cluster, hasher.digest())
+        digest = sha256(head, body)
+        self._write(MODEL_FILES, digest, head, body)
+        return FinishedNode(model.cluster, digest)
 
     def _write(self, pattern: str, digest: bytes, *pieces: bytes | memoryview) -> None:
         write_atomic(self._path(pattern, digest), *pieces, sync_name=False)
@@ -506,7 +505,7 @@ class FinishedModels:
     def _read(self, pattern: str, digest: bytes) -> bytes:
         path = self._path(pattern, digest)
         data = read_private(path)
-        if hashlib.sha256(data).digest() != digest:
+        if sha256(data) != digest:
             raise IntegrityError(
                 f"{path} is damaged",
                 hint="let another finished model answer with `shoal-edge rollback`, or the newest with --live",

@@ -7,7 +7,6 @@ that an upload leaves (`edge_client.learning.feedback`) follows it in its slot: 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Final
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage.residual import Residual, parse_residual
 from edge_client.upload_pieces import transfer_of
+from shoal.digests import sha256
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
@@ -101,7 +101,7 @@ class PendingUploadFiles:
         handle = open_own(path)
         try:
             new = os.fstat(handle).st_size == 0
-            pieces = (head, hashlib.sha256(head).digest(), sealed, residual)
+            pieces = (head, sha256(head), sealed, residual)
             ends = tuple(accumulate(map(len, pieces)))
             # The head last: a process that is killed before leaves a slot that is not valid.
             for piece, end in reversed(tuple(zip(pieces, ends, strict=True))):
@@ -150,7 +150,7 @@ class PendingUploadFiles:
         residual = parse_residual(rest[DIGEST_BYTES + mark.length :], mark.transfer) if mark.length else None
         # The digest covers the head alone; the transfer id is a digest of the upload.
         torn = len(sealed) and transfer_of(sealed) != mark.transfer
-        if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
+        if digest != sha256(encode(mark)) or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return PendingUpload(

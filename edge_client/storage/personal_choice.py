@@ -5,10 +5,10 @@ One file has all of it, so that a power cut, or a second program that chooses ag
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import U16, U32, U64, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
@@ -83,7 +83,7 @@ def pack(choice: PersonalChoice, theta: Float32Vector | None) -> bytes:
 
         body = np.ascontiguousarray(theta, "<f4").tobytes()
     data = encode(choice) + body
-    return data + hashlib.sha256(data).digest()
+    return data + sha256(data)
 
 
 def unpack(data: bytes, path: Path) -> tuple[PersonalChoice, memoryview]:
@@ -94,7 +94,7 @@ def unpack(data: bytes, path: Path) -> tuple[PersonalChoice, memoryview]:
     """
     hint = "choose again with: shoal-edge personalise, or remove the file"
     head = memoryview(data)[:-DIGEST_BYTES]
-    if hashlib.sha256(head).digest() != data[-DIGEST_BYTES:]:
+    if sha256(head) != data[-DIGEST_BYTES:]:
         raise IntegrityError(f"{path} is damaged", hint=hint)
     choice, body = decode_prefix(head, PersonalChoice)
     if choice.version != CHOICE_VERSION:

@@ -6,10 +6,10 @@ stored, so that rounding once more costs 1 % of an error of a few percent.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from shoal.protocol.precision.lengths import encoded_bytes
@@ -73,7 +73,7 @@ class Residual:
             run_id=self.run_id, round=self.round, model=self.model, transfer=self.transfer, length=self.length
         )
         plain = encode(head) + self.data
-        return plain + hashlib.sha256(plain).digest()
+        return plain + sha256(plain)
 
 
 def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None:
@@ -91,7 +91,7 @@ def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None
     except IntegrityError:
         return None
     body, digest = bytes(rest[:size]), bytes(rest[size : size + DIGEST_BYTES])
-    if head.transfer != transfer or hashlib.sha256(encode(head) + body).digest() != digest:
+    if head.transfer != transfer or sha256(encode(head) + body) != digest:
         return None
     return Residual(head.run_id, head.round, head.model, head.transfer, length=head.length, data=body)
 

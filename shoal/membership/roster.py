@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 from crypto.seal.signed import open_document
+from shoal.digests import sha256
 from shoal.errors import UntrustedError
 from shoal.protocol.channels import OWNER_ROSTER
 from shoal.protocol.documents import Member, Roster
@@ -62,7 +62,7 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
 
 def digest_of(signed: bytes | memoryview) -> bytes:
     """Return the SHA-256 of a signed roster, 32 bytes. Two rosters of one sequence with different digests are a fork."""
-    return hashlib.sha256(signed).digest()
+    return sha256(signed)
 
 
 def owner_purpose(sequence: int, signed: bytes) -> str:

@@ -16,7 +16,6 @@ joins them in any order.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from enum import IntEnum
 from typing import Final
 
 from shoal import limits
+from shoal.digests import Sha256, sha256
 from shoal.errors import WireError
 
 MAGIC: Final = b"SHL1"
@@ -125,7 +125,7 @@ class Fingerprint:
         """Return the digests of ``payload``."""
         view = memoryview(payload)
         cut = max(0, len(view) - TRAILER_BYTES) or len(view)
-        digest = hashlib.sha256(view[:cut])
+        digest = Sha256(view[:cut])
         signed = digest.digest()
         digest.update(view[cut:])
         return cls(digest.digest()[:TRANSFER_ID_BYTES], signed)
@@ -143,7 +143,7 @@ def chunk_count(size: int, chunk_bytes: int) -> int:
 
 def transfer_id(payload: bytes | memoryview) -> bytes:
     """Return the 16 bytes that name ``payload``: the beginning of its SHA-256."""
-    return hashlib.sha256(payload).digest()[:TRANSFER_ID_BYTES]
+    return sha256(payload)[:TRANSFER_ID_BYTES]
 
 
 def split(

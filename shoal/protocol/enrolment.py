@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.address import BrokerAddress
+from shoal.digests import sha256
 from shoal.errors import ConfigError, WireError
 from shoal.protocol.codec import U64, Fixed16, LaterFields, decode, encode, message
 from shoal.protocol.documents import Member, require_name
@@ -114,4 +114,4 @@ class Token:
 
 
 def _check(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:CHECK_BYTES]
+    return sha256(data)[:CHECK_BYTES]

@@ -13,7 +13,6 @@ Example: 100 coordinates and three workers give the parts 0 to 32, 32 to 64 and 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from shoal import limits
+from shoal.digests import sha256
 from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, U64, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
@@ -78,7 +78,7 @@ def sealed_mean_part_bytes(plan: RunPlan) -> int:
 
 def digest_over(parts: Sequence[bytes]) -> bytes:
     """Return the digest of a vector that travels in parts: SHA-256 of the parts' digests, in the order of the workers."""
-    return hashlib.sha256(b"".join(parts)).digest()
+    return sha256(b"".join(parts))
 
 
 def mean_part_number(mean: int, worker: int) -> int:
@@ -88,7 +88,7 @@ def mean_part_number(mean: int, worker: int) -> int:
 
 def part_seed(seed: bytes, worker: int) -> bytes:
     """Return the seed, 32 bytes, of one part of a vector whose seed is ``seed``."""
-    return hashlib.sha256(b"shoal/v1/part\0" + worker.to_bytes(2, "little") + seed).digest()
+    return sha256(b"shoal/v1/part\0" + worker.to_bytes(2, "little") + seed)
 
 
 @message(140)

@@ -11,13 +11,13 @@ because a refused trial returns to it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from shoal import limits
+from shoal.digests import sha256
 from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, encode, message
 from shoal.protocol.documents import require_name
@@ -328,7 +328,7 @@ class TranscriptEntry:
     @property
     def digest(self) -> bytes:
         """The transcript with this announcement: SHA-256 of the encoded entry."""
-        return hashlib.sha256(encode(self)).digest()
+        return sha256(encode(self))
 
 
 @message(56)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
 
 STOP_S: Final = 10.0
+TICKS: Final = os.sysconf("SC_CLK_TCK")
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
@@ -76,6 +77,19 @@ class Program:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the program so far, to a clock tick.
+
+        Raises:
+            StageError: the program has ended.
+        """
+        try:
+            # The program's name, in brackets, may hold anything.
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise StageError(f"{self.name} has ended", hint=f"see {self.log}") from error
+        return sum(map(int, fields[11:13])) / TICKS
 
     def tail(self, lines: int = 15) -> str:
         """Return the last ``lines`` lines of the program's log."""
@@ -141,6 +155,10 @@ class Stage:
         """Return a device's directory."""
         return self.root / "devices" / name
 
+    def log_of(self, name: str) -> Path:
+        """Return the log file of a program, which its later starts continue; it is made at the first."""
+        return self.root / "logs" / f"{name}.log"
+
     def add_device(self, name: str) -> None:
         """Carry a new device's card to the owner, its grant back, and the new roster to the aggregator."""
         card = enrolment.init(self.device_dir(name), name)
@@ -180,9 +198,8 @@ class Stage:
         return self._start(name, "edge_client", ["run", str(self.device_dir(name)), "--data", str(data), *arguments])
 
     def _start(self, name: str, package: str, arguments: list[str]) -> Program:
-        logs = self.root / "logs"
-        logs.mkdir(exist_ok=True)
-        log = logs / f"{name}.log"
+        log = self.log_of(name)
+        log.parent.mkdir(exist_ok=True)
         handle = log.open("ab")  # append: a restarted program continues the log of its predecessor
         start, folder, variables = self._software(name, package)
         process = subprocess.Popen(

@@ -7,7 +7,6 @@ private.f32: their initial values, float32.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal import limits
+from shoal.digests import sha256
 from shoal.errors import TaskError, WireError
 from shoal.task.manifest import (
     GRAPH_NAMES,
@@ -70,7 +70,7 @@ class TaskBundle:
             graph: bytes = getattr(self, name)
             if len(graph) > MAX_GRAPH_BYTES:
                 raise TaskError(f"{name}.onnx has {len(graph)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
-            if hashlib.sha256(graph).hexdigest() != getattr(self.manifest, f"{name}_digest"):
+            if sha256(graph).hex() != getattr(self.manifest, f"{name}_digest"):
                 raise TaskError(f"{name}.onnx is not the graph that task.toml names", hint="compile the task again")
             if check_graph(graph, f"{name}.onnx") != self.manifest.opset:
                 raise TaskError(f"{name}.onnx uses another operator set than task.toml names")
@@ -85,10 +85,7 @@ class TaskBundle:
         cls, manifest: TaskManifest, score: bytes, grad: bytes, predict: bytes, private: bytes = b""
     ) -> TaskBundle:
         """Return a bundle whose manifest is ``manifest`` with the digests of these graphs."""
-        digests = {
-            f"{n}_digest": hashlib.sha256(g).hexdigest()
-            for n, g in zip(GRAPH_NAMES, (score, grad, predict), strict=True)
-        }
+        digests = {f"{n}_digest": sha256(g).hex() for n, g in zip(GRAPH_NAMES, (score, grad, predict), strict=True)}
         return cls(replace(manifest, **digests), score, grad, predict, private)  # type: ignore[arg-type]
 
     @property
@@ -105,10 +102,7 @@ class TaskBundle:
     @property
     def digest(self) -> bytes:
         """SHA-256 over :meth:`to_bytes`, 32 bytes: the task's identity."""
-        hasher = hashlib.sha256()
-        for part in self._parts():
-            hasher.update(part)
-        return hasher.digest()
+        return sha256(*self._parts())
 
     def to_bytes(self) -> bytes:
         """Return the container; :meth:`from_bytes` accepts exactly these bytes."""

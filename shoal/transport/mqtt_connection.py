@@ -15,14 +15,13 @@ import logging
 import os
 import select
 import socket
-import ssl
 import struct
 import sys
 import termios
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -35,6 +34,9 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import text_of
 from shoal.transport.base import Qos, Will, packet_bytes
+
+if TYPE_CHECKING:
+    import ssl
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +103,8 @@ class _BoundedClient(Client):
     """paho's client with a limit on received packets, and with one copy of a received payload.
 
     paho itself buffers up to 256 MB, above the limit that we announced. It copies a payload five times, and makes an object with
-    every property that MQTT 5 knows for each packet: more CPU than all else that a received packet costs.
+    every property that MQTT 5 knows for each packet: more CPU than all else that a received packet costs. When a socket has no
+    bytes, paho asks ssl for its exceptions, which loads ssl in a program that has put it off; here only a TLS socket does.
 
     Attributes:
         overrun: whether a packet above the limit ended the connection.
@@ -119,10 +122,25 @@ class _BoundedClient(Client):
             raise ConnectionError("a packet above the limit")
         if not self.ahead:
             if bufsize >= READ_AHEAD_BYTES:
-                return super()._sock_recv(bufsize)
-            self.ahead = super()._sock_recv(READ_AHEAD_BYTES)
+                return self._received(bufsize)
+            self.ahead = self._received(READ_AHEAD_BYTES)
         data, self.ahead = self.ahead[:bufsize], self.ahead[bufsize:]
         return data
+
+    def _received(self, most: int) -> bytes:
+        if self._ssl or self._sock is None:
+            return super()._sock_recv(most)
+        data: bytes = self._sock.recv(most)
+        return data
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        if self._ssl or self._sock is None:
+            return super()._sock_send(buf)
+        try:
+            return self._sock.send(buf)
+        except BlockingIOError:
+            self._call_socket_register_write()
+            raise
 
     def _handle_publish(self) -> MQTTErrorCode:
         command, packet = self._in_packet["command"], self._in_packet["packet"]

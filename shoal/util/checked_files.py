@@ -5,9 +5,9 @@ Example: ``write_checked(path, b"head", b"body")``, and ``verified(path, read_pr
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
+from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import PRIVATE_DIR_MODE, sync_directory, write_atomic, write_failed
@@ -19,7 +19,7 @@ def write_checked(path: Path, head: bytes) -> None:
     Raises:
         ConfigError: the file can't be written; StorageError if the disk is full.
     """
-    write_atomic(path, head, hashlib.sha256(head).digest())
+    write_atomic(path, head, sha256(head))
 
 
 def verified(path: Path, data: bytes, hint: str) -> memoryview:
@@ -34,7 +34,7 @@ def verified(path: Path, data: bytes, hint: str) -> memoryview:
         IntegrityError: the file is cut short, torn or altered.
     """
     content = memoryview(data)[:-DIGEST_BYTES]
-    if hashlib.sha256(content).digest() != data[-DIGEST_BYTES:]:
+    if sha256(content) != data[-DIGEST_BYTES:]:
         raise IntegrityError(f"{path} is damaged", hint=hint)
     return content
 

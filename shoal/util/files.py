@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def write_atomic(
         ConfigError: the file can't be written; ``path`` is unchanged then.
     """
     # In the same directory, since a rename is atomic only within a file system.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.urandom(RANDOM_BYTES).hex()}.{os.getpid()}.new")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except OSError as error:

@@ -123,6 +123,7 @@ SHARED = tuple(
         "hints",
         "types",
         "address",
+        "digests",
         "version",
         "util",
         "protocol",

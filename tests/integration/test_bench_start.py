@@ -23,5 +23,6 @@ def test_it_times_a_first_start_and_another():
     data = measure(1, "mosquitto").data()
     assert (data["starts"], data["broker"]) == (1, "mosquitto")
     assert data["seconds_first"] == [data["seconds_first_median"]]
-    assert 0 < data["seconds_again_median"] < 60
-    assert 0 < data["seconds_first_median"] < 60
+    for kind in ("first", "again"):
+        assert data[f"cpu_seconds_to_loss_{kind}_median"] > 0
+        assert 0 < data[f"seconds_to_loss_{kind}_median"] < data[f"seconds_{kind}_median"] < 60

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from typing import Final
+
+from shoal.digests import sha256
 
 _LABEL: Final = b"shoal/v1/precision\0"
 
@@ -20,4 +21,4 @@ def mean_seed(run_id: bytes, round_: int, model: int) -> bytes:
 
 
 def _seed(kind: bytes, *fields: bytes) -> bytes:
-    return hashlib.sha256(_LABEL + kind + b"".join(fields)).digest()
+    return sha256(_LABEL + kind + b"".join(fields))

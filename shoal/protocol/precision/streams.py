@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.digests import shake_256
 from shoal.types import Float32Vector
 
 WINDOW: Final = 1 << 16
@@ -24,7 +24,7 @@ def windows(length: int) -> Iterator[slice]:
 def stream(seed: bytes, purpose: bytes, window: int, count: int) -> NDArray[np.uint8]:
     """Return ``count`` bytes, uint8, of the stream of one purpose and window."""
     name = _LABEL + len(seed).to_bytes(4, "little") + seed + purpose + window.to_bytes(8, "little")
-    return np.frombuffer(hashlib.shake_256(name).digest(count), np.uint8)
+    return np.frombuffer(shake_256(name, count), np.uint8)
 
 
 def fractions(seed: bytes, window: int, count: int) -> Float32Vector:

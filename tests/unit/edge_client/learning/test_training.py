@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
-from edge_client.learning.training import Cancelled, LocalTraining, train
+from edge_client.learning.training import FIRST_STEP, Cancelled, LocalTraining, train
 from shoal.errors import TaskError
 from tests.helpers.tasks import logistic_bundle, samples
 
@@ -29,6 +31,15 @@ def batch():
 
 def run(theta0, batch, backend, round_=0, **settings):
     return train(theta0, batch, LocalTraining(**settings), backend, np.random.default_rng(6), round_, lambda: False)
+
+
+def test_the_first_loss_is_logged_once_and_at_level_debug(theta0, batch, backend, caplog):
+    with caplog.at_level(logging.DEBUG, "shoal.edge"):
+        run(theta0, batch, backend, epochs=2, batch_size=10)
+    (said,) = caplog.records
+    assert (said.levelno, said.message) == (logging.DEBUG, FIRST_STEP)
+    order = np.random.default_rng(6).permutation(43)[:10]
+    assert said.kv == {"loss": backend.grad(theta0, batch.x[order], batch.y[order])[0]}
 
 
 def torch_reference(theta0, batch, s, round_):

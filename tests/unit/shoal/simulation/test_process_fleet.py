@@ -101,6 +101,24 @@ def test_peak_memory_is_of_the_program_and_needs_it_alive(program, tmp_path, mon
         assert str(made.log) in caught.value.hint
 
 
+def test_cpu_time_is_of_the_program_and_needs_it_alive(program, tmp_path, monkeypatch):
+    made = program(Process())
+    stat = tmp_path / "stat"
+    stat.write_text("4242 (a name) of (its own) S 1 2 3 4 5 6 7 8 9 10 250 30 7777 8888 20 0\n")
+    monkeypatch.setattr(process_fleet, "TICKS", 100)
+    read = []
+    monkeypatch.setattr(process_fleet, "Path", lambda path: read.append(path) or stat)
+    assert made.cpu_s() == 2.8
+    assert read == ["/proc/4242/stat"]
+    stat.unlink()
+    with pytest.raises(StageError, match="dev-00 has ended"):
+        made.cpu_s()
+
+
+def test_a_program_has_the_same_log_at_each_start(staged):
+    assert staged.log_of("dev-00") == staged.root / "logs" / "dev-00.log" != staged.log_of("dev-01")
+
+
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
     """Return the directories of a fleet of two devices."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import stat
 
@@ -73,7 +72,7 @@ def test_a_private_key_is_never_written_into_a_planted_file(tmp_path, bait, plan
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
 def test_a_name_that_was_guessed_is_refused(tmp_path, bait, plant, monkeypatch):
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "ab" * 8)
+    monkeypatch.setattr(os, "urandom", lambda count: b"\xab" * count)
     planted = tmp_path / f".key.{'ab' * 8}.{os.getpid()}.new"
     plant(planted, bait)
     with pytest.raises(ConfigError, match="can't write"):
