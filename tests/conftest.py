@@ -92,3 +92,20 @@ def logistic():
     from tests.helpers.tasks import logistic_bundle
 
     return functools.cache(logistic_bundle)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Return a function (name, make) -> what ``make()`` returns, called once for all processes of the session."""
+    from tests.helpers.once import Once
+
+    folder = tmp_path_factory.getbasetemp()
+    return Once((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "once")
+
+
+@pytest.fixture(scope="session")
+def compile_once(once):
+    """Return a function that compiles as `compile_task` does, each task once for all processes of the session."""
+    from tests.helpers.once import Compiler
+
+    return Compiler(once)

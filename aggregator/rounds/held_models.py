@@ -509,7 +509,8 @@ def _parted_means(
     round_: int, moved: list[tuple[RelayedStep, Any]], key_id: bytes, run: RunPlan
 ) -> tuple[KeptMean, ...]:
     """Have the workers make and store their parts of the means."""
-    places = [MeanPlace(step.state.model, segment_name(run, step.state.model)) for step, _ in moved]
+    models = [(step.state.model, len(mean) < run.length) for step, mean in moved]
+    places = [MeanPlace(model, segment_name(model, sharing=sharing)) for model, sharing in models]
     digests = moved[0][1].space.means([mean for _, mean in moved], places, round_)
     return tuple(
         KeptMean(
@@ -524,9 +525,9 @@ def _parted_means(
     )
 
 
-def segment_name(run: RunPlan, model: int) -> str:
-    """Return the segment that the means of a model have in a run with workers; empty if they are whole vectors."""
-    if model == STATISTICS_MODEL or all(segment.name != "shared" for segment in run.segments):
+def segment_name(model: int, *, sharing: bool) -> str:
+    """Return the segment that the means of a model have, with or without weight sharing; empty if they are whole vectors."""
+    if model == STATISTICS_MODEL or not sharing:
         return ""
     return "shared" if model == SHARED_MODEL else "cluster"
 

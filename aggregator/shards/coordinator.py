@@ -156,7 +156,12 @@ class WorkerMessages:
         self._number += 1
         number, run = self._number, self._run
         devices = tuple(d for d, assignment in sorted(plan.assignments.items()) if assignment.train)
-        means = [(kept.step.round, mean) for kept in held.steps for mean in kept.means if mean.parts]
+        means = [
+            (kept.step.round, mean, segment_name(mean.model, sharing=plan.shared is not None))
+            for kept in held.steps
+            for mean in kept.means
+            if mean.parts
+        ]
 
         def of(worker: int) -> ShardOrder:
             return ShardOrder(
@@ -174,11 +179,11 @@ class WorkerMessages:
                         model=mean.model,
                         round=round_,
                         key_id=mean.key_id,
-                        length=_length(run, mean.model),
-                        segment=segment_name(run, mean.model),
+                        length=_length(run, segment),
+                        segment=segment,
                         digest=mean.parts[worker],
                     )
-                    for round_, mean in means
+                    for round_, mean, segment in means
                 ),
                 plan=self._plan,
                 finished=finished,
@@ -203,8 +208,8 @@ class WorkerMessages:
             self._transport.publish(topic, chunk)
 
 
-def _length(run: RunPlan, model: int) -> int:
-    span = run.span(segment_name(run, model))
+def _length(run: RunPlan, segment: str) -> int:
+    span = run.span(segment)
     return int(span.stop - span.start)
 
 

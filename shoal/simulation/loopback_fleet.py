@@ -154,6 +154,10 @@ class LoopbackFleet:
         """Return the closed rounds, as the aggregator stored them."""
         return self.stage.records(self.plan.run)
 
+    def closed(self) -> int:
+        """Return the number of the last closed round, as `records` has it; 0 before the first."""
+        return self.stage.closed(self.plan.run)
+
     def model(self, name: str) -> OwnModel:
         """Return the newest model that the device has written to disk."""
         return DeviceState(self.stage.device_dir(name)).load_model()

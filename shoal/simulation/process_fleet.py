@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from aggregator import membership as aggregator_membership
 from aggregator.shards import membership as worker_membership
-from aggregator.storage.run_status import read_records
+from aggregator.storage.run_status import read_last_record, read_records, rounds_closed
 from edge_client import membership as enrolment
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError
@@ -201,18 +201,22 @@ class Stage:
         log = self.log_of(name)
         log.parent.mkdir(exist_ok=True)
         handle = log.open("ab")  # append: a restarted program continues the log of its predecessor
+        process = self._launch(name, package, arguments, handle)
+        program = self.programs[name] = Program(name, process, log, handle)
+        return program
+
+    def _launch(self, name: str, package: str, arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a program in an interpreter of its own, with its output in ``log``."""
         start, folder, variables = self._software(name, package)
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", start, *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=handle,
+            stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
             env={**os.environ, **ONE_THREAD, "NO_COLOR": "1", **variables},
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, no Python lock is taken
         )
-        program = self.programs[name] = Program(name, process, log, handle)
-        return program
 
     def _software(self, _name: str, package: str) -> tuple[str, Path | None, dict[str, str]]:
         """Return the Python code that starts a program, the folder to start it in, and environment variables."""
@@ -222,10 +226,14 @@ class Stage:
         """Return the closed rounds of a run."""
         return read_records(self.aggregator_dir / f"run-{run:06d}")
 
+    def closed(self, run: int) -> int:
+        """Return the number of a run's last closed round; 0 before the first."""
+        return rounds_closed(self.aggregator_dir / f"run-{run:06d}")
+
     def finished(self, run: int) -> bool:
         """Return whether the run's final round is closed."""
-        records = self.records(run)
-        return bool(records) and bool(records[-1]["final"])
+        last = read_last_record(self.aggregator_dir / f"run-{run:06d}")
+        return last is not None and bool(last["final"])
 
     def wait(self, run: int, timeout_s: float) -> list[dict[str, Any]]:
         """Wait until the run is finished and return its rounds.

@@ -85,18 +85,19 @@ def check(words):
     assert {w.split("=")[0] for w in rest if re.match(r"--?[a-z]", w)} <= known, words
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_on_the_page_exists(name):
+def test_every_command_on_a_page_exists():
     """Its subcommand and each of its options."""
-    for words in commands(name):
-        check(words)
+    for name in NAMES:
+        for words in commands(name):
+            check(words)
 
 
-@pytest.mark.parametrize("name", [name for name in GUIDES if name != "CHANGELOG.md"])
-def test_every_command_in_the_text_exists(name):
+def test_every_command_in_the_text_exists():
     """Commands in backquotes; a program's name alone with a subcommand counts too."""
-    for found in INLINE.findall(re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)):
-        check([word for word in found.replace("...", "").split() if word])
+    for name in GUIDES:
+        if name != "CHANGELOG.md":
+            for found in INLINE.findall(re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)):
+                check([word for word in found.replace("...", "").split() if word])
 
 
 def test_the_search_finds_commands():
@@ -108,11 +109,10 @@ def test_the_search_finds_commands():
         check(["shoal-edge", "walk"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_is_run_or_says_why_not(name):
+def test_every_command_is_run_or_says_why_not():
     """The tests of the documents' programs run the pages in RUN; elsewhere each block has a reason."""
-    if name not in RUN:
-        assert [block.lines for block in blocks(name, "sh") if not block.reason] == []
+    others = [name for name in NAMES if name not in RUN]
+    assert [(name, block.lines) for name in others for block in blocks(name, "sh") if not block.reason] == []
 
 
 def test_pages_that_are_run_have_something_to_run():
@@ -123,24 +123,24 @@ def test_pages_that_are_run_have_something_to_run():
 # ------------------------------------------------------------------------------------------------------------- pages
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_the_first_line_names_the_reader(name):
-    title, blank, first, *_ = text_of(name).splitlines()
-    assert title.startswith("# ")
-    assert not blank
-    assert READER.match(first), first
+def test_the_first_line_names_the_reader():
+    for name in GUIDES:
+        title, blank, first, *_ = text_of(name).splitlines()
+        assert title.startswith("# "), name
+        assert not blank, name
+        assert READER.match(first), (name, first)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_link_leads_somewhere(name):
+def test_every_link_leads_somewhere():
     """Relative links point to files, anchors to headings of the page that they lead to."""
-    for link in re.findall(r"\]\(([^)]+)\)", text_of(name)):
-        if "://" in link:
-            continue
-        file, _, anchor = link.partition("#")
-        target = (ROOT / name).parent / file if file else ROOT / name
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target.read_text()), link
+    for name in NAMES:
+        for link in re.findall(r"\]\(([^)]+)\)", text_of(name)):
+            if "://" in link:
+                continue
+            file, _, anchor = link.partition("#")
+            target = (ROOT / name).parent / file if file else ROOT / name
+            assert target.exists(), (name, link)
+            assert not anchor or anchor in anchors(target.read_text()), (name, link)
 
 
 def anchors(text):
@@ -161,11 +161,11 @@ def test_the_first_page_fits_one_screen():
     assert all(f"| `{mode}`" in text for mode in ("rotation", "signed-permutation", "permutation", "none"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_source_file_named_exists(name):
+def test_every_source_file_named_exists():
     """A path in backquotes that ends like one of our files is one."""
-    for path in re.findall(r"`((?:shoal|crypto|edge_client|aggregator|tests|deploy|results)/[\w./-]*)`", text_of(name)):
-        assert (ROOT / path).exists(), path
+    path = r"`((?:shoal|crypto|edge_client|aggregator|tests|deploy|results)/[\w./-]*)`"
+    named = [(name, found) for name in NAMES for found in re.findall(path, text_of(name))]
+    assert [(name, found) for name, found in named if not (ROOT / found).exists()] == []
 
 
 # --------------------------------------------------------------------------------------------------------- reference

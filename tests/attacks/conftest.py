@@ -8,10 +8,11 @@ from shoal.bench.privacy.benchmark import one_thread
 
 
 class Range:
-    """Runs attacks, each once a mode."""
+    """Runs attacks, each once a mode in all processes of the session."""
 
-    def __init__(self, lab):
+    def __init__(self, lab, once):
         self.lab = lab
+        self._once = once
         self._done = {}
         self._attacks = {attack.name: attack for attack in ATTACKS}
 
@@ -19,7 +20,8 @@ class Range:
         """Return all results of the attack, a list."""
         if (attack, mode) not in self._done:
             with one_thread():
-                self._done[attack, mode] = self._attacks[attack].run(self.lab, mode)
+                run = lambda: self._attacks[attack].run(self.lab, mode)  # noqa: E731
+                self._done[attack, mode] = self._once(f"attack {attack} in mode {mode}", run)
         return self._done[attack, mode]
 
     def results(self, attack, mode):
@@ -31,8 +33,9 @@ class Range:
 
 
 @pytest.fixture(scope="session")
-def attacked():
-    with one_thread():
+def attacked(once, compile_once):
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.bench.attacks.lab.compile_task", compile_once)
         lab = make_lab(quick=True)
         assert lab.length == lab.origin.size
-    return Range(lab)
+    return Range(lab, once)

@@ -373,9 +373,9 @@ def test_a_still_of_two_runs_needs_no_server(browser, tmp_path, width):
 @pytest.mark.broker
 def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
     from shoal.owner.runs.plan import RunOptions
-    from shoal.simulation.process_fleet import Stage
     from shoal.task.manifest import LocalTraining
     from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
+    from tests.helpers.forked_stages import ForkedStage
     from tests.helpers.tasks import logistic_bundle, samples
 
     if find_mosquitto() is None:
@@ -385,7 +385,7 @@ def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
     options = RunOptions("fedavg", rounds=100_000, local=local, min_contributors=3, quorum=1.0, deadline_s=1.5, seed=1)
     look(browser, width=1600)
-    with start_broker("mosquitto", tmp_path / "b") as broker, Stage(tmp_path / "s", broker.url, devices) as stage:
+    with start_broker("mosquitto", tmp_path / "b") as broker, ForkedStage(tmp_path / "s", broker.url, devices) as stage:
         bundle = logistic_bundle()
         stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options)
         stage.start_aggregator("--http", f"127.0.0.1:{port}")

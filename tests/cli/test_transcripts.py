@@ -31,6 +31,7 @@ from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER as DEAD_BROKER
 from tests.helpers.places import Place
+from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import PROGRAMS, ROOT
 
@@ -466,7 +467,7 @@ def test_runs_are_trained(call, home, broker):
 @pytest.mark.process
 def test_a_run_is_driven(call, home, broker):
     sign(made_fleet(home, broker), 50_000)
-    place = Place(home)
+    place = Place(home, **SLOWLY)
     try:
         place.start("serving", "shoal-aggregator", "serve", "server")
         for name in ("dev-1", "dev-2"):

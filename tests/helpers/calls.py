@@ -50,7 +50,7 @@ def call(program, arguments, cwd, environment, stdin=""):
         given, out, err = (Path(folder, name) for name in ("in", "out", "err"))
         given.write_text(stdin)
         module = PROGRAMS.get(program, program)
-        process = FORKED.Process(target=_run, args=(module, arguments, cwd, environment, (given, out, err)))
+        process = FORKED.Process(target=run_module, args=(module, arguments, cwd, environment, (given, out, err)))
         process.start()
         process.join(LIMIT_S)
         if process.is_alive():
@@ -60,7 +60,8 @@ def call(program, arguments, cwd, environment, stdin=""):
         return Done(process.exitcode, out.read_text(), err.read_text())
 
 
-def _run(module, arguments, cwd, environment, files):
+def run_module(module, arguments, cwd, environment, files):
+    """Run the ``main`` of a module in this process, which was forked; ``files`` are its three standard streams."""
     for number, path in enumerate(files):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)

@@ -63,7 +63,7 @@ class Scene:
             registrar.publish_roster()
             registrar.publish_keys()
             self.fleet.broker.pump()
-        self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
+        self.fleet.run_until(lambda: self.fleet.closed() == 1, 10)
         self.runtime._notes.decline(announcements(self.fleet, self.tap)[0], DeclineReason.DATA)
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
         self.runtime._notes.remind(self.fleet.plan.run_id, 1, UploadRef(counted, bytes(32), 1), 1024, 0)

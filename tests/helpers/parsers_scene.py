@@ -102,7 +102,7 @@ class Scene:
         self.tap = fleets.Wiretap()
         options = {"algorithm": "ifca", "rounds": 3, "settings": {"k": "2"}, "seed": 2, "evaluate_every": 1}
         self.fleet = fleets.make_fleet(root / "scene", fleets.grouped_data(3, 2), faults=self.tap, **options)
-        self.fleet.run_until(lambda: len(self.fleet.records()) == 2, 20)
+        self.fleet.run_until(lambda: self.fleet.closed() == 2, 20)
         self.owner = self.fleet.stage.fleet
         self.group = fleets.group_key(self.fleet)
         self.aggregator = fleets.aggregator_identity(self.fleet)

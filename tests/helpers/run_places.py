@@ -26,8 +26,8 @@ LONG_RUN = RunOptions(
     seed=1,
 )
 """A run of real programs that outlasts any test."""
-SLOWLY = ("--max-kbps", "32")
-"""Of a device in such a run: some rounds a second are enough, and leave the cores to other tests."""
+SLOWLY = {"SHOAL_EDGE_MAX_KBPS": "32"}
+"""Environment of a device in such a run: some rounds a second are enough, and leave the cores to other tests."""
 
 
 class RunPlace:

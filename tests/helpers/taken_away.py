@@ -9,9 +9,10 @@ import time
 import numpy as np
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
+from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 
 NAMES = ("dev-0", "dev-1", "dev-2")
@@ -60,8 +61,7 @@ class Place:
 
     def closed(self):
         """Return the last round that is closed."""
-        records = self.stage.records(self.run)
-        return records[-1]["round"] if records else 0
+        return self.stage.closed(self.run)
 
     def goes_on(self, rounds=3, seconds=CONTINUES_S):
         """Wait until so many more rounds are closed."""
@@ -102,7 +102,10 @@ def stage_of(root):
         x, y = samples(60, seed=seed)
         np.savez(root / f"{name}.npz", x=x, y=y)
     (root / "broker").mkdir()
-    with start_broker("mosquitto", root / "broker") as broker, Stage(root / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", root / "broker") as broker,
+        ForkedStage(root / "s", broker.url, NAMES, environment=SLOWLY) as stage,
+    ):
         yield stage, broker
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench.load import soak
+from shoal.bench.load import fleet_load, soak
 from shoal.bench.load.fleet_load import LoadFleet
 from shoal.bench.load.measurement import measure
 from tests.helpers.trees import python
@@ -49,6 +49,11 @@ DEVICES = 12
 ROUNDS = 2
 FAULT_DEVICES = 20
 SPREAD_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(compile_once, monkeypatch):
+    monkeypatch.setattr(fleet_load, "compile_task", compile_once)
 
 
 def bench_load(*arguments):

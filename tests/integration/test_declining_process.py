@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.calls import call
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ROOT
 
@@ -45,7 +45,10 @@ def test_rounds_do_not_wait_for_it(tmp_path):
         x, y = samples(60, seed=seed)
         np.savez(tmp_path / f"{name}.npz", x=x[:, 1:] if name == "dev-odd" else x, y=y)
     (tmp_path / "broker").mkdir()
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES) as stage,
+    ):
         bundle = logistic_bundle()
         run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
         began = time.monotonic()

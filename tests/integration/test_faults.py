@@ -17,10 +17,10 @@ import pytest
 from edge_client.storage.state import DeviceState
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
-from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
@@ -57,7 +57,7 @@ class Fleet:
     def __init__(self, root: Path, broker: BrokerProcess, bundle: TaskBundle, inputs: int = INPUTS) -> None:
         self.broker = broker
         self.bundle = bundle
-        self.stage = Stage(root / "fleet", broker.url, DEVICES)
+        self.stage = ForkedStage(root / "fleet", broker.url, DEVICES)
         self.data = {}
         for i, name in enumerate(DEVICES):
             rng = np.random.default_rng(i)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(180)]
@@ -41,7 +41,10 @@ def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
         seed=1,
     )
     (tmp_path / "broker").mkdir()
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES) as stage,
+    ):
         run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
         programs = {"aggregator": stage.start_aggregator("--once")}
         for seed, name in enumerate(NAMES):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shoal.errors import StorageError
-from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.calls import call
 from tests.helpers.disks import fill, small_disk
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.run_places import LONG_RUN, SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ROOT
@@ -50,12 +50,12 @@ def test_a_device_with_a_full_disk_says_so_and_ends_with_status_9(tmp_path):
     with (
         small_disk(place),
         start_broker("mosquitto", tmp_path / "broker") as broker,
-        Stage(tmp_path / "s", broker.url, NAMES) as stage,
+        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
     ):
         bundle = logistic_bundle()
         run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
         server = stage.start_aggregator()
-        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz", *SLOWLY) for name in NAMES}
+        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
         device = programs["dev-full"]
         until(lambda: any("dev-full" in r["norms"] for r in stage.records(run)), device.log)
         assert "error" not in status("edge_client", place)[0]
@@ -74,14 +74,14 @@ def test_a_device_with_a_full_disk_says_so_and_ends_with_status_9(tmp_path):
         until(lambda: "disk is full or fails: dev-full" in server.log.read_text(), server.log)
         assert {"dev-full": "disk"} in [r["declined"] for r in stage.records(run)]
 
-        again = stage.start_device("dev-full", tmp_path / "dev-full.npz", *SLOWLY)
+        again = stage.start_device("dev-full", tmp_path / "dev-full.npz")
         assert again.process.wait(WAIT_S) == StorageError.exit_code
         again.stop()
         assert "No space left on device" in status("edge_client", place)[0]["error"]
 
         filler.unlink()
         rounds = len(stage.records(run))
-        healed = stage.start_device("dev-full", tmp_path / "dev-full.npz", *SLOWLY)
+        healed = stage.start_device("dev-full", tmp_path / "dev-full.npz")
         until(lambda: any("dev-full" in r["norms"] for r in stage.records(run)[rounds:]), healed.log)
         data, _ = status("edge_client", place)
         assert data["stage"] != "stopped"

@@ -23,15 +23,13 @@ from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.places import WAIT_S, Place, start_generated
 from tests.helpers.processes import found_in_files, found_in_memory, inspectable
+from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(400)]
 FIRST = ("dev-1", "dev-2", "dev-3", "dev-4")
 LATER = "dev-5"
 MORE_ROUNDS = 3
-SLOW_KBPS = 32
-"""Of a device, so that the rounds in the background leave the cores to the programs under test."""
-
 ROUNDS = 100_000
 """More than the test waits for: it ends while the run goes on."""
 
@@ -41,7 +39,7 @@ class Fleet:
 
     def __init__(self, home):
         self.home = home
-        self.place = Place(home)
+        self.place = Place(home, **SLOWLY)
         self.port = free_port()
         self.broker = None
 
@@ -80,7 +78,7 @@ class Fleet:
         np.savez(self.home / f"{name}.npz", x=x, y=y)
 
     def train(self, name):
-        self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz", "--max-kbps", SLOW_KBPS)
+        self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
 
     def sign(self):
         """Let the owner sign a run that outlasts the test; return its plan and its origins."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [
@@ -33,7 +33,10 @@ def stage(tmp_path):
         x, y = samples(60, seed=seed)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
     (tmp_path / "broker").mkdir()
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as made:
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES) as made,
+    ):
         yield made
 
 

@@ -8,10 +8,10 @@ import onnxruntime as ort
 import pytest
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers import calls
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ONE_THREAD
 
@@ -38,7 +38,10 @@ def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
         return done
 
     (tmp_path / "broker").mkdir()
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES) as stage,
+    ):
         owner = stage.fleet.path
         none = call("get", owner, "--out", "m", "--wait", "1", "--json", status=11)
         assert json.loads(none.out)["error"]["type"] == "NotReadyError"

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.errors import ConfigError
-from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
+from tests.helpers.forked_stages import ForkedStage
 
 pytestmark = [
     pytest.mark.broker,
@@ -48,7 +48,10 @@ def test_an_aggregator_is_ready_has_metrics_and_sensors_and_ends_cleanly(tmp_pat
     token.touch(0o600)
     token.write_text(TOKEN)
     options = ("--http", f"127.0.0.1:{port}", "--http-token", str(token), "--home-assistant", "homeassistant")
-    with start_broker("mosquitto", tmp_path / "b") as broker, Stage(tmp_path / "s", broker.url, ("dev-0",)) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "b") as broker,
+        ForkedStage(tmp_path / "s", broker.url, ("dev-0",)) as stage,
+    ):
         home = client(broker.url, "home", "homeassistant/#")
         program = stage.start_aggregator(*options)
         until(lambda: ask(port, "/readyz") == (200, "ready\n"))
@@ -73,7 +76,7 @@ def test_an_aggregator_is_ready_has_metrics_and_sensors_and_ends_cleanly(tmp_pat
 
 
 def test_an_address_open_to_others_without_a_token_is_refused_at_the_start(tmp_path):
-    with Stage(tmp_path, "mqtt://127.0.0.1:1", ("dev-0",)) as stage:
+    with ForkedStage(tmp_path, "mqtt://127.0.0.1:1", ("dev-0",)) as stage:
         program = stage.start_aggregator("--http", "0.0.0.0:0")
         assert program.process.wait(WAIT_S) == ConfigError.exit_code
         assert "needs a token" in program.log.read_text()

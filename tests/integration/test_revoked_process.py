@@ -12,8 +12,8 @@ import pytest
 from shoal.errors import UntrustedError
 from shoal.owner.broker.address import Tls
 from shoal.owner.enrolment.connection import OwnerConnection
-from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.run_places import LONG_RUN, SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 
@@ -44,11 +44,14 @@ def test_it_ends_with_status_6(tmp_path):
     for seed, name in enumerate(NAMES):
         x, y = samples(60, seed=seed)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
+    ):
         bundle = logistic_bundle()
         run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
         server = stage.start_aggregator()
-        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz", *SLOWLY) for name in NAMES}
+        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
 
         def until(reached):
             end_s = time.monotonic() + WAIT_S

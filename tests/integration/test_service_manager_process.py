@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_both_programs_tell_the_service_manager_what_they_do(tmp_path, monkeypat
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     with (
         start_broker("mosquitto", tmp_path / "b") as broker,
-        Stage(tmp_path / "s", broker.url, ("dev-0",)) as stage,
+        ForkedStage(tmp_path / "s", broker.url, ("dev-0",)) as stage,
         Manager(tmp_path / "server") as server,
         Manager(tmp_path / "device") as device,
     ):

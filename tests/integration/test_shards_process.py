@@ -20,7 +20,9 @@ from shoal.simulation.process_fleet import ONE_THREAD, Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, grouped_data, same_partition, truth_of
+from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.processes import found_in_memory
+from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ROOT
 
@@ -92,7 +94,7 @@ def test_workers_of_a_service_manager_serve_a_run(tmp_path):
 def test_torchrun_starts_coordinator_and_workers(tmp_path):
     with (
         broker_of(tmp_path) as broker,
-        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+        ForkedStage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
     ):
         plan = begin(stage, tmp_path, rounds=3)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "aggregator", "serve"]
@@ -118,8 +120,10 @@ def parts_in(directory, length):
     return {device: files[round_][start : start + 4 * length] for round_, device, start in rows}
 
 
-def test_no_process_holds_a_foreign_part_in_memory(tmp_path):
+def test_no_process_holds_a_foreign_part_in_memory(tmp_path, monkeypatch):
     """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
+    for name, value in SLOWLY.items():
+        monkeypatch.setenv(name, value)
     with serving_stage(tmp_path) as stage:
         plan = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
         wait_for(stage, plan.run, lambda records: len(records) >= 3)
@@ -168,7 +172,7 @@ def chaos(tmp_path, kills, rounds, seed=0):
     done = 0
     broker = broker_of(tmp_path)
     try:
-        with Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage:
+        with ForkedStage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage:
             start = {"aggregator": lambda: stage.start_aggregator("--interface", "lo")}
             start |= {name: lambda name=name: stage.start_worker(name) for name in stage.workers}
             for launch in start.values():

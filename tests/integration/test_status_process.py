@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from aggregator.cli import app
 from shoal.owner.runs.plan import RunOptions
-from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [
@@ -62,7 +63,10 @@ def test_a_dead_device_a_stopped_broker_and_a_killed_aggregator_are_told_truly(t
     for seed, name in enumerate(NAMES):
         x, y = samples(60, seed=seed)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with start_broker("mosquitto", tmp_path / "b") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with (
+        start_broker("mosquitto", tmp_path / "b") as broker,
+        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
+    ):
         server = stage.aggregator_dir
         assert until(server, lambda d: not d["running"])["since"] is None
         stage.start_aggregator()

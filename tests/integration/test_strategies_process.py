@@ -11,11 +11,11 @@ import pytest
 
 from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, same_partition, truth_of
+from tests.helpers.forked_stages import ForkedStage
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
@@ -43,7 +43,7 @@ def test_the_daemons_find_the_hidden_groups(
     (tmp_path / "broker").mkdir()
     with (
         start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker") as broker,
-        Stage(tmp_path / "fleet", broker.url, tuple(data)) as stage,
+        ForkedStage(tmp_path / "fleet", broker.url, tuple(data)) as stage,
     ):
         plan = stage.add_run(bundle, draw_origins(bundle.manifest, 1, 1), options)
         stage.start_aggregator()

@@ -20,7 +20,7 @@ def tap():
 def ended(tmp_path, tap, caplog):
     """A fleet whose run was ended after two rounds, and whose aggregator is now an attacker."""
     with make_exact_fleet(tmp_path, faults=tap, rounds=ROUNDS) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 60)
+        fleet.run_until(lambda: fleet.closed() == 2, 60)
         fleet.ask(RequestAction.STOP, 1)
         fleet.run(60)
         fleet.kill_aggregator()
@@ -66,7 +66,7 @@ def test_nothing_follows_the_final_round(ended, tap, caplog, changes, reason, re
 def test_no_other_round_is_a_final_one(tmp_path, tap, caplog, round_):
     """A round with another number than the plan's last and one more is refused as a final round."""
     with make_exact_fleet(tmp_path, faults=tap, rounds=ROUNDS) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 60)
+        fleet.run_until(lambda: fleet.closed() == 1, 60)
         fleet.kill_aggregator()
         caplog.clear()
         announce(fleet, dataclasses.replace(announcements(fleet, tap)[-1], round=round_, finished=True))

@@ -137,7 +137,7 @@ def test_every_device_refuses_a_step_out_of_proportion_and_says_so(tmp_path, mon
 
 def test_devices_that_come_late_and_make_tiny_updates_stay_in_step(tmp_path, monkeypatch):
     with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 3, 20)
+        fleet.run_until(lambda: fleet.closed() >= 3, 20)
         monkeypatch.setattr(held.HeldModels, "trained", lambda models, _: setattr(models._store, "longest", 1e-6))
         assert not any(r["declined"] for r in fleet.run(20))
 
@@ -161,7 +161,7 @@ def test_a_device_that_refuses_alone_stops_nobody_and_keeps_what_it_has(tmp_path
 
 def test_the_longest_update_is_known_after_a_restart(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=4) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_device("dev-00")
         fleet.revive_device("dev-00")
         assert fleet.devices["dev-00"].runtime._models._store.longest > 0.01

@@ -67,7 +67,7 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
         owner = fleet.stage.fleet
         deliveries, secrets = recorded(fleet, tap), [owner.secrets]
         for rounds in (1, 3):
-            fleet.run_until(lambda n=rounds: len(fleet.records()) >= n, 20)
+            fleet.run_until(lambda n=rounds: fleet.closed() >= n, 20)
             owner.rotate()
             publish(fleet)
             secrets.append(owner.secrets)
@@ -86,7 +86,7 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
 def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
     """The broker has queued two deliveries for it, and the first one's key is erased before the second is opened."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=400, quorum=0.5) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device(VICTIM)
         owner = fleet.stage.fleet
         for name in ("dev-03", "dev-04"):
@@ -102,7 +102,7 @@ def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
 def test_a_device_publishes_its_keys_again_when_it_connects(tmp_path):
     """A broker that has lost the notice gets it back."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=20) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         topic = f"shoal/v1/demo/d/{VICTIM}/receiving"
         first = fleet.broker.retained.pop(topic)
         fleet.broker.disconnect(fleet.client_id(VICTIM))
@@ -115,7 +115,7 @@ def test_a_delivery_under_an_erased_key_is_reported_and_made_good(tmp_path, capl
     """All notices of the device are lost, until its keys don't last; then it connects again, and the owner publishes again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=4000, quorum=0.5) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         rule = tap.lose(client=fleet.client_id(VICTIM), ending="/receiving")
         owner, membership = fleet.stage.fleet, fleet.devices[VICTIM].runtime._membership
         for _ in range(limits.RECEIVING_KEYS):

@@ -126,7 +126,7 @@ def test_a_device_that_sees_another_head_leaves_and_says_so_to_the_owner(forked,
 
 def test_all_devices_state_their_heads_of_every_tenth_round_and_of_the_last(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=11) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 10, 60)
+        fleet.run_until(lambda: fleet.closed() >= 10, 60)
         assert {head.round for head in reader_of(fleet).heads.values()} == {10}
         fleet.run(20)
         reader = reader_of(fleet)

@@ -43,7 +43,7 @@ def test_a_run_s_package_does_not_fit(scene):
 def test_it_fills_up_during_the_run(scene):
     """Files overwritten in place still fit; the states of the next round do not."""
     fleet, place = scene
-    fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+    fleet.run_until(lambda: fleet.closed() >= 2, 60)
     fill(place)
     began = len(fleet.records()) + 1
     run_until_it_ends(fleet)
@@ -55,7 +55,7 @@ def test_it_fills_up_during_the_run(scene):
 def answered(scene, tap):
     """Return (fleet, forgive) when dev-02 has answered a round that waits for dev-01, and its disk has failed since."""
     fleet, place = scene
-    fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+    fleet.run_until(lambda: fleet.closed() >= 2, 60)
     hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
     device = fleet.devices[FULL].runtime
     fleet.run_until(lambda: fleet.service.status().endswith("3 of 4, waiting for dev-01"), 60)
@@ -71,7 +71,7 @@ def test_it_fails_between_two_rounds(answered):
     forgive()
     run_until_it_ends(fleet)
     closed = len(fleet.records())
-    fleet.run_until(lambda: len(fleet.records()) > closed, 60)
+    fleet.run_until(lambda: fleet.closed() > closed, 60)
     assert fleet.records()[closed]["declined"] == {FULL: "disk"}
     assert FULL in fleet.records()[closed - 1]["norms"]
 

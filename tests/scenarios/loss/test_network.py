@@ -200,7 +200,7 @@ def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         fleet.run_until(lambda: fleet.now_s > 1, 5)
         tap.forgive(hold)
-        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        fleet.run_until(lambda: fleet.closed() == 1, 30)
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         fleet.run_until(lambda: fleet.now_s >= 26, 30)
         refused = [c for c in answers(fleet, tap, "dev-02") if c.action == Action.REFUSED]

@@ -52,7 +52,7 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
     options, clusters, norms, models = algorithm
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == at_round - 1, 10)
+        fleet.run_until(lambda: fleet.closed() == at_round - 1, 10)
         holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
         fleet.settle()
         stored = answers(fleet, tap, "dev-00")[-1]
@@ -121,7 +121,7 @@ def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
 def test_all_of_them_may_die_together(tmp_path, undisturbed):
     """A power cut takes the broker's memory, the aggregator and every device."""
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        fleet.run_until(lambda: fleet.closed() == 2, 10)
         for name in tuple(fleet.devices):
             fleet.kill_device(name)
         fleet.kill_aggregator()
@@ -223,7 +223,7 @@ def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
     with make_exact_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
         runtime, worker = device.runtime, device.worker
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
+        fleet.run_until(lambda: fleet.closed() >= 2, 100)
         models = runtime._models
         fleet.run_until(lambda: runtime.session.round.stage is Stage.WORKING and models._used, 100)
         handed_back, results = [], runtime._hand_back

@@ -27,7 +27,7 @@ def test_devices_wait_for_a_newer_roster_and_go_on_with_it(tmp_path, clock, capl
     """One is started again in between; no device follows an announcement or sends anything before the owner signs a new one."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=5, quorum=1.0, deadline_s=2000.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 20)
+        fleet.run_until(lambda: fleet.closed() >= 2, 20)
         fleet.kill_device("dev-01")
         fleet.settle()
         clock(ROSTER_LIFE_S + 10)
@@ -36,7 +36,7 @@ def test_devices_wait_for_a_newer_roster_and_go_on_with_it(tmp_path, clock, capl
         before, sent = len(fleet.records()), [len(uploads_of(fleet, tap, name)) for name in NAMES]
         heard = len(tap.heard)
         with pytest.raises(LoopbackError):
-            fleet.run_until(lambda: len(fleet.records()) > before, 100)
+            fleet.run_until(lambda: fleet.closed() > before, 100)
         assert [len(uploads_of(fleet, tap, name)) for name in NAMES] == sent
         assert not [
             p for p in tap.heard[heard:] if p.topic.endswith("/state") and p.client == fleet.client_id("dev-01")
@@ -55,7 +55,7 @@ def test_devices_wait_for_a_newer_roster_and_go_on_with_it(tmp_path, clock, capl
 
 def test_a_clock_that_is_put_right_is_enough(tmp_path, clock):
     with make_fleet(tmp_path / "fleet", rounds=3, quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
+        fleet.run_until(lambda: fleet.closed() >= 1, 20)
         fleet.kill_device("dev-01")
         clock(ROSTER_LIFE_S + 10)
         fleet.revive_device("dev-01")

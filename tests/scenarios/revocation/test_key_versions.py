@@ -15,7 +15,7 @@ OPTIONS = {"quorum": 0.5, "deadline_s": 30.0}
 def closed(fleet, count):
     """Run until ``count`` more rounds have closed."""
     done = len(fleet.records())
-    fleet.run_until(lambda: len(fleet.records()) >= done + count, 200)
+    fleet.run_until(lambda: fleet.closed() >= done + count, 200)
 
 
 def one_model(fleet, members):

@@ -59,7 +59,7 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
     """The open round closes, and the next announcement is under new keys; the revoked device can neither read nor send."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         if restart:
             fleet.kill_aggregator()
         owner, before = fleet.stage.fleet, fleet.stage.fleet.secrets
@@ -105,7 +105,7 @@ def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_p
     """It has the whole recording and every key that it was ever given; the keys of the round before open nothing."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=6, quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 10)
+        fleet.run_until(lambda: fleet.closed() >= 2, 10)
         owner = fleet.stage.fleet
         thief = owner.version_key
         owner.revoke("dev-03")
@@ -138,13 +138,13 @@ def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_
     with make_fleet(
         tmp_path / "fleet", faults=RuledFaults(rules, seed=0), count=4, rounds=99, quorum=1.0, deadline_s=500.0
     ) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
         fleet.settle()
         closed = len(fleet.records())
         with pytest.raises(LoopbackError, match=waiting):
-            fleet.run_until(lambda: len(fleet.records()) > closed, 60)
+            fleet.run_until(lambda: fleet.closed() > closed, 60)
         assert fleet.service._membership.roster.revoked == ()
         told = [fleet.devices[f"dev-0{i}"].runtime._membership for i in range(3)]
         assert all(member.roster.revoked == () for member in told)
@@ -156,7 +156,7 @@ def test_groups_outlive_a_revocation(tmp_path):
     options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 6}
     data = grouped_data(6, groups=2)
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 20)
+        fleet.run_until(lambda: fleet.closed() >= 2, 20)
         fleet.stage.fleet.revoke("dev-05")
         publish(fleet)
         records = fleet.run(60)
@@ -166,7 +166,7 @@ def test_groups_outlive_a_revocation(tmp_path):
 def test_a_newcomer_after_a_revocation_finds_task_and_model_in_a_checkpoint(tmp_path):
     """The run package is sealed under a content key that it never gets."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
         revoked = fleet.stage.fleet.roster.keys_since
@@ -184,11 +184,11 @@ def test_a_newcomer_after_a_revocation_finds_task_and_model_in_a_checkpoint(tmp_
 def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
     """It finds its new keys, the roster and a checkpoint on the broker."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=9, quorum=0.5, deadline_s=5.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device("dev-01")
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: len(fleet.records()) >= 4, 60)
+        fleet.run_until(lambda: fleet.closed() >= 4, 60)
         fleet.revive_device("dev-01")
         records = fleet.run(60)
         assert [r["round"] for r in records if "dev-01" in r["norms"] and 4 < r["round"] <= 7]
@@ -231,7 +231,7 @@ def test_a_revoked_device_leaves_its_cluster(tmp_path, algorithm, killed):
     with make_fleet(
         tmp_path / "fleet", count=5, algorithm=algorithm, rounds=8, quorum=0.5, deadline_s=30.0, seed=3, **options
     ) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 3, 100)
+        fleet.run_until(lambda: fleet.closed() >= 3, 100)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
         fleet.run_until(lambda: "dev-03" not in fleet.service.state.devices, 100)

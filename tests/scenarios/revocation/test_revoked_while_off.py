@@ -30,7 +30,7 @@ def scene(tmp_path):
     """A run that went on under new secrets while dev-03 was off; yields (fleet, its wiretap)."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=20, quorum=0.5) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
         publish(fleet)
@@ -121,7 +121,7 @@ def roster_for(fleet, signed, sender):
 def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
     """A roster without the owner's signature changes nothing, with a valid seal too."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=400) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         device = fleet.devices[OFF].runtime
         aggregator = aggregator_identity(fleet)
         roster: Roster = fleet.stage.fleet.roster
@@ -136,5 +136,5 @@ def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
         with pytest.raises(UntrustedError):
             hand_over(device, channels.ROSTER, sign_document(aggregator, forged))
         forger.close()
-        fleet.run_until(lambda: len(fleet.records()) >= 3, 30)
+        fleet.run_until(lambda: fleet.closed() >= 3, 30)
         assert OFF in fleet.records()[-1]["norms"]

@@ -35,7 +35,7 @@ def play(root, settings, **options):
         while not fleet.finished:
             before = len(tap.heard)
             done = len(fleet.records())
-            fleet.run_until(lambda done=done: len(fleet.records()) > done, 30)
+            fleet.run_until(lambda done=done: fleet.closed() > done, 30)
             down = [p for p in tap.heard[before:] if p.hop is Hop.DOWN and p.payload and "/s/model/" in p.topic]
             heads = [(p.client, parse(p.payload)[0]) for p in down]
             received.append([(client, head.kind) for client, head in heads if head.index == 0])

@@ -29,7 +29,7 @@ def moves(records):
 @pytest.mark.parametrize("mode", ["permutation", "rotation"])
 def test_a_device_whose_data_have_changed_changes_clusters(tmp_path, mode):
     with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS, mode=mode) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == EVERY, 10)
+        fleet.run_until(lambda: fleet.closed() == EVERY, 10)
         assert same_partition(fleet.records()[-1]["clusters"], truth_of(COUNT, 2))
         truth = drift(fleet)
         records = fleet.run(10)
@@ -48,9 +48,9 @@ def test_nobody_moves_whose_data_stay(tmp_path):
 
 def before_the_move(fleet):
     """Run to the round in which the device whose data have changed moves."""
-    fleet.run_until(lambda: len(fleet.records()) == EVERY, 10)
+    fleet.run_until(lambda: fleet.closed() == EVERY, 10)
     drift(fleet)
-    fleet.run_until(lambda: len(fleet.records()) == 2 * EVERY - 1, 10)
+    fleet.run_until(lambda: fleet.closed() == 2 * EVERY - 1, 10)
 
 
 def end_of(fleet):

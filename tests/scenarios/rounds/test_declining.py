@@ -161,7 +161,7 @@ def waiting(tmp_path, caplog):
     """A fleet in round 2 that waits for one upload; forged declines must change nothing."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2, quorum=0.5) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        fleet.run_until(lambda: fleet.closed() == 1, 30)
         tap.lose(client=fleet.client_id(ODD), ending="/up")
         fleet.run_until(lambda: len(uploads_of(fleet, tap, ODD)) == 2, 30)
         fleet.settle()
@@ -277,7 +277,7 @@ def test_a_newcomer_whose_data_do_not_fit_says_so(tmp_path):
     """It begins with a checkpoint; data that are mended are taken up there as well."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=DEADLINE_S, faults=tap) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
         good = grouped_data(5)["dev-04"]

@@ -111,7 +111,7 @@ def test_a_device_that_is_killed_has_the_same_scale_afterwards(tmp_path, before)
         if before:
             fleet.run_until(lambda: fleet.service is not None and fleet.service.state.plan is not None, LIMIT_S)
         else:
-            fleet.run_until(lambda: len(fleet.records()) >= 1, LIMIT_S)
+            fleet.run_until(lambda: fleet.closed() >= 1, LIMIT_S)
         fleet.kill_device("dev-2")
         fleet.revive_device("dev-2")
         fleet.run(LIMIT_S)
@@ -120,7 +120,7 @@ def test_a_device_that_is_killed_has_the_same_scale_afterwards(tmp_path, before)
 
 def test_the_aggregator_may_be_killed_between_statistics_and_training(tmp_path):
     with LoopbackFleet(tmp_path, bundle(), data(), options()) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, LIMIT_S)
+        fleet.run_until(lambda: fleet.closed() >= 1, LIMIT_S)
         fleet.kill_aggregator()
         fleet.revive_aggregator()
         fleet.run(LIMIT_S)
@@ -130,7 +130,7 @@ def test_the_aggregator_may_be_killed_between_statistics_and_training(tmp_path):
 
 def test_a_device_that_joins_later_gets_the_scale_by_a_checkpoint(tmp_path):
     with LoopbackFleet(tmp_path, bundle(), data(), options(rounds=16)) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 3, LIMIT_S)
+        fleet.run_until(lambda: fleet.closed() >= 3, LIMIT_S)
         fleet.add_device("dev-9", data(1)["dev-0"])
         fleet.publish()
         fleet.run(LIMIT_S)
@@ -144,7 +144,7 @@ def test_statistics_of_too_few_devices_are_repeated_and_nothing_is_trained(tmp_p
     given["dev-3"].x[:, 2] = np.nan  # it declines: a feature without a value has no statistics
     chosen = options(min_contributors=4, quorum=0.5, rounds=3, deadline_s=5.0)
     with LoopbackFleet(tmp_path, bundle(), given, chosen) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, LIMIT_S)
+        fleet.run_until(lambda: fleet.closed() == 3, LIMIT_S)
         assert [[event["kind"] for event in r["events"]] for r in fleet.records()] == [["statistics"]] * 3
         assert set(scales(fleet).values()) == {None}
         assert not fleet.finished

@@ -47,7 +47,7 @@ def test_a_killed_aggregator_takes_the_round_up_again(tmp_path, calm, round_):
     """Killed when one upload of the round, with the nearest centre in it, is durable."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", faults=tap, **OPTIONS) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 20)
+        fleet.run_until(lambda: fleet.closed() == round_ - 1, 20)
         tap.rules.append(all_but_the_first(fleet))
         fleet.settle()
         assert len(fleet.service.state.received) == 1
@@ -64,7 +64,7 @@ def test_devices_killed_in_every_round_lose_nothing(tmp_path, calm):
             for name in ("dev-01", "dev-04"):
                 fleet.kill_device(name)
                 fleet.revive_device(name)
-            fleet.run_until(lambda count=done: len(fleet.records()) >= count, 60)
+            fleet.run_until(lambda count=done: fleet.closed() >= count, 60)
         check(fleet, fleet.run(60), calm)
 
 
@@ -72,9 +72,9 @@ def test_a_device_that_was_away_takes_checkpoints_of_all_centres(tmp_path):
     """They differ by then, and it needs the other one for the distance."""
     options = {**OPTIONS, "quorum": 0.5, "rounds": 12, "deadline_s": 30}
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_device("dev-02")
-        fleet.run_until(lambda: len(fleet.records()) >= 6, 200)
+        fleet.run_until(lambda: fleet.closed() >= 6, 200)
         fleet.revive_device("dev-02")
         back = len(fleet.records())
         records = fleet.run(300)

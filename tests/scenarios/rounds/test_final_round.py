@@ -29,7 +29,7 @@ def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, und
     """Also by an aggregator that was killed after it recorded the final round, and restarted."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         silence = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         records = fleet.run(100)
         assert not fleet.devices["dev-01"].runtime.runs_done
@@ -49,7 +49,7 @@ def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, u
     """It has fetched the model that it ends with all the same."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         records = fleet.run(100)
         assert records[-1]["missing"] == ["dev-01"]
@@ -151,7 +151,7 @@ def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
     """As a version that wrote the upload first could leave it: the device fetches and stores the model again."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         fleet.run(100)
         fleet.kill_device("dev-01")

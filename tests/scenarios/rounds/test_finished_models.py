@@ -51,7 +51,7 @@ def begin_run(fleet, *, bundle=None, local=FULL_BATCH, rounds=2, seed=5):
 
 def train_a_round(fleet):
     """Go on until the first round of the run is closed and the device has saved the model under way."""
-    fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+    fleet.run_until(lambda: fleet.closed() == 1, 100)
     for device in fleet.devices.values():
         device.runtime._results.save_model(fleet.now_s, durable=False)
 
@@ -168,7 +168,7 @@ def test_an_unfinished_run_leaves_no_finished_model(fleet):
 
 def test_a_device_that_was_away_at_the_end_records_the_final_model(tmp_path):
     with make_fleet(tmp_path / "fleet", quorum=0.6, deadline_s=5.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, 100)
+        fleet.run_until(lambda: fleet.closed() == 3, 100)
         fleet.kill_device(NAME)
         finish(fleet)
         assert store(fleet).models() == ()
@@ -191,7 +191,7 @@ def test_a_final_model_missing_from_the_list_is_fetched_again(tmp_path):
 
 def test_a_full_disk_at_the_end_of_a_run_raises_the_error_of_every_other_write(tmp_path, monkeypatch):
     with make_fleet(tmp_path / "fleet") as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, 100)
+        fleet.run_until(lambda: fleet.closed() == 3, 100)
         real = edge_client.storage.finished_models.write_atomic
 
         def full(path, *pieces, **options):

@@ -44,7 +44,7 @@ def fleet(tmp_path, tap):
     """A fleet of three in which one round is closed, and the next waits for dev-02 for 20 s."""
     options = {"quorum": 1.0, "min_contributors": 3, "deadline_s": 20.0, "rounds": 30}
     with make_fleet(tmp_path / "fleet", faults=tap, **options) as made:
-        made.run_until(lambda: len(made.records()) == 1, 10)
+        made.run_until(lambda: made.closed() == 1, 10)
         tap.lose(client=made.client_id("dev-02"), ending="/up")
         made.run_until(lambda: "2 of 3" in made.service.status(), 10)
         yield made
@@ -102,7 +102,7 @@ def test_a_device_whose_data_do_not_fit(tmp_path):
     odd = data["dev-01"]
     data["dev-01"] = Dataset(np.ascontiguousarray(odd.x[:, 1:]), odd.y)
     with make_fleet(tmp_path / "fleet", data, quorum=0.5, rounds=30) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         found = status(fleet)
         assert reasons(found) == {"dev-01": "data do not fit the task"}
         assert found["devices"][1]["online"] is True

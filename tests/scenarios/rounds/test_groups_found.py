@@ -78,7 +78,7 @@ def test_a_device_that_comes_later_joins_its_group(tmp_path, algorithm):
     data = grouped_data(9, 2)
     late = data.pop("dev-08")
     with make_fleet(tmp_path / "fleet", data, algorithm=algorithm, **{**FINDS, "rounds": 11}) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 6, 30)
+        fleet.run_until(lambda: fleet.closed() == 6, 30)
         fleet.add_device("dev-08", late)
         records = fleet.run(200)
         assert same_partition(records[-1]["clusters"], truth_of(9, 2))
@@ -109,7 +109,7 @@ def test_a_crash_in_any_round_of_a_trial_changes_no_bit(tmp_path, calm, round_):
     options, clusters, models = calm
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 30)
+        fleet.run_until(lambda: fleet.closed() == round_ - 1, 30)
         tap.rules.append(
             lambda p: (
                 LOST if p.hop is Hop.UP and p.topic.endswith("/up") and p.client != fleet.client_id("dev-00") else None
@@ -132,9 +132,9 @@ def test_a_device_that_misses_a_round_of_the_trial_comes_back(tmp_path):
     options = {**FINDS, "quorum": 0.5, "deadline_s": 1.0, "rounds": 12}
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), faults=tap, algorithm="fedgroup", **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        fleet.run_until(lambda: fleet.closed() == 1, 30)
         tap.rules.append(lambda p: LOST if p.client == fleet.client_id("dev-07") else None)
-        fleet.run_until(lambda: len(fleet.records()) == 3, 60)
+        fleet.run_until(lambda: fleet.closed() == 3, 60)
         tap.rules.clear()
         records = fleet.run(200)
         assert events(records, "groups-found")

@@ -10,12 +10,12 @@ ALWAYS = Hours(0, 24 * 60)
 def test_a_metered_device_declines_and_goes_on_afterwards(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", rounds=6, quorum=0.5, count=4, faults=tap) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        fleet.run_until(lambda: fleet.closed() == 1, 30)
         device = fleet.devices["dev-00"].runtime
         device._metered = ALWAYS
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         start = len(tap.heard)
-        fleet.run_until(lambda: len(fleet.records()) == 4, 60)
+        fleet.run_until(lambda: fleet.closed() == 4, 60)
         heard = [p for p in tap.heard[start:] if p.hop is Hop.DOWN and p.client == fleet.client_id("dev-00")]
         assert not [p for p in heard if "/s/model/" in p.topic]
         declined = [r["declined"].get("dev-00") for r in fleet.records()[2:]]

@@ -57,7 +57,7 @@ PAUSED = "run 1 is paused by the owner"
 
 def test_a_device_knows_that_its_run_is_paused(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=9, deadline_s=500.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 20)
+        fleet.run_until(lambda: fleet.closed() == 1, 20)
         assert set(orders(fleet).values()) == {""}
         order(fleet, PAUSE, run=1)
         assert set(orders(fleet).values()) == {PAUSED}
@@ -75,7 +75,7 @@ def test_a_device_knows_that_its_run_is_paused(tmp_path):
 
 def test_a_device_knows_that_its_run_is_stopped_until_it_is_over(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=50) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 20)
+        fleet.run_until(lambda: fleet.closed() == 1, 20)
         fleet.kill_device("dev-02")
         order(fleet, STOP, run=1)
         assert orders(fleet)[NAME] == "run 1 is stopped by the owner"
@@ -87,7 +87,7 @@ def test_a_device_knows_that_its_run_is_stopped_until_it_is_over(tmp_path):
 
 def test_under_newer_keys_and_after_the_broker_was_away_the_order_is_still_known(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=9, deadline_s=500.0) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 20)
+        fleet.run_until(lambda: fleet.closed() == 1, 20)
         order(fleet, PAUSE, run=1)
         fleet.stage.fleet.rotate()
         fleet.publish()

@@ -102,7 +102,7 @@ def test_ifca_with_and_without_shared_weights(tmp_path, segment):
 
 def test_a_run_under_way_has_no_models_yet(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=8, **ROTATION) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
         with pytest.raises(NotReadyError, match=r"run 1 is in round \d of 8"):
             reader_of(fleet).finished_run()
         fleet.run(60)
@@ -131,7 +131,7 @@ def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
 
 def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, **ROTATION) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 3, 60)
+        fleet.run_until(lambda: fleet.closed() >= 3, 60)
         owner = fleet.stage.fleet
         owner.rotate()
         fleet.publish()

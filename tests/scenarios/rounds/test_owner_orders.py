@@ -55,7 +55,7 @@ def bring(fleet, tap, phase):
     held = (HELD,) if phase in ("an upload missing", "final round") else ("dev-00", "dev-01", HELD)
     if phase == "between rounds":
         order(fleet, PAUSE)
-        fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         fleet.kill_device(HELD)
         order(fleet, RESUME)
         fleet.settle()
@@ -160,7 +160,7 @@ def test_a_stopped_run_ends_with_a_final_round_and_every_device_has_its_model(at
 
 def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
     with made(tmp_path, rounds=50, min_contributors=3) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 3, WITHIN_S)
         order(fleet, STOP)
         fleet.run(WITHIN_S)
         found = reader_of(fleet).finished_run()
@@ -186,7 +186,7 @@ def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
 def test_every_algorithm_ends_early(tmp_path, algorithm, settings, before, paused):
     """A pause first: the final round then offers models from between two rounds."""
     with made(tmp_path, algorithm=algorithm, settings=settings, rounds=9, count=4) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == before, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == before, WITHIN_S)
         if paused:
             order(fleet, PAUSE)
             fleet.run_until(lambda: fleet.service.state.plan is None, WITHIN_S)
@@ -200,7 +200,7 @@ def test_every_algorithm_ends_early(tmp_path, algorithm, settings, before, pause
 
 def test_orders_that_a_run_does_not_allow_are_refused_and_say_why(tmp_path):
     with made(tmp_path) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         unknown = fleet.ask(PAUSE, 7)
         assert (unknown.answer.outcome, unknown.answer.reason) == (Outcome.UNKNOWN, "the aggregator has no run 7")
         order(fleet, STOP)
@@ -224,7 +224,7 @@ def test_the_log_has_the_last_rounds(tmp_path):
 def test_a_run_with_too_many_rounds_left_is_not_stopped(tmp_path):
     """Devices skip at most so many rounds of the key chain."""
     with made(tmp_path, rounds=200_000) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         refused = fleet.ask(STOP, 1).answer
         assert refused.outcome is Outcome.NOT_NOW
         assert "devices skip 100000 at most" in refused.reason
@@ -237,7 +237,7 @@ def test_devices_that_were_not_drawn_lately_have_a_model_of_a_stopped_run_too(tm
     settings = {"k": "2"} if algorithm == "ifca" else {}
     options = {"participation": 0.34, "rounds": 30, "count": 6, "quorum": 0.5, "min_contributors": 2}
     with made(tmp_path, algorithm=algorithm, settings=settings, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 4, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 4, WITHIN_S)
         order(fleet, STOP)
         fleet.run(WITHIN_S)
         ended = {n: FinishedModels(fleet.stage.device_dir(n)) for n in fleet.stage.devices}
@@ -247,7 +247,7 @@ def test_devices_that_were_not_drawn_lately_have_a_model_of_a_stopped_run_too(tm
 
 def test_keys_that_are_replaced_in_a_pause_are_in_force_after_it(tmp_path):
     with made(tmp_path) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         order(fleet, PAUSE)
         fleet.run_until(lambda: fleet.service.state.plan is None, WITHIN_S)
         fleet.stage.fleet.rotate()

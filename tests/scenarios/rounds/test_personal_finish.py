@@ -47,7 +47,7 @@ def test_no_device_stores_the_origin(tmp_path):
             files = (p for p in fleet.stage.device_dir(NAME).rglob("*") if p.is_file())
             return [p.name for p in files if theta[:8].astype("<f4").tobytes() in p.read_bytes()]
 
-        fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+        fleet.run_until(lambda: fleet.closed() == 2, 100)
         (state,) = held_states(fleet, NAME).values()
         assert holding(state)  # the search can find a model
         assert holding(origin) == []
@@ -110,21 +110,20 @@ def test_models_of_the_devices_path_are_candidates(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
-def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, weight):
+def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, compile_once, weight):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     import dataclasses
 
     from aggregator.strategies.local import Local
     from edge_client.learning.personal import alone_recipe, alone_rounds, choose
     from shoal.owner.task_compiler.builtin import build
-    from shoal.owner.task_compiler.compile import compile_task
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
     from shoal.simulation.engine.records import SimOptions
     from shoal.simulation.trainers.networks import Softmax
 
     data = grouped_data(4, 2, n=80)
-    bundle = compile_task(*build("logistic", inputs=INPUTS, classes=CLASSES)[:3], name="small", kind="classification")
+    bundle = compile_once(*build("logistic", inputs=INPUTS, classes=CLASSES)[:3], name="small", kind="classification")
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, local=MINI, rounds=4, min_contributors=3) as fleet:
         fleet._personal = weight
         for name in fleet.stage.devices:

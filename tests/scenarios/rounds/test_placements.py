@@ -50,7 +50,7 @@ def fleet(tmp_path, request):
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **{**COMMON, **options}) as fleet:
         fleet.run_until(lambda: events(fleet.records(), "cold-start") or events(fleet.records(), "split"), 20)
         stood = len(fleet.records()) + 1
-        fleet.run_until(lambda: len(fleet.records()) == stood, 20)
+        fleet.run_until(lambda: fleet.closed() == stood, 20)
         fleet.add_device(LATE, late)
         yield fleet
 
@@ -83,7 +83,7 @@ def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, sett
     options = {**FEDGROUP, "rounds": 8 if participation == 1 else 14, "participation": participation}
     options["settings"] = {**FEDGROUP["settings"], **settings}
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **COMMON, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, 20)
+        fleet.run_until(lambda: fleet.closed() == 3, 20)
         fleet.add_device(LATE, late)
         placed = dict(finish(fleet))
         assert set(placed.values()) == {"direction"}
@@ -137,6 +137,6 @@ def test_a_newcomer_that_is_gone_in_its_placement_round_is_placed_later(fleet):
     fleet.run_until(lambda: placing(fleet), 60)
     fleet.kill_device(LATE)
     closed = len(fleet.records())
-    fleet.run_until(lambda: len(fleet.records()) > closed, 200)
+    fleet.run_until(lambda: fleet.closed() > closed, 200)
     fleet.revive_device(LATE)
     assert finish(fleet) == [(LATE, "direction" if fleet.plan.algorithm == "cfl" else "loss")]

@@ -99,7 +99,7 @@ def test_uploads_and_means_have_the_plans_precision(tmp_path, precision):
 @pytest.mark.parametrize("precision", FEEDBACK)
 def test_residuals_follow_the_updates_of_one_model(tmp_path, precision):
     with make_fleet(tmp_path / "fleet", rounds=4, precision_up=precision) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 20)
+        fleet.run_until(lambda: fleet.closed() == 2, 20)
         for device in fleet.devices.values():
             residual = device.runtime._uplink.residual
             assert residual.length == fleet.plan.length
@@ -168,7 +168,7 @@ def test_an_aggregator_killed_in_every_round_relays_the_same_means(tmp_path, one
     for kill in (False, True):
         with make_fleet(tmp_path / str(kill), rounds=4, mode="none", **both({"both": "eden4"})) as fleet:
             for round_ in range(1, 4) if kill else ():
-                fleet.run_until(lambda round_=round_: len(fleet.records()) == round_, 30)
+                fleet.run_until(lambda round_=round_: fleet.closed() == round_, 30)
                 fleet.kill_aggregator()
                 fleet.revive_aggregator()
             fleet.run(60)

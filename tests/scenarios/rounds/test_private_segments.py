@@ -83,7 +83,7 @@ def test_no_private_byte_leaves_a_device(tmp_path):
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4, mode="none", faults=tap) as fleet:
         values, changes = set(), []
         for rounds in range(1, 5):
-            fleet.run_until(lambda rounds=rounds: len(fleet.records()) >= rounds, 30)
+            fleet.run_until(lambda rounds=rounds: fleet.closed() >= rounds, 30)
             for before, after in (stored(fleet, name) for name in fleet.stage.devices):
                 values |= {before.tobytes(), after.tobytes()}
                 changes.append(after - before)
@@ -147,7 +147,7 @@ def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim):
     """A round is trained once, even if it is worked on twice."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, quorum=1.0, faults=tap) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         if victim == "aggregator":
             fleet.kill_aggregator()
             fleet.step()
@@ -183,7 +183,7 @@ def power_cut(*_):
 
 def test_damaged_values_begin_again_and_the_run_ends(tmp_path, caplog):
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         fleet.kill_device(NAME)
         path = private_file(fleet, NAME)
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
@@ -196,7 +196,7 @@ def test_damaged_values_begin_again_and_the_run_ends(tmp_path, caplog):
 def test_a_device_that_joins_for_the_final_round_has_the_initial_values(tmp_path):
     with make_fleet(tmp_path / "fleet", count=4, bundle=BUNDLE, local=MINI, rounds=2, quorum=0.5) as fleet:
         fleet.kill_device("dev-03")
-        fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+        fleet.run_until(lambda: fleet.closed() == 1, 100)
         fleet.revive_device("dev-03")
         fleet.run(100)
         model = fleet.model("dev-03")
@@ -244,25 +244,28 @@ def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
 HIDDEN = 16
 
 
-@functools.cache
-def compiled(private, shared=()):
-    """Return a small compiled network whose parameters of the named prefixes are private and shared."""
-    from shoal.owner.task_compiler.builtin import build
-    from shoal.owner.task_compiler.compile import compile_task
+@pytest.fixture
+def compiled(compile_once):
+    """Return a function (private, shared) -> a small compiled network with private and shared parameters of these prefixes."""
+    import torch
 
-    source = build("mlp", inputs=INPUTS, hidden=HIDDEN, classes=CLASSES)
-    return compile_task(*source[:3], name="heads", kind="classification", shared=shared, private=private)
+    from shoal.owner.task_compiler.builtin import build
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)  # the private values that devices begin with
+        source = build("mlp", inputs=INPUTS, hidden=HIDDEN, classes=CLASSES)
+    return functools.partial(compile_once, *source[:3], name="heads", kind="classification")
 
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path):
+def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path, compiled):
     """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
     data = grouped_data(8, 4, n=150)
     local = LocalTraining(epochs=3, batch_size=10, lr=0.2)
     accuracy = {}
     for private in ((), ("readout",)):
-        options = {"bundle": compiled(private), "local": local, "rounds": 8}
+        options = {"bundle": compiled(private=private), "local": local, "rounds": 8}
         with make_fleet(tmp_path / f"fleet{len(private)}", data, **options) as fleet:
             last = fleet.run(60)[-1]
             accuracy[private] = last["correct"] / last["tested"]
@@ -281,7 +284,7 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
         ("readout.bias", "ifca", ("hidden",)),
     ],
 )
-def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, private, algorithm, shared):
+def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, compiled, private, algorithm, shared):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
@@ -291,7 +294,7 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
 
     settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
     data = grouped_data(4, 2, n=80)
-    bundle = compiled((private,), shared)
+    bundle = compiled(private=(private,), shared=shared)
     manifest = bundle.manifest
     options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:

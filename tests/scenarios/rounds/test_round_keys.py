@@ -10,7 +10,7 @@ GAP_S = 5.0
 
 def run_rounds(fleet, count, within_s=60.0):
     """Run until ``count`` rounds have closed."""
-    fleet.run_until(lambda: len(fleet.records()) >= count, within_s)
+    fleet.run_until(lambda: fleet.closed() >= count, within_s)
 
 
 def left_out(records):

@@ -39,7 +39,7 @@ def tap():
 def fleet(tmp_path, tap):
     """Yield a fleet of four after two rounds; no round may wait for its deadline."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=6, faults=tap, **OPTIONS) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 60)
+        fleet.run_until(lambda: fleet.closed() == 2, 60)
         yield fleet
 
 

@@ -155,7 +155,7 @@ def test_a_newcomer_joins_fedavg(tmp_path):
     data = grouped_data(3)
     late = data.pop("dev-02")
     with make_fleet(tmp_path / "fleet", data, rounds=4) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.add_device("dev-02", late)
         records = fleet.run(100)
         assert records[0]["ordered"] == 2
@@ -167,7 +167,7 @@ def test_a_newcomer_joins_fedavg(tmp_path):
 def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_path, mode):
     """No vector in its files is an update, a mean or a model in clear, and only the means of rounds 2 and 3 are left of all."""
     with make_fleet(tmp_path / "fleet", mode=mode) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         before = held_states(fleet, "dev-00")[StateId(0, 1)]
         fleet.run(10)
         steps = relayed_steps(fleet)

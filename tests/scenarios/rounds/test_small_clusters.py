@@ -30,7 +30,7 @@ def small_fleet(root, rounds, *, data=None, **options):
 
 
 def until(fleet, rounds):
-    fleet.run_until(lambda: len(fleet.records()) >= rounds, 5000)
+    fleet.run_until(lambda: fleet.closed() >= rounds, 5000)
 
 
 def until_apart(fleet, devices=6):
@@ -60,7 +60,7 @@ def kinds(records):
 
 def ends_in_step(fleet, small=SMALL, *, end_s=20_000):
     """Assert that the small cluster has trained to the end of the run; return the records."""
-    fleet.run_until(lambda: len(fleet.records()) == fleet.plan.rounds, end_s)
+    fleet.run_until(lambda: fleet.closed() == fleet.plan.rounds, end_s)
     assert newest(fleet, small[0]) == fleet.plan.rounds
     records = fleet.run(end_s)
     assert not records[-1]["still"], records[-1]["still"]

@@ -37,7 +37,7 @@ def warnings(caplog):
 
 def revoke_in_the_first_round(fleet, name):
     """Revoke a device once clusters are found: none is made that is too small for a mean."""
-    fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+    fleet.run_until(lambda: fleet.closed() == 1, 100)
     fleet.stage.fleet.revoke(name)
     fleet.publish()
 
@@ -54,7 +54,7 @@ def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed
     with make_fleet(tmp_path, data, rounds=7, min_contributors=3, **ONE_SHOT) as fleet:
         revoke_in_the_first_round(fleet, "dev-05")
         if killed_in is not None:
-            fleet.run_until(lambda: len(fleet.records()) == killed_in, 100)
+            fleet.run_until(lambda: fleet.closed() == killed_in, 100)
             fleet.kill_aggregator()
             fleet.revive_aggregator()
         records = fleet.run(600)
@@ -72,7 +72,7 @@ def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed
 
 def test_a_device_that_comes_back_ends_the_report(tmp_path, caplog):
     with make_fleet(tmp_path, grouped_data(6, 2), rounds=12, min_contributors=3, **ONE_SHOT, quorum=0.5) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 100)
+        fleet.run_until(lambda: fleet.closed() == 1, 100)
         fleet.kill_device("dev-05")
         fleet.run_until(lambda: fleet.records()[-1]["still"], 600)
         assert fleet.records()[-1]["still"][0]["reason"] == "2 of its 3 devices are online, and a mean takes 3"

@@ -86,7 +86,7 @@ def test_newcomers_of_fedgroup_take_the_group_of_their_direction(tmp_path, mode)
     data = grouped_data(7, 2)
     late = data.pop("dev-06")
     with make_fleet(tmp_path / "fleet", data, mode=mode, **{**FEDGROUP, "rounds": 9}) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 3, 10)
+        fleet.run_until(lambda: fleet.closed() == 3, 10)
         fleet.add_device("dev-06", late)
         records = fleet.run(100)
         (cold,) = events(records, "cold-start")
@@ -157,7 +157,7 @@ def test_a_device_that_missed_the_first_round_of_one_shot_joins_later(tmp_path):
     data = grouped_data(6, 2)
     late = data.pop("dev-05")
     with make_fleet(tmp_path / "fleet", data, **{**ONE_SHOT, "rounds": 5}) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        fleet.run_until(lambda: fleet.closed() == 2, 10)
         fleet.add_device("dev-05", late)
         records = fleet.run(100)
         (placed,) = events(records, "newcomer")
@@ -188,7 +188,7 @@ def test_a_crash_of_the_aggregator_in_any_phase_changes_no_bit(tmp_path, calm, r
     options, clusters, models = calm
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 20)
+        fleet.run_until(lambda: fleet.closed() == round_ - 1, 20)
         tap.rules.append(all_but_the_first(fleet))
         fleet.settle()
         state = fleet.service.state

@@ -57,7 +57,7 @@ class Churn:
         fleet, seen, end_s = self.fleet, -1, self.fleet.now_s + END_S
         while not fleet.finished:
             assert fleet.now_s < end_s, fleet.service.status()
-            done = len(fleet.records())
+            done = fleet.closed()
             if done != seen:
                 seen = done
                 change(self, done)
@@ -148,10 +148,10 @@ def test_only_half_of_the_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
     """The others come back after the holders have left, and continue from the last checkpoints."""
     options = {"algorithm": "ifca", "settings": {"k": "3"}, "rounds": 24, "local": QUICK, "min_contributors": 2}
     with make_fleet(tmp_path / "fleet", grouped_data(12, 3, n=12), **options, quorum=0.3, **ROTATION) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 11, 600)
+        fleet.run_until(lambda: fleet.closed() >= 11, 600)
         for name in names(12)[6:]:
             fleet.kill_device(name)
-        fleet.run_until(lambda: len(fleet.records()) >= 16, 600)
+        fleet.run_until(lambda: fleet.closed() >= 16, 600)
         for name in names(6):
             fleet.kill_device(name)
         for name in names(12)[6:]:
@@ -187,7 +187,7 @@ def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_pat
 def test_a_fifth_of_ten_devices_is_drawn_in_each_round(tmp_path):
     options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(10, n=12), **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 9, 600)
+        fleet.run_until(lambda: fleet.closed() >= 9, 600)
         fleet.kill_aggregator()
         fleet.step()
         fleet.revive_aggregator()

@@ -32,7 +32,7 @@ def small_fleet(root, **options):
     """Return a fleet of three, of which a mean takes all three, with one closed round."""
     fields = {"min_contributors": 3, "quorum": 0.5, "deadline_s": 20.0, "rounds": 8, **options}
     fleet = make_fleet(root / "fleet", grouped_data(3), **fields)
-    fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+    fleet.run_until(lambda: fleet.closed() == 1, 10)
     return fleet
 
 

@@ -39,7 +39,7 @@ def fleet(tmp_path, tap):
 
 def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
     """Nothing at first: most rounds never wait. The last line is the log's."""
-    fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+    fleet.run_until(lambda: fleet.closed() == 1, 10)
     hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: "2 of 3" in fleet.service.status(), 10)
     assert waiting(fleet) == ""
@@ -47,7 +47,7 @@ def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
     assert waiting(fleet) == "round 2: 2 of 3, waiting for dev-02"
     assert status(fleet).splitlines()[-1] == "run 1 now: round 2: 2 of 3, waiting for dev-02"
     tap.forgive(hold)
-    fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+    fleet.run_until(lambda: fleet.closed() == 2, 100)
     assert waiting(fleet) == ""
 
 
@@ -64,7 +64,7 @@ def test_before_the_first_round_it_says_who_is_here(fleet):
 
 def test_a_run_that_ends_leaves_nothing(fleet, tap):
     """Also where its last round had to wait."""
-    fleet.run_until(lambda: len(fleet.records()) == 3, 10)
+    fleet.run_until(lambda: fleet.closed() == 3, 10)
     hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: waiting(fleet), 10)
     tap.forgive(hold)
@@ -126,7 +126,7 @@ def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, 
     caplog.set_level(logging.INFO, "shoal.aggregator")
     options = {"min_contributors": 3, "quorum": quorum, "deadline_s": 20.0, "rounds": 30}
     with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_device("dev-02")
         fleet.run_until(lambda: "deadline passed" in waiting(fleet), 60)
         run = json.loads(status(fleet, "--json"))["data"]["runs"][0]
@@ -144,7 +144,7 @@ def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, 
         assert run["waiting"] in [r.getMessage() for r in caplog.records]
         fleet.revive_device("dev-02")
         closed = len(fleet.records())
-        fleet.run_until(lambda: len(fleet.records()) > closed + 1, 30)
+        fleet.run_until(lambda: fleet.closed() > closed + 1, 30)
         fleet.run_until(lambda: not waiting(fleet), 10)
         assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
 
@@ -152,7 +152,7 @@ def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, 
 def test_before_the_deadline_nothing_is_said_of_it(tmp_path):
     options = {"min_contributors": 3, "quorum": 0.8, "deadline_s": 500.0, "rounds": 30}
     with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_device("dev-02")
         fleet.run_until(lambda: waiting(fleet), 60)
         assert "deadline" not in waiting(fleet)

@@ -86,7 +86,7 @@ def test_masks_change_no_bit(tmp_path, calm):
 def test_the_aggregator_relays_one_shared_mean_and_small_ones(tmp_path):
     """Masked, all of them, inside each segment."""
     with sharing_fleet(tmp_path / "fleet", mode="rotation") as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == fleet.plan.rounds - 1, 30)
+        fleet.run_until(lambda: fleet.closed() == fleet.plan.rounds - 1, 30)
         before = held_states(fleet, "dev-00")
         fleet.run(30)
         kept, model = relayed_steps(fleet)[-1], fleet.model("dev-00")
@@ -137,13 +137,13 @@ def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
     with sharing_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         if victim == "aggregator":
             for rounds in (3, 8):
-                fleet.run_until(lambda rounds=rounds: len(fleet.records()) == rounds, 30)
+                fleet.run_until(lambda rounds=rounds: fleet.closed() == rounds, 30)
                 fleet.kill_aggregator()
                 fleet.step()
                 fleet.revive_aggregator()
         else:
             ending, hop = ("/up", Hop.UP) if victim == "sending device" else ("", Hop.DOWN)
-            fleet.run_until(lambda: len(fleet.records()) == 7, 30)
+            fleet.run_until(lambda: fleet.closed() == 7, 30)
             client = fleet.client_id("dev-01")
             label = mean_label(fleet, SHARED_MODEL, 8) if victim == "fetching device" else ""
             hold = tap.lose(client=client, ending=ending or label, hop=hop)

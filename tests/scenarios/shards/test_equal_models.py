@@ -60,10 +60,12 @@ def test_every_strategy_ends_alike(tmp_path, name, shards):
         assert len(set(records[-1]["clusters"].values())) == 2
 
 
-def test_shared_weights_travel_in_parts(tmp_path):
+@pytest.mark.parametrize("algorithm", ["ifca", "fedavg"])
+def test_a_task_with_a_shared_segment_ends_alike(tmp_path, algorithm):
+    """IFCA shares its weights between clusters; FedAvg, the baseline to that on the same task, has whole models."""
     layout = (Parameter("weight", (INPUTS, CLASSES), "shared"), Parameter("bias", (CLASSES,), "cluster"))
     bundle = logistic_bundle(INPUTS, CLASSES, parameters=layout)
-    options = {"algorithm": "ifca", "settings": {"k": "2"}}
+    options = {"algorithm": algorithm, "settings": {"k": "2"} if algorithm == "ifca" else {}}
     models, records = outcome(tmp_path / "one", 1, bundle, **options)
     parted, found = outcome(tmp_path / "many", 3, bundle, **options)
     for device, theta in models.items():

@@ -48,7 +48,7 @@ def test_lost_reports_come_again(tmp_path, expected):
 
 def test_a_round_waits_for_a_killed_worker_and_names_it(tmp_path, expected):
     with sharded_fleet(tmp_path / "fleet") as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 20)
+        fleet.run_until(lambda: fleet.closed() == 1, 20)
         fleet.kill_worker("worker-1")
         fleet.run_until(lambda: "worker-1" in fleet.service.status(), 20)
         before = len(fleet.records())
@@ -96,7 +96,7 @@ def test_no_party_holds_more_than_its_share(tmp_path, shards):
     tap = Wiretap()
     with sharded_fleet(tmp_path / "fleet", shards=shards, faults=tap) as fleet:
         stage = fleet.stage
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         cuts = borders(LENGTH, shards)
         assert max(b - a for a, b in cuts) <= (1 / shards + 0.05) * LENGTH
         reader = [fleet.workers[name]._store for name in stage.workers]

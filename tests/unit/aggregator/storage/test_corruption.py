@@ -88,7 +88,7 @@ def test_missing_facts_are_told(folder):
 def test_a_strategys_state_that_is_none_is_told(tmp_path):
     """The JSON is whole and one of its keys is missing: the aggregator does not start on it."""
     with make_fleet(tmp_path / "fleet", algorithm="ifca", settings={"k": "2"}) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_aggregator()
         folder = fleet.stage.aggregator_dir / "run-000001"
         database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
@@ -105,7 +105,7 @@ def test_a_strategys_state_that_is_none_is_told(tmp_path):
 def test_a_damaged_list_of_retained_topics_stops_nothing(tmp_path, caplog, ledger):
     """All that is lost is what an earlier life has left on the broker; the run goes on to its end."""
     with make_fleet(tmp_path / "fleet") as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_aggregator()
         path = fleet.stage.aggregator_dir / "retained.json"
         assert len(json.loads(path.read_bytes())) >= 3

@@ -185,7 +185,7 @@ def test_a_run_that_left_no_start_or_a_forged_plan_is_refused(fleet):
 
 def test_a_run_under_way_has_no_finish(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+        fleet.run_until(lambda: fleet.closed() == 2, 100)
         assert not fleet.devices[NAME].runtime.finishing
         assert not fleet.personalise(NAME)
         assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)

@@ -19,8 +19,9 @@ def images(count, seed):
 
 
 @pytest.fixture(scope="session")
-def lab():
-    with one_thread():
+def lab(compile_once):
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.bench.attacks.lab.compile_task", compile_once)
         made = Lab(images(400, 1), images(400, 2), SIDE, quick=True)
         assert made.length == made.origin.size
         yield made

@@ -146,16 +146,16 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
     limits_ = {"rounds": 400, "quorum": 0.5, "deadline_s": 20.0}
     with make_fleet(tmp_path / "fleet", data, faults=tap, **limits_) as fleet:
         tap.lose(client=fleet.client_id(LOSER), ending="/up", times=1)
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
         publish(fleet)
         closed = len(fleet.records())
-        fleet.run_until(lambda: len(fleet.records()) >= closed + 2, 120)
+        fleet.run_until(lambda: fleet.closed() >= closed + 2, 120)
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
         fleet.revive_device(OFF)
         fleet.run_until(lambda: fleet.devices[OFF].runtime.revoked, 5)
-        fleet.run_until(lambda: len(fleet.records()) >= 4, 60)
+        fleet.run_until(lambda: fleet.closed() >= 4, 60)
         clients = {
             fleet.client_id("aggregator"): Party.AGGREGATOR,
             "aggregator": Party.AGGREGATOR,

@@ -100,7 +100,7 @@ def test_killed_programs_leave_the_network_and_revived_ones_return(tmp_path):
 
 def test_a_device_that_joins_during_the_run_takes_part(tmp_path):
     with make_fleet(tmp_path) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 1, 600)
+        fleet.run_until(lambda: fleet.closed() == 1, 600)
         fleet.add_device("dev-09", grouped_data(1)["dev-00"])
         fleet.run(600)
         assert "dev-09" in fleet.stage.devices

@@ -13,6 +13,11 @@ pytestmark = pytest.mark.torch
 DEVICES = 12
 
 
+@pytest.fixture(autouse=True)
+def _compiled_once(compile_once, monkeypatch):
+    monkeypatch.setattr(aggregator_load, "compile_task", compile_once)
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "cfl", pytest.param("ifca", marks=pytest.mark.long)])
 def test_its_rounds_are_rounds(tmp_path, algorithm):
     crowd = Crowd(tmp_path, DEVICES, algorithm)

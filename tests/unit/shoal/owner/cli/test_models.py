@@ -35,7 +35,7 @@ def lines(capsys):
 def test_list_follows_the_run(tmp_path, connect, capsys):
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **IFCA) as fleet:
         owner = connect(fleet)
-        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
         cli.list_(owner)
         line, answering = lines(capsys)
         assert line.startswith("run 1: ifca, 4 rounds; in round ")
@@ -58,7 +58,7 @@ def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, c
     data = grouped_data(4, 2)
     with make_fleet(tmp_path / "fleet", data, **IFCA) as fleet:
         owner = connect(fleet)
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
         fleet.stage.fleet.rotate()
         fleet.publish()
         fleet.run(60)
@@ -85,7 +85,7 @@ def test_get_says_that_private_coordinates_are_the_initial_ones(tmp_path, connec
 
 def test_get_of_a_run_that_has_not_finished_writes_nothing(tmp_path, connect):
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **IFCA) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
         with pytest.raises(NotReadyError) as caught:
             cli.get(connect(fleet), tmp_path / "m")
         assert caught.value.exit_code == 11

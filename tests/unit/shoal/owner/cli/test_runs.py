@@ -51,7 +51,7 @@ def data(told):
 
 
 def test_pause_resume_and_stop_print_the_run(fleet, call):
-    fleet.run_until(lambda: len(fleet.records()) == 1, WITHIN_S)
+    fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
     assert call("pause", 1).out.startswith(
         "run 1: fedavg, round open, paused by the owner, round 2 of 4, last round closed 20"
     )

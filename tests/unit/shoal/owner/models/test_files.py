@@ -145,11 +145,14 @@ def test_arrays_of_any_name_are_archived(tmp_path):
 
 
 @pytest.mark.torch
-def test_torch_loads_the_parameters(compiled, tmp_path):
+def test_torch_loads_the_parameters(compile_once, tmp_path):
     """As docs/operator/models.md says."""
     import torch
 
-    source, bundle = compiled("logistic")
+    from shoal.owner.task_compiler.builtin import build
+
+    source = build("logistic", inputs=8, classes=3)
+    bundle = compile_once(*source[:3], name="logistic", kind=source.kind, hyper=source.hyper)
     theta = np.random.default_rng(3).standard_normal(bundle.length).astype(np.float32)
     (tmp_path / "m.npz").write_bytes(npz_bytes(state_dict(bundle.manifest, theta)))
     net = source.model

@@ -12,7 +12,7 @@ from tests.helpers.tasks import logistic_bundle
 def test_the_owner_derives_the_masks_of_the_uploads(tmp_path):
     """Each round has its own; the id is the one that the aggregator received."""
     with make_fleet(tmp_path / "fleet", rounds=3) as fleet:
-        fleet.run_until(lambda: len(fleet.records()) == 2, 30)
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
         owner = fleet.stage.fleet
         (kept,) = {mean.key_id for step in fleet.service.state.held.steps[-1:] for mean in step.means}
         ids = [round_mask(owner, fleet.plan, round_).key_id for round_ in (1, 2, 3)]

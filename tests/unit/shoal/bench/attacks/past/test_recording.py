@@ -24,7 +24,7 @@ def test_uploads_and_grants_are_in_the_record_once_and_the_truth_masks_to_them(t
         watched_masking() as truth,
         make_fleet(tmp_path / "fleet", count=3, rounds=3, faults=tap, mode="rotation") as fleet,
     ):
-        fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
+        fleet.run_until(lambda: fleet.closed() >= 1, 20)
         fleet.stage.fleet.rotate()
         publish(fleet)
         fleet.run(20)

@@ -7,8 +7,9 @@ from shoal.bench.privacy.benchmark import one_thread
 
 
 @pytest.fixture(scope="session")
-def lab():
-    with one_thread():
+def lab(compile_once):
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.bench.attacks.lab.compile_task", compile_once)
         made = make_lab(quick=True)
         assert made.length == made.origin.size
         yield made
