@@ -166,8 +166,8 @@ def test_a_run_arrives_at_the_aggregator(staged, logistic):
 
 
 def test_a_run_is_finished_with_its_final_round(staged, monkeypatch):
-    for records, expected in (([], False), ([{"final": False}], False), ([{"final": False}, {"final": True}], True)):
-        monkeypatch.setattr(process_fleet, "read_records", lambda _, r=records: r)
+    for last, expected in ((None, False), ({"final": False}, False), ({"final": True}, True)):
+        monkeypatch.setattr(process_fleet, "read_last_record", lambda _, record=last: record)
         assert staged.finished(1) is expected
 
 
