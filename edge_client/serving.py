@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 UNUSED: Final = ("urllib.request", "hashlib", "ssl")
 """Imported by paho: the first two for web sockets, ssl for TLS, for which it is loaded.
 
-urllib.request would take 3 MB with http and email. hashlib and ssl load an OpenSSL, which takes 7 MB beside that of
+urllib.request would take 3 MB with http and email. hashlib and ssl load an OpenSSL, which takes 5 MB beside that of
 the package cryptography; `shoal.digests` uses the latter.
 """
 MISSING: Final = ("socks", "_hashlib")
