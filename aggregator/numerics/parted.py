@@ -94,6 +94,9 @@ class PartedVector:
     def __len__(self) -> int:
         return self.size
 
+    def __array__(self, *_: Any, **__: Any) -> NDArray[np.float32]:
+        raise NumericsError("the algorithm takes updates as arrays, which an aggregator with workers does not have")
+
     def __add__(self, other: PartedVector) -> PartedVector:
         return self._made(NodeKind.SUM, other)
 

@@ -60,8 +60,8 @@ OFFLINE_HINT: Final = (
     "shoal-fleet revoke FLEET_DIR NAME"
 )
 WORKER_HINT: Final = (
-    "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, the owner stops "
-    "the run (shoal-fleet run stop) and signs another"
+    "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, "
+    "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
 )
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"

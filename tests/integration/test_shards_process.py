@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from aggregator.shards import membership as worker_membership
 from aggregator.shards.part_store import DATABASE, PARTS
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.shards import borders
@@ -109,6 +111,23 @@ def test_torchrun_starts_coordinator_and_workers(tmp_path):
                 launcher.send_signal(signal.SIGTERM)
                 launcher.wait(20)
         assert len(stage.records(plan.run)) == 4
+
+
+def test_a_run_is_given_up_when_a_worker_has_lost_its_disk(tmp_path):
+    """No stop ends the run, since its last rounds need all workers; another run has a new worker of the same name."""
+    with serving_stage(tmp_path) as stage:
+        lost = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
+        wait_for(stage, lost.run, lambda records: records)
+        stage.stop("worker-1", signal.SIGKILL)
+        shutil.rmtree(stage.worker_dir("worker-1"))
+        (stage.aggregator_dir / "runs" / f"{lost.run:06d}.run").unlink()
+        card = worker_membership.init(stage.worker_dir("worker-1"), "worker-1")
+        grant = stage.fleet.add_worker(card.read_bytes())
+        worker_membership.join(stage.worker_dir("worker-1"), grant.read_bytes(), stage.fleet.fingerprint)
+        stage.start_worker("worker-1")
+        data = logistic_bundle(INPUTS, CLASSES)
+        plan = stage.add_run(data, draw_origins(data.manifest, 1, 1), RunOptions("fedavg", rounds=3, local=QUICK))
+        assert len(stage.wait(plan.run, WAIT_S)) == 4
 
 
 def parts_in(directory, length):

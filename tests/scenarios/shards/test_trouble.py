@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from aggregator.run_service import UNCLOSABLE_HINT
+from aggregator.strategies.fedavg import FedAvg
+from aggregator.strategies.registry import STRATEGIES
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.shards import borders
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, thetas
@@ -116,3 +119,22 @@ def test_no_party_holds_more_than_its_share(tmp_path, shards):
         up = [p for p in tap.sent(ending="/up") if parse(p.payload)[0].kind is ChunkKind.UPLOAD]
         assert up
         assert max(len(p.payload) for p in up) < 4 * LENGTH + 1200
+
+
+class OnArrays(FedAvg):
+    """A strategy of another package, written for whole updates."""
+
+    name = "on-arrays"
+
+    def mean(self, contributions, *_):
+        return np.stack([c.vector for c in contributions]).mean(0)
+
+
+def test_a_strategy_that_takes_arrays_is_told_that_there_are_none(tmp_path, monkeypatch):
+    """Such an error once ended the aggregator, again after each start."""
+    monkeypatch.setitem(STRATEGIES, OnArrays.name, OnArrays)
+    with sharded_fleet(tmp_path / "fleet", algorithm=OnArrays.name) as fleet:
+        fleet.run_until(lambda: fleet.service.obstacle, 20)
+        assert "takes updates as arrays, which an aggregator with workers does not have" in fleet.service.status()
+        assert fleet.service.facts().advice == UNCLOSABLE_HINT
+        assert not fleet.records()
