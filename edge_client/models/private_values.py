@@ -104,7 +104,7 @@ class PrivateValues:
         head = encode(PrivateFile(self._run_id, round_, len(trained)))
         pieces = (head, before.astype("<f4").tobytes(), trained.astype("<f4").tobytes())
         folder = private_directory(self._directory / FOLDER)
-        write_atomic(folder / PRIVATE_FILE, *pieces, sha256(b"".join(pieces)))
+        write_atomic(folder / PRIVATE_FILE, *pieces, sha256(*pieces))
         self._round, self._before, self._after = round_, before, trained
 
     def _load(self) -> None:

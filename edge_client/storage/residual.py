@@ -91,7 +91,7 @@ def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None
     except IntegrityError:
         return None
     body, digest = bytes(rest[:size]), bytes(rest[size : size + DIGEST_BYTES])
-    if head.transfer != transfer or sha256(encode(head) + body) != digest:
+    if head.transfer != transfer or sha256(encode(head), body) != digest:
         return None
     return Residual(head.run_id, head.round, head.model, head.transfer, length=head.length, data=body)
 

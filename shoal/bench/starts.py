@@ -110,12 +110,12 @@ def measure(starts: int = STARTS, broker_kind: str = "auto") -> StartFigures:
 def _start(stage: Stage, run: int, source: Path) -> Start:
     """Start the device; return its times once another round of the run is closed."""
     time.sleep(SETTLE_S)
-    rounds, losses = len(stage.records(run)), _losses(stage)
+    rounds, losses = stage.closed(run), _losses(stage)
     began_s = time.monotonic()
     program = stage.start_device(DEVICE, source, "--log", "debug")
     loss_s = _wait(lambda: _losses(stage) > losses, began_s, "no loss was logged", program)
     loss_cpu_s = program.cpu_s()
-    update_s = _wait(lambda: len(stage.records(run)) > rounds, began_s, "no round was closed", program)
+    update_s = _wait(lambda: stage.closed(run) > rounds, began_s, "no round was closed", program)
     return Start(update_s, loss_s, loss_cpu_s)
 
 

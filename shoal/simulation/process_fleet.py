@@ -46,6 +46,14 @@ class StageError(ShoalError):
     """A program of the staged fleet ended early, or a run took too long."""
 
 
+def cpu_seconds(pid: int, thread: int = 0) -> float:
+    """Return the user and system CPU seconds of a process, or of one ``thread`` of it, to a clock tick."""
+    place = f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat"
+    # The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
+    fields = Path(place).read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
 @dataclass(slots=True)
 class Program:
     """A started program and its log file."""
@@ -85,11 +93,9 @@ class Program:
             StageError: the program has ended.
         """
         try:
-            # The program's name, in brackets, may hold anything.
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return cpu_seconds(self.pid)
         except (FileNotFoundError, ProcessLookupError) as error:
             raise StageError(f"{self.name} has ended", hint=f"see {self.log}") from error
-        return sum(map(int, fields[11:13])) / TICKS
 
     def tail(self, lines: int = 15) -> str:
         """Return the last ``lines`` lines of the program's log."""

@@ -42,7 +42,7 @@ from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.protocol.documents import RunPlan
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.simulation.process_fleet import ONE_THREAD, Program, StageError
+from shoal.simulation.process_fleet import ONE_THREAD, Program, StageError, cpu_seconds
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
@@ -77,7 +77,6 @@ COPIES_PER_DEVICE: Final = 6
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place for a private directory of random name
 LOOPBACK: Final = "lo"
 """Network interface of the sums between coordinator and workers."""
-CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -368,14 +367,6 @@ class LoadFleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def cpu_seconds(pid: int, thread: int = 0) -> float:
-    """Return the user and system CPU seconds of a process, or of one ``thread`` of it."""
-    # The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
-    place = f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat"
-    fields = Path(place).read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:

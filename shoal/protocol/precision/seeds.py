@@ -21,4 +21,4 @@ def mean_seed(run_id: bytes, round_: int, model: int) -> bytes:
 
 
 def _seed(kind: bytes, *fields: bytes) -> bytes:
-    return sha256(_LABEL + kind + b"".join(fields))
+    return sha256(_LABEL, kind, *fields)
