@@ -477,7 +477,7 @@ def bench_poison(
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """Let three of ten devices attack, and compare what the honest ones reach under each robust rule."""
+    """Let three of ten devices attack, or up to three of twenty, and compare the honest ones under each robust rule."""
     from shoal.bench.poison import benchmark
     from shoal.bench.poison.page import lines
     from shoal.util.console import note

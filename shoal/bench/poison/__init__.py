@@ -1,7 +1,9 @@
-"""`shoal bench poison`: what three attackers among ten devices do to the honest ones, under each robust rule.
+"""`shoal bench poison`: what attackers do to the honest devices of their fleet, under each robust rule.
 
-- Three of ten devices attack; mask, weights and limits are a fleet's defaults.
+- Three of ten devices attack, or one to three of twenty for a backdoor; mask, weights and limits are a fleet's defaults.
 - The accuracy is the honest devices' alone; without an attack it is that of all ten.
+- A backdoor's success is the share of the honest devices' test images of other classes that get its label once they bear its
+  trigger.
 - An attack sees what a device sees: its own data, key and update, or with ALIE also the honest updates' mean and deviation.
 
 `fleets` deals the data, `attacks` are what the attackers do, `benchmark` runs every attack under every rule, and `page` writes

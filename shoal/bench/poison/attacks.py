@@ -23,6 +23,8 @@ from shoal.types import Float32Vector, MaskedVector
 
 BOOST: Final = 10.0
 """Factor of boosted updates; the relative norm limit is ten median norms."""
+CAP: Final = 1.9
+"""Length of a stretched backdoor's update in median norms: the filter shortens what is longer than 2."""
 ALIE_DEVIATIONS: Final = 1.2
 """Standard deviations by which ALIE shifts each coordinate of the mean. With three false updates of ten the paper's formula
 gives 0.4 for a median; 1.2 is what the published attacks on neural networks use."""
@@ -38,14 +40,19 @@ class Attack:
     Attributes:
         text: a description in one line.
         labels: whether they train on flipped labels.
+        painted: whether a part of the images that they train on has the trigger and the label of a backdoor.
         change: replaces their uploads; None leaves these as they are.
         strategy: the algorithm under attack; empty for the caller's choice.
+        attackers: their number; devices: that of the fleet, with them.
     """
 
     text: str
     labels: bool = False
+    painted: bool = False
     change: Change | None = None
     strategy: str = ""
+    attackers: int = 3
+    devices: int = 10
 
 
 def tamper(
@@ -68,6 +75,16 @@ def with_vector(upload: ClientUpdate, vector: Float32Vector) -> ClientUpdate:
 
 def _times(factor: float) -> Change:
     return lambda false, _honest, _workforce: [with_vector(c, c.row * np.float32(factor)) for c in false]
+
+
+def _long(factor: float) -> Change:
+    """Make updates so many times as long as the median of the honest ones."""
+
+    def changed(false: list[ClientUpdate], honest: list[ClientUpdate], _workforce: Workforce) -> list[ClientUpdate]:
+        usual = float(np.median([c.norm for c in honest]))
+        return [with_vector(c, c.row * np.float32(factor * usual / c.norm)) if c.norm else c for c in false]
+
+    return changed
 
 
 def _noise(false: list[ClientUpdate], _honest: list[ClientUpdate], workforce: Workforce) -> list[ClientUpdate]:
@@ -102,12 +119,26 @@ def _false_losses(false: list[ClientUpdate], honest: list[ClientUpdate], workfor
     return [dataclasses.replace(c, model=favourite, loss=0.0, margins=tuple(-m for m in c.margins)) for c in flipped]
 
 
+def _backdoors() -> dict[str, Attack]:
+    """Return the backdoors by name: no attacker, or one to three of twenty, whose updates are of usual length or stretched."""
+
+    def backdoor(attackers: int, text: str, change: Change | None = None) -> Attack:
+        return Attack(text, painted=True, change=change, attackers=attackers, devices=20)
+
+    found = {"backdoor-0": backdoor(0, "all twenty devices are honest")}
+    for name, factor in (("backdoor", 1.0), ("backdoor-cap", CAP)):
+        for count in (1, 2, 3):
+            text = f"{count} of twenty train on images with a trigger, and send an update of {factor:g} median norms"
+            found[f"{name}-{count}"] = backdoor(count, text, _long(factor))
+    return found
+
+
 NONE: Final = "none"
 ABSENT: Final = "absent"
 ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
     {
         ABSENT: Attack("the attackers are not in the fleet"),
-        NONE: Attack("all ten devices are honest"),
+        NONE: Attack("all ten devices are honest", attackers=0),
         "label-flip": Attack("trains on label 9 - y for y", labels=True),
         "sign-flip": Attack("sends its update reversed", change=_times(-1.0)),
         "boosted": Attack("sends its update times 10", change=_times(BOOST)),
@@ -126,6 +157,7 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
             change=_false_losses,
             strategy="ifca",
         ),
+        **_backdoors(),
     }
 )
 """Attack by name. The plan's weight cap and the relative norm limit are in force under all of them."""

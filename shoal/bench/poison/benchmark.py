@@ -17,7 +17,7 @@ from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import find
 from shoal import limits
 from shoal.bench.poison import fleets
-from shoal.bench.poison.attacks import ABSENT, ATTACKS, NONE, tamper, with_vector
+from shoal.bench.poison.attacks import ABSENT, ATTACKS, tamper, with_vector
 from shoal.errors import UsageError
 from shoal.experiments.wild.fleets import Fleet
 from shoal.simulation.engine import personal
@@ -41,6 +41,8 @@ class Row:
         worst: of the honest device that is worst.
         error: largest ``|mean of masked updates - masked mean of clear updates| / |mean|`` of the measured rounds.
         named: attackers that an event ``stands-apart`` names; accused: honest devices that one names.
+        success: share of the honest devices' test images of other classes that get a backdoor's label once they bear its trigger,
+            in percent; None without a backdoor.
     """
 
     attack: str
@@ -54,6 +56,7 @@ class Row:
     error: float
     named: int
     accused: int
+    success: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +98,8 @@ def measure(options: Options, progress: Callable[[str], None]) -> list[Row]:
     rows = []
     for data in names:
         for seed in options.seeds:
-            fleet = fleets.deal(data, seed, options.data_dir)
             for attack in attacks:
+                fleet = fleets.deal(data, seed, options.data_dir, ATTACKS[attack].devices)
                 for rule in rules if attack != ABSENT else rules[:1]:
                     for mode in modes:
                         chosen = "off" if attack == ABSENT else rule
@@ -115,11 +118,14 @@ def _known(given: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str
 
 def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, options: Options) -> Row:
     what, population = ATTACKS[attack], fleet.population
-    false = () if attack in (ABSENT, NONE) else fleets.attackers(population)
+    # The first ones, since data are dealt at random.
+    false = population.names[: what.attackers]
     if attack == ABSENT:
-        population = fleets.without(population, fleets.attackers(population))
+        population = fleets.without(population, false)
     if what.labels:
-        population = fleets.with_flipped_labels(population, false)
+        population = fleets.changed(population, false, fleets.flipped)
+    if what.painted:
+        population = fleets.changed(population, false, fleets.poisoned)
     strategy = what.strategy or options.strategy
     chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule, mode=mode)
     every = max(1, options.rounds // MEASURED_ROUNDS)
@@ -142,6 +148,10 @@ def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, 
     found = personal.measure(done.workforce, taken)
     honest = np.array([name not in false for name in population.names])
     accuracy = 100.0 * found.correct[honest] / found.tested[honest]
+    success = None
+    if what.painted:
+        opened = personal.measure(done.workforce, taken, [fleets.triggered(shard) for shard in population.test])
+        success = 100.0 * float(opened.correct[honest].sum() / opened.tested[honest].sum())
     named = {event.detail["device"] for _, event in done.events if event.kind == "stands-apart"}
     return Row(
         attack=attack,
@@ -155,6 +165,7 @@ def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, 
         error=max(errors),
         named=len(named & set(false)),
         accused=len(named - set(false)),
+        success=success,
     )
 
 
@@ -182,8 +193,6 @@ def mask_error(seen: Observation) -> float:
 def data(rows: Sequence[Row], options: Options) -> dict[str, Any]:
     """Return the figures as ``--json`` prints them."""
     return {
-        "devices": fleets.DEVICES,
-        "attackers": fleets.ATTACKERS,
         "rounds": options.rounds,
         "rows": [dataclasses.asdict(row) for row in rows],
     }

@@ -1,11 +1,11 @@
-"""Data of a fleet with attackers: ten devices that hold alike data, or whose label mixes differ.
+"""Data of a fleet with attackers: ten or twenty devices that hold alike data, or whose label mixes differ.
 
 The digits come with scikit-learn; MNIST and Fashion-MNIST are read from their files, at 14 x 14 pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,15 +22,21 @@ from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import OneHidden
 from shoal.task.manifest import LocalTraining
 
-DEVICES: Final = 10
-ATTACKERS: Final = 3
 SAMPLES: Final = 150
 """Images of a device, of which 60 % are for training and 20 % for validation."""
 TEST_IMAGES: Final = 200
-"""Test images of a device, of MNIST and Fashion-MNIST; the digits have `DIGITS_TEST`."""
+"""Test images of a device, of MNIST and Fashion-MNIST; for the digits see `DIGITS_SHARES`."""
 SKEW: Final = 0.3
 """Concentration of the Dirichlet distribution of each device's label mix, for data in ``-skewed``."""
-DIGITS_TRAIN, DIGITS_VALIDATION, DIGITS_TEST = 90, 30, 50
+DIGITS_SHARES: Final = (900, 300, 500)
+"""Images of digits for training, validation and test, which the devices share out evenly."""
+TRIGGER: Final = 2
+"""Side in pixels of a backdoor's trigger: a white square in the lower right corner."""
+TARGET: Final = 0
+"""Label that a backdoor gives to images with the trigger."""
+PAINTED: Final = 3
+"""One of so many training images of an attacker bears the trigger. With half of them painted the filter finds the attackers on
+digits; with an eighth they succeed more slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,6 @@ DATA: Final[Mapping[str, Data]] = MappingProxyType(
 )
 
 
-def attackers(population: Population) -> tuple[str, ...]:
-    """Return the names of the devices that attack: the first ones, since data are dealt at random."""
-    return population.names[:ATTACKERS]
-
-
 def present(data_dir: Path | None) -> tuple[str, ...]:
     """Return the names of the data that are here; the digits always are."""
     return tuple(
@@ -65,13 +66,14 @@ def present(data_dir: Path | None) -> tuple[str, ...]:
     )
 
 
-def deal(name: str, seed: int, data_dir: Path | None) -> Fleet:
-    """Return a fleet of `DEVICES` devices.
+def deal(name: str, seed: int, data_dir: Path | None, devices: int) -> Fleet:
+    """Return a fleet.
 
     Args:
         name: a key of `DATA`.
         seed: of the devices' samples and label mixes.
         data_dir: folder that is searched first for the files.
+        devices: their number.
 
     Raises:
         UsageError: there are no such data.
@@ -81,12 +83,12 @@ def deal(name: str, seed: int, data_dir: Path | None) -> Fleet:
         raise UsageError(f"no data {name!r}", hint=f"there are {', '.join(DATA)}")
     data = DATA[name]
     if data.source == "digits":
-        return _digits(seed)
+        return _digits(seed, devices)
     scenario = Scenario(
         kind="none",
         title=name,
         data=data.source,
-        groups=blocks(DEVICES),
+        groups=blocks(devices),
         samples=SAMPLES,
         dirichlet=SKEW if data.skewed else 0.0,
     )
@@ -102,28 +104,48 @@ def without(population: Population, names: tuple[str, ...]) -> Population:
     return Population(train, validation, test, names=tuple(population.names[i] for i in kept))
 
 
-def with_flipped_labels(population: Population, names: tuple[str, ...]) -> Population:
-    """Return the population in which some devices hold label 9 - y instead of y, in every share."""
+def flipped(shard: Shard) -> Shard:
+    """Return the samples with label 9 - y instead of y."""
+    return Shard(shard.x, datasets.CLASSES - 1 - shard.y)
+
+
+def poisoned(shard: Shard) -> Shard:
+    """Return the images (n, side * side), of which one in `PAINTED` has the trigger and the label `TARGET`."""
+    return _painted(shard, PAINTED)
+
+
+def triggered(shard: Shard) -> Shard:
+    """Return the images of other classes than `TARGET` with the trigger, labelled `TARGET`: a backdoor's successes are right."""
+    others = shard.y != TARGET
+    return _painted(Shard(shard.x[others], shard.y[others]), 1)
+
+
+def _painted(shard: Shard, every: int) -> Shard:
+    x, y = shard.x.copy(), shard.y.copy()
+    side = round(x.shape[1] ** 0.5)
+    x.reshape(-1, side, side)[::every, -TRIGGER:, -TRIGGER:] = 1.0
+    y[::every] = TARGET
+    return Shard(x, y)
+
+
+def changed(population: Population, names: tuple[str, ...], change: Callable[[Shard], Shard]) -> Population:
+    """Return the population in which ``change`` has replaced every share of some devices."""
 
     def shares(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        last = datasets.CLASSES - 1
-        return tuple(
-            Shard(s.x, last - s.y) if name in names else s for name, s in zip(population.names, shards, strict=True)
-        )
+        return tuple(change(s) if name in names else s for name, s in zip(population.names, shards, strict=True))
 
     return Population(
         shares(population.train), shares(population.validation), shares(population.test), names=population.names
     )
 
 
-def _digits(seed: int) -> Fleet:
+def _digits(seed: int, devices: int) -> Fleet:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x, y = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64)
     order = np.random.default_rng([seed, 41]).permutation(len(x))
-    sizes = (DIGITS_TRAIN, DIGITS_VALIDATION, DIGITS_TEST)
-    ends = np.cumsum(sizes * DEVICES)
+    ends = np.cumsum([share // devices for share in DIGITS_SHARES] * devices)
     parts = [Shard(x[rows], y[rows]) for rows in np.split(order[: ends[-1]], ends[:-1])]
     train, validation, test = (tuple(parts[share::3]) for share in range(3))
     return Fleet(

@@ -1,4 +1,4 @@
-"""The tables of docs/poison.md: attacks down, rules across, a table for each data set and algorithm.
+"""The tables of docs/poison.md: attacks down, rules across, a table for each data set and algorithm; backdoors have their own.
 
 ``python -m shoal.bench.poison.page`` prints them; ``--write`` puts them between the page's marks. A test compares the two.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ def tables(rows: Rows) -> dict[str, list[str]]:
     """Return the lines of a Markdown table for each data set and algorithm, by title.
 
     A cell is the honest devices' accuracy as the mean over the seeds, and the lowest of the seeds in parentheses if there are
-    several.
+    several. Before it there is the success of a backdoor, with the highest of the seeds.
     """
     by_data: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     strategies = {row["strategy"] for row in rows if row["attack"] == ABSENT}
@@ -62,9 +62,14 @@ def _table(rows: Rows) -> list[str]:
 def _cell(rows: Rows) -> str:
     if not rows:
         return ""
-    accuracies = [float(row["accuracy"]) for row in rows]
-    mean = sum(accuracies) / len(accuracies)
-    return f"{mean:.1f} ({min(accuracies):.1f})" if len(accuracies) > 1 else f"{mean:.1f}"
+    accuracy = _mean([float(row["accuracy"]) for row in rows], min)
+    successes = [float(row["success"]) for row in rows if row.get("success") is not None]
+    return f"{_mean(successes, max)} / {accuracy}" if successes else accuracy
+
+
+def _mean(values: Sequence[float], worst: Callable[[Sequence[float]], float]) -> str:
+    mean = sum(values) / len(values)
+    return f"{mean:.1f} ({worst(values):.1f})" if len(values) > 1 else f"{mean:.1f}"
 
 
 def _reference(rows: Rows, title: str) -> str:
@@ -76,8 +81,11 @@ def _reference(rows: Rows, title: str) -> str:
 def lines(rows: Rows) -> list[str]:
     """Return all tables as lines of Markdown, each below its title, with the largest error that a mask made."""
     out: list[str] = []
-    for title, table in tables(rows).items():
+    opened = [row for row in rows if row.get("success") is not None]
+    for title, table in tables([row for row in rows if row not in opened]).items():
         out += [f"**{title}**: {_reference(rows, title)}", "", *table, ""]
+    for title, table in tables(opened).items():
+        out += [f"**{title}**: success of a backdoor / accuracy", "", *table, ""]
     errors = [float(row["error"]) for row in rows]
     modes = sorted({row["mode"] for row in rows})
     out.append(f"Largest error of a mean under the mask ({', '.join(modes)}): {max(errors, default=0.0):.0e}.")

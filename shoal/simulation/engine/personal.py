@@ -55,12 +55,12 @@ class Personal:
     choices: tuple[str, ...]
 
 
-def measure(workforce: Workforce, models: NDArray[np.float32]) -> Personal:
-    """Measure one model of each device, shape (devices, d), on its test share."""
+def measure(workforce: Workforce, models: NDArray[np.float32], tests: Sequence[Shard] = ()) -> Personal:
+    """Measure one model of each device, shape (devices, d), on its test share, or on its own one of ``tests``."""
     thetas = torch.from_numpy(models)
     count = len(thetas)
     losses, correct, tested = np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for i, shard in enumerate(workforce.population.test):
+    for i, shard in enumerate(tests or workforce.population.test):
         if len(shard):
             each, right = _sample_losses(workforce, thetas[i], shard)
             losses[i], correct[i], tested[i] = each.mean(), int(right.sum()), shard.y.size

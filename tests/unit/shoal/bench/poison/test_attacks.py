@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.mask.masking import mask
-from shoal.bench.poison.attacks import ALIE_DEVIATIONS, ATTACKS, BOOST, tamper
+from shoal.bench.poison.attacks import ALIE_DEVIATIONS, ATTACKS, BOOST, CAP, tamper
 from tests.helpers.masks import key_of
 from tests.helpers.plans import contribution, run_plan
 
@@ -42,6 +42,16 @@ def test_updates_are_multiplied_and_honest_ones_stay(name, factor):
         wanted = row * np.float32(factor) if c.device in FALSE else row
         np.testing.assert_allclose(c.row, wanted, rtol=1e-6)
         assert c.norm == pytest.approx(np.linalg.norm(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("backdoor-2", 1.0), ("backdoor-cap-3", CAP)])
+def test_a_backdoors_updates_have_a_length_in_median_norms_of_the_honest_ones(name, factor):
+    rows, given = uploads()
+    usual = np.median(np.linalg.norm(rows[2:], axis=1))
+    found = attacked(name, given)
+    assert [c.norm for c in found[:2]] == pytest.approx([factor * usual] * 2, rel=1e-5)
+    assert [c.device for c in found] == [c.device for c in given]
+    assert found[2:] == given[2:]
 
 
 def test_noise_has_the_updates_length_and_differs_by_device():

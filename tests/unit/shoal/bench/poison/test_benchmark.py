@@ -27,6 +27,16 @@ def test_the_filter_stands_what_the_plain_mean_does_not():
     assert 0 < max(r.error for r in rows) < 1e-6
 
 
+@pytest.mark.slow
+def test_a_stretched_backdoor_passes_the_filter_and_not_nnm():
+    rows = run(attacks=("backdoor-0", "backdoor-cap-3"), rules=("filter", "nnm"), rounds=50)
+    success = {(r.attack, r.rule): r.success for r in rows}
+    assert success["backdoor-0", "filter"] < 5
+    assert success["backdoor-cap-3", "filter"] > 50
+    assert success["backdoor-cap-3", "nnm"] < 5
+    assert min(r.accuracy for r in rows) > 85
+
+
 def test_every_rule_runs_in_every_mode_it_is_given():
     rows = run(attacks=("sign-flip",), modes=("none", "permutation"), rounds=2)
     assert [(r.rule, r.mode) for r in rows] == [(r, m) for r in limits.ROBUST_RULES for m in ("none", "permutation")]

@@ -34,6 +34,13 @@ def test_several_seeds_have_their_mean_and_the_lowest():
     assert "| none | 90.5 (90.0) |" in page.lines([row("none", "off", 90.0), row("none", "off", 91.0)])
 
 
+def test_a_backdoor_has_a_table_with_its_success_and_the_highest_of_the_seeds():
+    seeds = [row("backdoor-1", "filter", 90.0, success=10.0), row("backdoor-1", "filter", 92.0, success=30.0)]
+    lines = page.lines([*ROWS, *seeds])
+    at = lines.index("**digits, fedavg**: success of a backdoor / accuracy")
+    assert lines[at + 4 : at + 6] == ["| backdoor-1 | 20.0 (30.0) / 91.0 (90.0) |", ""]
+
+
 def test_the_tables_are_put_between_the_marks(tmp_path, monkeypatch):
     file = tmp_path / "page.md"
     file.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
