@@ -112,7 +112,9 @@ def _in_a_round(state: EngineState) -> Shortage | None:
     if here >= needed or not missing:
         return None
     unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
-    reason = f"{here} answered and {needed} must (quorum {state.run.quorum:g})"
+    held = state.able < state.asked and needed == state.run.min_contributors
+    rule = f"min_contributors {needed}" if held else f"quorum {state.run.quorum:g}"
+    reason = f"{here} answered and {needed} must ({rule})"
     hint = _advice(state, missing, unable)
     return Shortage(reason=reason, hint=hint, missing=missing, here=here, needed=needed, unable=unable)
 

@@ -317,6 +317,7 @@ class Engine:
             received=state.received.adding(contribution.device, (contribution.phase, digest)),
             contributions=state.contributions.appending(contribution),
             refused=state.refused.removing(contribution.device),
+            unfit=state.unfit.removing(contribution.device),
             lacking=state.lacking.removing(contribution.device),
             unavailable=state.unavailable.removing(contribution.device),
             removed=state.removed.removing(contribution.device),

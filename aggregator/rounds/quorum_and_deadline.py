@@ -54,8 +54,14 @@ def certifiers(state: EngineState) -> int:
 
 
 def uploads_needed(state: EngineState) -> int:
-    """Return the least number of uploads with which the open round closes; one is enough if it only collects checkpoints."""
-    return 1 if state.checkpoints_only else max(1, math.ceil(state.run.quorum * state.asked))
+    """Return the least number of uploads with which the open round closes; one is enough if it only collects checkpoints.
+
+    It is the quorum's share of the devices that can do the round. Those that can't bring it no lower than ``min_contributors``.
+    """
+    if state.checkpoints_only:
+        return 1
+    share, least = state.run.quorum, state.run.min_contributors
+    return max(1, math.ceil(share * state.able), min(least, math.ceil(share * state.asked)))
 
 
 def online_needed(state: EngineState) -> int:

@@ -43,6 +43,8 @@ class EngineState:
         removed: the subset of them that the owner has revoked.
         declined: device -> reason, for declines of the open round; see `unable`.
         refused: devices whose upload to the open round was refused, and that have not uploaded since.
+        unfit: devices that have declined the open round and not uploaded since, without those that lack a state or wait for the
+            owner's newer keys, which can do a later round.
         lacking: devices that declined the open round for lack of a model's state, and that have not uploaded since.
         checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
         parted: whether the owner has revoked devices since the strategy last heard of it.
@@ -70,6 +72,7 @@ class EngineState:
     removed: PersistentSet[str] = field(default_factory=PersistentSet)
     declined: PersistentMap[str, DeclineReason] = field(default_factory=PersistentMap)
     refused: PersistentSet[str] = field(default_factory=PersistentSet)
+    unfit: PersistentSet[str] = field(default_factory=PersistentSet)
     lacking: PersistentSet[str] = field(default_factory=PersistentSet)
     checkpoints_only: bool = False
     parted: bool = False
@@ -111,15 +114,20 @@ class EngineState:
 
     @property
     def asked(self) -> int:
-        """Number of devices with an order that have uploaded or still can; the quorum is a share of these.
+        """Number of devices with an order that are in the fleet and have the model.
 
-        A device that lacks a model's state does not count: it can't upload before a later round. After the deadline, a device
-        whose upload was refused does not count either. Otherwise one device that sends false figures could stop the run.
+        A device that lacks a model's state does not count: it can't upload before a later round.
         """
-        if self.plan is None:
-            return 0
-        refused = len(self.refused) if self.deadline_passed else 0
-        return len(self.plan.assignments) - len(self.removed) - len(self.lacking) - refused
+        return 0 if self.plan is None else len(self.plan.assignments) - len(self.removed) - len(self.lacking)
+
+    @property
+    def able(self) -> int:
+        """Number of the devices asked that can do the round; the quorum is a share of these.
+
+        A device that has declined does not count, nor after the deadline one whose upload was refused: one device must not stop
+        the others.
+        """
+        return self.asked - len(self.unfit) - (len(self.refused) if self.deadline_passed else 0)
 
     @property
     def resume_metadata(self) -> ResumeMetadata:
@@ -147,6 +155,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         removed=PersistentSet(d for d in plan.assignments if d not in state.devices),
         declined=PersistentMap(),
         refused=PersistentSet(),
+        unfit=PersistentSet(),
         lacking=PersistentSet(),
         unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
@@ -178,11 +187,13 @@ def on_declined(state: EngineState, device: str, reason: DeclineReason) -> Engin
         return state
     here = device not in state.removed
     refused, lacks = here and reason is DeclineReason.UPLOAD, here and reason is DeclineReason.STATE
+    unfit = here and not refused and not lacks and reason is not DeclineReason.KEYS
     return dataclasses.replace(
         state,
         unavailable=state.unavailable.adding(device),
         declined=state.declined.adding(device, reason),
         refused=state.refused.adding(device) if refused else state.refused.removing(device),
+        unfit=state.unfit.adding(device) if unfit else state.unfit.removing(device),
         lacking=state.lacking.adding(device) if lacks else state.lacking.removing(device),
     )
 
@@ -196,6 +207,7 @@ def on_revoked(state: EngineState, device: str) -> EngineState:
         parted=state.parted or device in state.devices,
         removed=removed,
         refused=state.refused.removing(device),
+        unfit=state.unfit.removing(device),
         lacking=state.lacking.removing(device),
     )
 

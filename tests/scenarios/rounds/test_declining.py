@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from aggregator.run_log import waiting_for
+from aggregator.shortage import shortage
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
 from edge_client.learning.data import Dataset
+from shoal.owner.runs.defaults import DEFAULT_QUORUM
 from shoal.protocol.channels import DECLINE
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
@@ -81,6 +83,27 @@ def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, reason, caplog
         assert said in (told, told[:-1])  # once each; who failed to train can still take part in the final round
     warnings = [r for r in caplog.records if r.getMessage() == "devices can't do their part"]
     assert [ODD in w.kv["devices"] for w in warnings] == [True]
+
+
+@pytest.mark.parametrize("least", [2, 3])
+@pytest.mark.parametrize("odd", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+def test_one_of_three_that_can_not_stops_a_run_only_if_a_mean_takes_three(tmp_path, odd, least):
+    """With the defaults of `run start` for quorum and deadline."""
+    data = grouped_data(3)
+    name = list(data)[odd]
+    with make_fleet(
+        tmp_path / "fleet", {**data, name: unfit(data[name])}, quorum=DEFAULT_QUORUM, min_contributors=least
+    ) as fleet:
+        if least == 2:
+            records = fleet.run(DEADLINE_S)
+            assert fleet.now_s < DEADLINE_S / 2, "no round waits for its deadline"
+            assert [(r["contributed"], r["declined"]) for r in records] == [(2, {name: "data"})] * len(records)
+            return
+        fleet.run_until(lambda: fleet.now_s > 3 * DEADLINE_S, 4 * DEADLINE_S)
+        assert fleet.records() == []
+        short = shortage(fleet.service.state)
+        assert short.reason == "2 answered and 3 must (min_contributors 3)"
+        assert short.unable == (name,)
 
 
 def test_only_a_word_leaves_the_device(tmp_path):

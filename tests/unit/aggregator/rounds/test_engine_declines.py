@@ -45,14 +45,18 @@ def test_it_is_asked_again_in_the_next_round():
     assert (state.declined, state.waiting, state.awaited) == ({}, DEVICES, 5)
 
 
-def test_the_quorum_is_still_of_everybody():
-    """Quorum 0.6 of five is three: with three that decline, two are too few however long it takes."""
-    engine, state = opened()
-    state, _ = decline(engine, state, "dev-3", "dev-4", "dev-5")
-    state, actions = give(engine, state, "dev-1", "dev-2")
-    assert actions == ()
-    _, actions = engine.handle(state, DeadlinePassed(1))
-    assert actions == ()
+@pytest.mark.parametrize(("least", "closes"), [(2, True), (3, False)])
+@pytest.mark.parametrize("reason", [DeclineReason.DATA, DeclineReason.TASK, DeclineReason.METERED])
+def test_the_quorum_is_of_the_devices_that_can_but_no_fewer_than_a_mean_takes(reason, least, closes):
+    """Of five devices three decline: two are enough if means of two are allowed, however the others came to decline."""
+    engine, state = opened(min_contributors=least)
+    state, _ = decline(engine, state, "dev-3", "dev-4", "dev-5", reason=reason)
+    state, first = give(engine, state, "dev-1")
+    assert first == ()
+    state, actions = give(engine, state, "dev-2")
+    assert bool(actions) is closes
+    _, actions = engine.handle(state, DeadlinePassed(state.round))
+    assert closes or actions == ()
 
 
 def test_another_rounds_nonce_counts_for_nothing():

@@ -82,7 +82,7 @@ def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
     state, _ = engine.handle(state, Left(GIANT))
     state, _ = engine.handle(state, DeadlinePassed(1))
-    assert state.asked == len(DEVICES) - 1
+    assert state.able == len(DEVICES) - 1
 
 
 def test_under_uniform_weighting_a_sample_count_is_refused():

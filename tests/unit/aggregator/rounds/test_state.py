@@ -22,7 +22,7 @@ from shoal.protocol.messages import DeclineReason, Phase
 from tests.helpers.plans import contribution, run_plan
 
 FLEET = ("a", "b", "c", "d")
-DATA, UPLOAD = DeclineReason.DATA, DeclineReason.UPLOAD
+DATA, UPLOAD, KEYS, STATE = DeclineReason.DATA, DeclineReason.UPLOAD, DeclineReason.KEYS, DeclineReason.STATE
 OUTCOME = Outcome(clusters={"a": 0, "b": 0})
 
 
@@ -63,11 +63,13 @@ def test_an_opened_round_forgets_the_answers_of_the_one_before():
         contributions=PersistentList([contribution("a")]),
         declined=PersistentMap({"b": DATA}),
         refused=PersistentSet("c"),
+        unfit=PersistentSet("d"),
         deadline_passed=True,
     )
     state = opened(before, plan_for("a", "b"))
     assert state.round == 7
-    assert not any((state.received, state.contributions, state.declined, state.refused, state.deadline_passed))
+    assert not any((state.received, state.contributions, state.declined, state.deadline_passed))
+    assert not any((state.refused, state.unfit))
     assert state.waiting == ("a", "b")
     assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
 
@@ -149,13 +151,15 @@ def test_a_decline_of_a_device_that_owes_nothing_changes_nothing(device):
     assert on_declined(done, "a", DATA) is done
 
 
-def test_devices_whose_upload_was_refused_count_towards_the_quorum_until_the_deadline():
-    """One device that sends false figures must not stop the run; before the deadline it may still send true ones."""
-    state = on_declined(asking("a", "b", "c"), "a", UPLOAD)
-    assert (state.asked, state.unable) == (3, {"a": "upload"})
-    assert dataclasses.replace(state, deadline_passed=True).asked == 2
-    other = on_declined(state, "a", DATA)
-    assert dataclasses.replace(other, deadline_passed=True).asked == 3, "its newest word is a decline of its own"
+@pytest.mark.parametrize(
+    ("reason", "asked", "able", "late"), [(DATA, 3, 2, 2), (UPLOAD, 3, 3, 2), (KEYS, 3, 3, 3), (STATE, 2, 2, 2)]
+)
+def test_a_device_that_declines_does_not_count_as_able(reason, asked, able, late):
+    """One device must not stop the run; before the deadline one whose upload was refused may still send a true one."""
+    state = on_declined(asking("a", "b", "c"), "a", reason)
+    assert (state.asked, state.able, state.unable) == (asked, able, {"a": reason.name.lower()})
+    assert dataclasses.replace(state, deadline_passed=True).able == late
+    assert on_declined(state, "a", KEYS).able == 3, "its newest word counts"
 
 
 def test_a_revoked_device_no_longer_counts_at_all():
@@ -163,9 +167,8 @@ def test_a_revoked_device_no_longer_counts_at_all():
     gone = on_revoked(state, "a")
     assert "a" not in gone.devices
     assert (gone.asked, gone.awaited, gone.present) == (2, 2, ("b", "c", "d"))
-    assert dataclasses.replace(gone, deadline_passed=True).asked == 2, "it is taken off once, not twice"
-    late = on_declined(gone, "a", UPLOAD)
-    assert dataclasses.replace(late, deadline_passed=True).asked == 2
+    for late in (gone, on_declined(gone, "a", UPLOAD), on_declined(gone, "a", DATA)):
+        assert dataclasses.replace(late, deadline_passed=True).able == 2, "it is taken off once, not twice"
 
 
 def test_the_upload_of_a_device_that_is_revoked_afterwards_still_counts():
