@@ -298,7 +298,7 @@ def _document(directory: Path) -> tuple[dict[str, Any], FleetStatus]:
 def _run_lines(r: dict[str, Any], now: str) -> list[str]:
     """Return a run's lines; ``now`` is the line about its open round, empty if it has none."""
     from aggregator.rounds.standstill import NAMES_SHOWN
-    from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
+    from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, STANDS_APART_HINT, limited_by
 
     head = f"run {r['run']}: {r['algorithm']}, mask {mask_words(r['mode'])}"
     if r["damage"]:
@@ -307,9 +307,14 @@ def _run_lines(r: dict[str, Any], now: str) -> list[str]:
     state += f", {r['order']}" if r["order"] else ""
     accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
     lines = [f"{head}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}"]
-    limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
+    limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"], r["stands_apart"])
     if limited:
-        hints = {REFUSED_NORM_HINT: r["refused_norm"], CAPPED_HINT: r["capped"], OUT_OF_STEP_HINT: r["out_of_step"]}
+        hints = {
+            REFUSED_NORM_HINT: r["refused_norm"],
+            CAPPED_HINT: r["capped"],
+            OUT_OF_STEP_HINT: r["out_of_step"],
+            STANDS_APART_HINT: r["stands_apart"],
+        }
         lines.append(f"run {r['run']} limits: {limited}")
         lines += [f"  hint: {hint}" for hint, devices in hints.items() if devices]
     for still in r["still"][:NAMES_SHOWN]:
@@ -398,6 +403,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "capped": _rounds_of(records, "capped"),
         "refused_norm": _rounds_of(records, "refused_norm"),
         "out_of_step": _rounds_of(records, "out_of_step"),
+        "stands_apart": _standing_apart(records),
     }
 
 
@@ -412,6 +418,14 @@ def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
             if event["kind"] in decided:
                 return {"k": decided[event["kind"]] or event["k"], "silhouette": event["silhouette"]}
     return None
+
+
+def _standing_apart(records: list[dict[str, Any]]) -> dict[str, int]:
+    """Return device -> number of rounds that named it since it stands apart."""
+    from aggregator.strategies.base import STANDS_APART
+
+    named = ({e["device"] for e in r["events"] if e["kind"] == STANDS_APART} for r in records)
+    return dict(sorted(Counter(device for devices in named for device in devices).items()))
 
 
 def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:

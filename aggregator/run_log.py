@@ -16,10 +16,11 @@ from typing import Any, Final
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.orders import WORDS
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, members
-from aggregator.rounds.standing_apart import KIND, ROUNDS_APART
+from aggregator.rounds.standing_apart import ROUNDS_APART
 from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
 from aggregator.rounds.state import EngineState
 from aggregator.shortage import Shortage, is_paused, shortage
+from aggregator.strategies.base import STANDS_APART
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
 from shoal.util.times import second
@@ -44,6 +45,11 @@ APART_HINT: Final = (
     "their weight in the mean is below a quarter: check these devices' labels and sensors; revoke one that attacks; if their "
     "data are right but rare, let cfl find their group or run with --robust off"
 )
+CONTRARY_HINT: Final = (
+    "its data are unlike the others', or it reports false margins: in a side of five or more devices one margin decides nothing, "
+    "of fewer it can refuse a split; check the device, and revoke it if it lies"
+)
+STANDS_APART_HINT: Final = "the log says whether an update or a margin, and what to do"
 OUT_OF_STEP_HINT: Final = (
     "such a device takes a checkpoint by itself; if it happens again and again, check its disk and memory"
 )
@@ -203,7 +209,12 @@ class RunLog:
             models = {d: f"{d} (model {m})" for d, m in record.out_of_step.items() if d not in self._apart}
             facts = {"round": record.round, "devices": named(sorted(models.values())), "hint": OUT_OF_STEP_HINT}
             LOG.warning("updates left out: trained from another state than most", extra={"kv": facts})
-        apart = [event["device"] for event in record.events if event["kind"] == KIND]
+        told = [event for event in record.events if event["kind"] == STANDS_APART]
+        apart = [event["device"] for event in told if "robust" in event]
+        contrary = [f"{e['device']} ({e['margin']:g}, the others {e['others']:g})" for e in told if "margin" in e]
+        if contrary:
+            facts = {"round": record.round, "margins": named(contrary), "hint": CONTRARY_HINT}
+            LOG.warning("a margin contradicts those of all other devices of its side", extra={"kv": facts})
         if apart:
             facts = {"round": record.round, "devices": named(apart), "robust": self._run.robust, "hint": APART_HINT}
             LOG.warning(
@@ -215,13 +226,19 @@ class RunLog:
         self._too_long |= record.refused_norm.keys()
 
 
-def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int], out_of_step: Mapping[str, int]) -> str:
+def limited_by(
+    capped: Mapping[str, int],
+    refused_norm: Mapping[str, int],
+    out_of_step: Mapping[str, int],
+    apart: Mapping[str, int],
+) -> str:
     """Return the devices that a run's limits affected, each with its number of rounds; empty if there are none.
 
     Args:
         capped: device -> rounds in which its weight was capped.
         refused_norm: device -> rounds in which its update was left out because of its norm.
         out_of_step: device -> rounds in which it was left out because most devices held another state of its model.
+        apart: device -> rounds that named it since its updates or margins differ from all others'.
     """
     said = []
     if refused_norm:
@@ -230,6 +247,8 @@ def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int], out_o
         said.append(f"weight capped: {_counted(capped)}")
     if out_of_step:
         said.append(f"left out, trained from another state than most: {_counted(out_of_step)}")
+    if apart:
+        said.append(f"stands apart from its cluster: {_counted(apart)}")
     return "; ".join(said)
 
 

@@ -139,12 +139,14 @@ class RoundRecord:
         ordered: number of devices with an order.
         contributed: number of devices that uploaded.
         missing: the devices with an order that did not upload.
-        loss: mean of the devices' losses on the scored share, weighted by samples.
-        correct, tested: sums over the devices' test shares; 0 of 0 if no device was asked.
+        loss: mean of the devices' losses on the scored share, weighted by samples; of five or more the smallest and the largest
+            count as their neighbours.
+        correct, tested: sums over the devices' test shares, each of at most the plan's weight cap times the median; 0 of 0 if no
+            device was asked.
         norms: device -> norm of its update.
         clusters: device -> cluster after the round.
         events: the strategy's and the engine's events.
-        device_accuracy: device -> (correct, tested), for the devices that were asked.
+        device_accuracy: device -> (correct, tested), capped in proportion, for the devices that were asked.
         declined: device -> reason, for the missing devices that gave one.
         capped: device -> weight in samples, for devices that weighed less than the samples they reported.
         refused_norm: device -> norm, for updates left out because of their norm.

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from aggregator.strategies.base import Event
+from aggregator.strategies.base import STANDS_APART, Event
 from aggregator.strategies.robust import Finding, Standings
 
 ROUNDS_APART: Final = 3
 """Rounds in a row, among those in which the device was in a mean, after which it is named."""
-KIND: Final = "stands-apart"
-"""Kind of the event that names a device."""
 
 
 def observed(
@@ -40,5 +38,7 @@ def observed(
         if models:
             against[device] = tuple(sorted(models))
     named = sorted(device for device, one in found.items() if one.apart and rounds[device] == ROUNDS_APART)
-    events = tuple(Event(round_, KIND, {"device": device, "rounds": ROUNDS_APART, "robust": rule}) for device in named)
+    events = tuple(
+        Event(round_, STANDS_APART, {"device": device, "rounds": ROUNDS_APART, "robust": rule}) for device in named
+    )
     return Standings(rounds, against), events

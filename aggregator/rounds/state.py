@@ -12,6 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from aggregator.numerics.averaging import capped_weights
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.cosines import sampled_cosines
 from aggregator.rounds.events import Action, RoundRecord
@@ -273,6 +276,7 @@ def record_of(
     given = sorted(state.contributions, key=lambda c: c.device)
     refused = dict(sorted((refused_norm or {}).items()))
     apart = dict(sorted((out_of_step or {}).items()))
+    tests = _tests(given, state.run.weight_cap)
     counted = [c for c in given if c.device not in refused and c.device not in apart]
     loss = mean_loss(counted, state.run)
     return RoundRecord(
@@ -282,19 +286,19 @@ def record_of(
         contributed=len(given),
         missing=state.waiting,
         loss=0.0 if loss is None else loss,
-        correct=sum(c.correct for c in given),
-        tested=sum(c.tested for c in given),
+        correct=sum(correct for correct, _ in tests.values()),
+        tested=sum(tested for _, tested in tests.values()),
         norms={c.device: c.norm for c in given},
         clusters=outcome.clusters,
         events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
-        device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
+        device_accuracy=tests,
         declined=state.unable,
         capped=dict(sorted(outcome.capped.items())),
         refused_norm=refused,
         out_of_step=apart,
         still=state.standstill.now,
         cluster_losses=cluster_losses(counted, outcome.clusters, state.run),
-        cluster_tests=_cluster_tests(given, outcome.clusters),
+        cluster_tests=_cluster_tests(tests, outcome.clusters),
         cosines=None if plan.final else sampled_cosines(counted, outcome.clusters),
     )
 
@@ -315,11 +319,18 @@ def cluster_losses(given: list[ClientUpdate], clusters: Mapping[str, int], run: 
     return {cluster: loss for cluster, loss in losses.items() if loss is not None}
 
 
-def _cluster_tests(given: list[ClientUpdate], clusters: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+def _tests(given: list[ClientUpdate], cap: float) -> dict[str, tuple[int, int]]:
+    """Return device -> (correct, tested) of those that were asked, with no more tested than ``cap`` times the median."""
+    asked = [c for c in given if c.tested]
+    counted = capped_weights(np.array([c.tested for c in asked], np.float64), cap).tolist()
+    return {c.device: (round(c.correct * n / c.tested), round(n)) for c, n in zip(asked, counted, strict=True)}
+
+
+def _cluster_tests(tests: Mapping[str, tuple[int, int]], clusters: Mapping[str, int]) -> dict[int, tuple[int, int]]:
     """Return (correct, tested) of each cluster in which a device was asked."""
     sums: dict[int, tuple[int, int]] = {}
-    for one in given:
-        if one.tested and one.device in clusters:
-            correct, tested = sums.get(clusters[one.device], (0, 0))
-            sums[clusters[one.device]] = correct + one.correct, tested + one.tested
+    for device, (correct, tested) in tests.items():
+        if device in clusters:
+            before = sums.get(clusters[device], (0, 0))
+            sums[clusters[device]] = before[0] + correct, before[1] + tested
     return dict(sorted(sums.items()))

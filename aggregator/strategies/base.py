@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.numerics.parted import PartedVector, is_parted
+from aggregator.numerics.trimmed import winsorised
 from aggregator.persistent import PersistentMap
 from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
@@ -189,6 +190,10 @@ class RoundPlan:
         return any(order.train and order.phase is Phase.TRAIN for order in self.assignments.values())
 
 
+STANDS_APART: Final = "stands-apart"
+"""Kind of the event that names a device whose update or margin differs from all others' of its cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """An event for the log and the record of a round, such as a split, a refused split or the choice of a start."""
@@ -326,13 +331,14 @@ def capped_devices(means: Iterable[list[ClientUpdate]], weighting: str, cap: flo
 
 
 def mean_loss(contributions: list[ClientUpdate], run: RunPlan) -> float | None:
-    """Return the mean of the losses that devices report, by capped sample counts; None where there are none.
+    """Return the mean of the losses that devices report, winsorised, by capped sample counts; None where there are none.
 
     Under uniform weighting devices report one sample each.
     """
     weights = weights_of(contributions, "samples", run.weight_cap).tolist()
     total = sum(weights)
-    return sum(c.loss * w for c, w in zip(contributions, weights, strict=True)) / total if total else None
+    losses = winsorised(np.array([c.loss for c in contributions])).tolist()
+    return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / total if total else None
 
 
 def mean_update(contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:

@@ -32,7 +32,7 @@ MARKS: Final = {"uploaded": "u", "missing": "m", "declined": "d", "left out": "x
 """What a device did in a round -> its mark."""
 TELLING: Final = (
     *("cluster", "clusters", "children", "device", "from", "to", "model", "start", "groups", "k", "sizes", "by"),
-    *("silhouette", "gain", "reason", "rounds", "robust", "p_value"),
+    *("silhouette", "gain", "reason", "rounds", "robust", "margin", "others", "p_value"),
 )
 """Details of an event that the page shows, in this order; the log and the store have all."""
 SILENT_KINDS: Final = frozenset({"norms", "discrepancy", "checkpoints_ordered"})

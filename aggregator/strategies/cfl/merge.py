@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aggregator.strategies.base import ClientUpdate, Event, weights_of
 from aggregator.strategies.cfl.reassignment import look_due
-from aggregator.strategies.cfl.split_validation import Verdict, judge
+from aggregator.strategies.cfl.split_validation import Verdict, contradictions, judge
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from shoal.protocol.documents import RunPlan
@@ -58,6 +58,11 @@ def close_check(
         members = set(state.clusters[child].members)
         answers.append([c for c in given if c.device in members and c.phase is Phase.SCORE])
     heard = [a for a in answers if len(a) >= least_side]
+    apart = tuple(
+        event
+        for child, a in zip(node.children, answers, strict=True)
+        for event in contradictions(a, child, round_, settings.margin)
+    )
     if len(heard) == len(node.children):
         heard.append([c for a in heard for c in a])
     # Negated, so that `judge` tests whether the model above is the better one.
@@ -69,10 +74,10 @@ def close_check(
         if doubted:
             detail = _detail(node, verdicts)
             if node.strikes >= settings.patience:
-                return _merge(state, node, detail, settings, round_)
-            state = dataclasses.replace(state, tree={**state.tree, node.id: node})
-            return state, (Event(round_, "split-doubted", detail),)
-    return dataclasses.replace(state, tree={**state.tree, node.id: node}), ()
+                state, merged = _merge(state, node, detail, settings, round_)
+                return state, (*apart, *merged)
+            apart = (*apart, Event(round_, "split-doubted", detail))
+    return dataclasses.replace(state, tree={**state.tree, node.id: node}), apart
 
 
 def _detail(node: Node, verdicts: list[Verdict]) -> dict[str, Any]:

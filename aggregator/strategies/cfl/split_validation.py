@@ -19,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.strategies.base import ClusterModel, train_assignment
+from aggregator.numerics.trimmed import FIGURE_STEP, inner, winsorised
+from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel, Event, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
 
 WEAK_P_VALUE: Final = 0.1
@@ -61,7 +62,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other"."""
+    """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other".
+
+    Of five devices or more, share and mean are those of all but the smallest and the largest margin.
+    """
 
     devices: int
     prefer: float
@@ -80,6 +84,8 @@ def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
 def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float64] | None = None) -> Verdict:
     """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
+    One margin of five or more decides nothing, whatever it is: the devices of the smallest and the largest are left out.
+
     Args:
         margins: n.
         weights: n, positive, such as numbers of samples: a margin of 4 samples says less than one of 120. None weighs all alike.
@@ -88,16 +94,44 @@ def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float6
     given = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
-    prefer = float(given[values > 0].sum() / given.sum())
-    mean = float(np.average(values, weights=given))
+    kept = inner(values)
+    prefer = float(given[kept & (values > 0)].sum() / given[kept].sum())
+    mean = float(np.average(values[kept], weights=given[kept]))
     return Verdict(len(values), prefer, mean, paired_t_p_value(values, given))
 
 
-def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """Return P(T >= t) under "mean difference <= 0", for Student's t of a weighted mean; 1 for a single difference.
+def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:
+    """Return an event for the device whose margin contradicts all others of its side, if there is one and at least two agree.
 
-    Weighted differences count as 1 / sum of squared shares differences of equal weight (Kish), n if the shares are equal. The
-    statistic has one degree of freedom less than that.
+    Either its data are not like theirs, or the margin is false. Of small margins one has the other sign by chance every now and
+    then, so only a large one is named.
+
+    Args:
+        given: the side's uploads, with margins.
+        cluster: the cluster on trial, or the leaf that is checked.
+        round_: of the uploads.
+        large: least size of a margin that is named.
+    """
+    margins = {c.device: c.margins[1] for c in given}
+    signs = [{d for d, m in margins.items() if m > 0}, {d for d, m in margins.items() if m < 0}]
+    alone = min(signs, key=len)
+    if len(alone) != 1 or len(margins) < 3 or len(signs[0] | signs[1]) < len(margins):
+        return ()
+    (device,) = alone
+    if abs(margins[device]) < large:
+        return ()
+    others = float(np.median([m for d, m in margins.items() if d != device]))
+    detail = {"cluster": cluster, "device": device, "margin": margins[device], "others": others}
+    return (Event(round_, STANDS_APART, detail),)
+
+
+def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Return P(T >= t) under "mean difference <= 0", for Yuen's t of a weighted trimmed mean; 1 for a single difference.
+
+    Yuen (1974): t = m sqrt(h (h - 1) / (n s)), with the mean m of the h inner differences and the mean square s of all n
+    winsorised ones from their mean, has h - 1 degrees of freedom. Of fewer than five nothing is trimmed: Student's t. Weights go
+    with the devices, not with the values: a trimmed device has no weight in the mean, and a winsorised one keeps its own.
+    Weighted differences count as 1 / sum of squared shares differences of equal weight (Kish), n if the shares are equal.
 
     Args:
         differences: shape (n,).
@@ -105,17 +139,20 @@ def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float
     """
     if len(differences) < 2:
         return 1.0
-    shares = weights / weights.sum()
-    count = 1.0 / float(shares @ shares)
-    mean = float(shares @ differences)
-    spread = math.sqrt(max(float(shares @ (differences - mean) ** 2), 0.0) * count / (count - 1.0))
+    kept, values = inner(differences), winsorised(differences)
+    shares, inside = weights / weights.sum(), weights[kept] / weights[kept].sum()
+    count, counted = 1.0 / float(shares @ shares), 1.0 / float(inside @ inside)
+    mean, centre = float(inside @ differences[kept]), float(shares @ values)
+    spread = math.sqrt(max(float(shares @ (values - centre) ** 2), 0.0) * count / (counted - 1.0))
+    # Three rounded differences are equal by chance more often than all of them.
+    spread = spread if kept.all() else max(spread, FIGURE_STEP)
     # Equal differences have no t value: the mean divided by 0.
     if spread <= 1e-12 * abs(mean):
         return 0.0 if mean > 0 else 1.0
     from scipy.special import stdtr  # only splits pay for loading scipy
 
     # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
-    return float(stdtr(count - 1.0, -mean / (spread / math.sqrt(count))))
+    return float(stdtr(counted - 1.0, -mean / (spread / math.sqrt(counted))))
 
 
 def goes_on(sides: Sequence[Verdict]) -> bool:

@@ -36,7 +36,7 @@ class CflSettings(StrategySettings):
         trial_rounds: rounds of a trial before the one in which devices compare.
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
         prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
-            above ``prefer`` and the p-value of the paired t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
+            above ``prefer`` and the p-value of the trimmed t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
             (Fisher's method) must be below ``p_value``, divided by the number of candidate splits of the cluster tried so far, or
             both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the
             gain.
@@ -48,7 +48,7 @@ class CflSettings(StrategySettings):
             place of a training round of these two leaves, so every 20 costs them 5%.
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails if a leaf, or both together, prefer the model before the cut: more than
-            three quarters of the devices, with a paired t-test below this.
+            three quarters of the devices, with a trimmed t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
             change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
             alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is

@@ -43,7 +43,15 @@ from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, has_gap, settled
-from aggregator.strategies.cfl.split_validation import Half, Trial, combined_p_value, goes_on, judge, trial_assignment
+from aggregator.strategies.cfl.split_validation import (
+    Half,
+    Trial,
+    combined_p_value,
+    contradictions,
+    goes_on,
+    judge,
+    trial_assignment,
+)
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
@@ -288,6 +296,7 @@ class Cfl:
         if trial.trained <= self.settings.trial_rounds:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         verdicts = [judge([c.margins[1] for c in m], self._weights(m)) for m in mine]
+        apart = tuple(event for m in mine for event in contradictions(m, trial.cluster, round_, self.settings.margin))
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
@@ -297,13 +306,15 @@ class Cfl:
         if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused + trial.extended):
             if has_gap(trial.figures) and goes_on(verdicts) and trial.extended < MAX_EXTENSIONS:
                 trial = dataclasses.replace(trial, trained=0, extended=trial.extended + 1)
-                return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-            return self._end_trial(state, trial, detail, round_)
+                return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), apart
+            state, ended = self._end_trial(state, trial, detail, round_)
+            return state, (*apart, *ended)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
         state = dataclasses.replace(state, trials=trials)
         edges = (trial.before, *trial.firsts)
-        return self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
+        state, ended = self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
+        return state, (*apart, *ended)
 
     def _moved_on(
         self, state: CflState, trial: Trial, mine: Sequence[list[ClientUpdate]], round_: int

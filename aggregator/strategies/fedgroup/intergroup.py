@@ -11,9 +11,10 @@ and the variance,
 which is exactly the length after the intra-group update. A group that did not move this round counts with its last known
 length (inter-group aggregation may have changed it since), and not at all without one.
 
-Devices may report false lengths. A group of absurd length adds nothing to the others' models. A length near zero gives its
-group a huge share of them. If a resulting
-model is one that devices would refuse (`fits`), no group is changed by inter-group aggregation in this round.
+Devices may report false lengths. All devices of a group start from one model, so a true length differs from the model's by no
+more than the device's own update is long: the medians of these bounds limit every report, and change no true one while most
+are true. A group of absurd length adds nothing to the others' models. A length near zero gives its group a huge share of them.
+If a resulting model is one that devices would refuse (`fits`), no group is changed by inter-group aggregation in this round.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def length_after(
     if missing:
         raise IntegrityError(f"{missing[0]} did not report the norm of its model, which eta_g needs")
     weights = weights_of(given, weighting, cap)
-    squares = np.array([c.model_norm**2 - c.norm**2 for c in given])
+    lengths, norms = np.array([c.model_norm for c in given]), np.array([c.norm for c in given])
+    lengths = np.clip(lengths, np.median(lengths - norms) - norms, np.median(lengths + norms) + norms)
+    squares = lengths**2 - norms**2
     assert after.offset is not None
     step = norm_of(after.offset if before.offset is None else after.offset - before.offset)
     return math.sqrt(max(float(np.average(squares, weights=weights)) + step**2, 0.0))

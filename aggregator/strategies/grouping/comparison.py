@@ -12,22 +12,23 @@ Unlike a t value this does not grow with the number of devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
+from aggregator.numerics.trimmed import FIGURE_STEP, inner, winsorised
+
 GAIN: Final = 2.0
 """Least mean gain of a group, in standard deviations: about 98 % of normally distributed gains are above 0 then."""
-LOSS_STEP: Final = 1e-4
-"""Unit to which devices round their losses; a spread of gains below one unit can't be told from none."""
 
 
 def gain_of_groups(one: Mapping[str, float], own: Mapping[str, float], clusters: Mapping[str, int]) -> float | None:
     """Return the mean relative gain of the group that gains least, in standard deviations of the gains within groups.
 
     The relative gain of a device is 2 (one - own) / (one + own), between -2 and 2, so that devices with high losses do not
-    outweigh others.
+    outweigh others. Of a group of five or more the mean is trimmed, and the deviation that of Yuen's t for one device.
 
     Args:
         one: each device's loss with the one model.
@@ -37,16 +38,23 @@ def gain_of_groups(one: Mapping[str, float], own: Mapping[str, float], clusters:
     Returns:
         the gain; None if a group has no device that counts, or none has two.
     """
-    gains: dict[int, list[float]] = {group: [] for group in clusters.values()}
-    floor = 0.0
+    figures: dict[int, list[tuple[float, float]]] = {group: [] for group in clusters.values()}
     for device in one.keys() & own.keys() & clusters.keys():
         total = one[device] + own[device]
-        gains[clusters[device]].append(2.0 * (one[device] - own[device]) / total if total > 0 else 0.0)
-        floor = max(floor, 2.0 * LOSS_STEP / total if total > 0 else 0.0)
-    counted = sum(map(len, gains.values()))
-    if not all(gains.values()) or counted <= len(gains):
+        gain = (2.0 * (one[device] - own[device]) / total, 2.0 * FIGURE_STEP / total) if total > 0 else (0.0, 0.0)
+        figures[clusters[device]].append(gain)
+    if not all(figures.values()):
         return None
-    squares = sum(float(np.square(np.subtract(g, np.mean(g))).sum()) for g in gains.values())
-    spread = max(float(np.sqrt(squares / (counted - len(gains)))), floor)
-    least = min(float(np.mean(g)) for g in gains.values())
+    least, floor, squares, freedom = math.inf, 0.0, 0.0, 0
+    for group in figures.values():
+        gains, steps = np.array(group).T
+        kept, bounded = inner(gains), winsorised(gains)
+        inside = int(kept.sum())
+        least = min(least, float(gains[kept].mean()))
+        floor = max(floor, float(winsorised(steps).max()))
+        squares += float(np.square(bounded - bounded.mean()).sum()) * len(gains) / inside
+        freedom += inside - 1
+    if not freedom:
+        return None
+    spread = max(math.sqrt(squares / freedom), floor)
     return least / spread if spread > 0 else 0.0

@@ -11,6 +11,9 @@ import dataclasses
 from collections import Counter
 from typing import Final
 
+import numpy as np
+
+from aggregator.numerics.trimmed import winsorised
 from aggregator.strategies.base import Average, ClientUpdate, Event
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.ifca.state import IfcaState
@@ -79,7 +82,7 @@ def refill(
     if not waiting or not large:
         return state, ()
     empty = max(waiting, key=lambda j: (state.idle[j], -j))
-    worst = max(sorted(large), key=lambda j: sum(c.loss for c in large[j]) / len(large[j]))
+    worst = max(sorted(large), key=lambda j: float(winsorised(np.array([c.loss for c in large[j]])).mean()))
     half = sorted(large[worst], key=lambda c: (-c.loss, c.device))[: max(least, len(large[worst]) // 2)]
     half.sort(key=lambda c: c.device)
     slots = list(state.slots)

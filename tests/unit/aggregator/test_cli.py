@@ -8,7 +8,7 @@ import pytest
 from aggregator import cli
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.standstill import NAMES_SHOWN
-from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT
+from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, STANDS_APART_HINT
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import DATABASE, Store
 from crypto.seal.identity import fingerprint
@@ -183,6 +183,15 @@ def test_devices_out_of_step_are_counted_and_the_hint_says_what_they_do(place):
     assert place.status()[1:] == [
         "run 1 limits: left out, trained from another state than most: dev-1 (rounds: 2), dev-2 (rounds: 1)",
         f"  hint: {OUT_OF_STEP_HINT}",
+    ]
+
+
+def test_devices_that_stand_apart_are_counted(place):
+    apart = {"kind": "stands-apart", "device": "dev-1", "margin": -5.0, "others": 0.1}
+    place.run(records=[{"events": [apart]}, {"events": [apart, {"kind": "split", "cluster": 0}]}])
+    assert place.status()[1:] == [
+        "run 1 limits: stands apart from its cluster: dev-1 (rounds: 2)",
+        f"  hint: {STANDS_APART_HINT}",
     ]
 
 

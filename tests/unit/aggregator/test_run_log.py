@@ -137,6 +137,14 @@ def test_a_device_that_stands_apart_is_told_with_what_to_do(caplog):
     assert "check these devices' labels" in told["hint"]
 
 
+def test_a_margin_against_all_others_is_told_with_both(caplog):
+    event = {"round": 6, "kind": "stands-apart", "cluster": 0, "device": "dev-1", "margin": -5.0, "others": 0.0712}
+    RunLog(run_plan()).closed(dataclasses.replace(closed(6, {}), events=(event,)), 1.0, 10)
+    (told,) = warned(caplog)
+    assert (told["margins"], told["round"]) == ("dev-1 (-5, the others 0.0712)", 6)
+    assert "revoke" in told["hint"]
+
+
 def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
     """Rounds without it may close within seconds for hours, until one more device is missing."""
     clock = iter(range(1_000_000_000, 1_000_010_000, 100))

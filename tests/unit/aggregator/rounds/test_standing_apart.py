@@ -3,7 +3,8 @@
 import numpy as np
 
 from aggregator.rounds.events import RoundClosed, Stored
-from aggregator.rounds.standing_apart import KIND, ROUNDS_APART, observed
+from aggregator.rounds.standing_apart import ROUNDS_APART, observed
+from aggregator.strategies.base import STANDS_APART
 from aggregator.strategies.robust import Finding, Standings
 from tests.helpers.engines import opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
@@ -19,7 +20,7 @@ def test_the_third_round_in_a_row_names_the_device_once():
         known, events = observed(known, {"a": APART, "b": IN_LINE}, round_, "filter")
         named += events
     (event,) = named
-    assert (event.round, event.kind) == (ROUNDS_APART, KIND)
+    assert (event.round, event.kind) == (ROUNDS_APART, STANDS_APART)
     assert event.detail == {"device": "a", "rounds": ROUNDS_APART, "robust": "filter"}
     assert known.rounds == {"a": 5}
 
@@ -51,7 +52,7 @@ def play(engine, state):
         upload, body = upload_of(engine, state, device, values=values.astype(np.float32))
         state, actions = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
     (record,) = [a.record for a in actions if isinstance(a, RoundClosed)]
-    return state, [e["device"] for e in record.events if e["kind"] == KIND]
+    return state, [e["device"] for e in record.events if e["kind"] == STANDS_APART]
 
 
 def test_the_record_of_the_third_round_names_the_device():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
@@ -201,6 +202,16 @@ def test_the_counts_are_those_of_the_sets_whatever_happens():
 
 
 # ------------------------------------------------------------------------------------------------------ the end
+
+
+def test_one_device_with_false_counts_of_tests_does_not_decide_the_accuracy():
+    honest = [contribution(d, np.ones(6), samples=10, correct=8, tested=10) for d in "abcde"]
+    liar = contribution("f", np.ones(6), samples=10, correct=0, tested=4_000_000_000)
+    state = dataclasses.replace(asking(*"abcdef"), contributions=PersistentList([*honest, liar]))
+    record = record_of(state, state.plan, Outcome(dict.fromkeys("abcdef", 0)))
+    assert (record.correct, record.tested) == (40, 80)
+    assert record.device_accuracy["f"] == (0, 30)
+    assert record.cluster_tests == {0: (40, 80)}
 
 
 def test_the_record_of_a_round():

@@ -109,6 +109,12 @@ def test_participation_has_the_newest_rounds_and_the_devices_most_often_absent()
     assert devices[-1] in {row["device"] for row in found["devices"]}
 
 
+def test_a_margin_against_all_others_is_an_event_with_both():
+    apart = {"kind": "stands-apart", "cluster": 3, "device": "dev-1", "margin": -5.0, "others": 0.071234}
+    (event,) = history(record(1, DEVICES, events=[apart])).document()["events"]
+    assert event["text"] == "cluster 3, device dev-1, margin -5, others 0.0712"
+
+
 def test_events_are_words_without_reports_and_bounded():
     long = {"kind": "split", "cluster": 1, "sizes": [3, 4], "intra_min": [0.1], "reason": "x" * 500}
     run = history(record(1, DEVICES, events=[{"round": 1, "kind": "norms", "mean": 1.0}, {"round": 1, **long}]))

@@ -35,7 +35,7 @@ class Regretful(Quadratic):
     def loss(self, device, model):
         if not (self.regret and device in self.of):
             return super().loss(device, model)
-        spread = 0.01 * (DEVICES.index(device) % 3)
+        spread = 0.01 * (int(device[-2:]) % 3)
         return 1.0 + spread if model in self.rounds.state.tree else 1.5 + 2 * spread
 
 
@@ -127,6 +127,35 @@ def test_a_split_that_stops_paying_is_taken_back():
     assert sorted(merge.detail["sizes"]) == [3, 3]
     assert min(merge.detail["prefer"]) == 1.0
     assert min(merge.detail["margin"]) > 0.4
+
+
+class Lying(Regretful):
+    """One device says the opposite of what it finds, as loud as it may."""
+
+    def __init__(self, rounds, liar, **options):
+        super().__init__(rounds, **options)
+        self.liar = liar
+
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if device != self.liar or not assignment.margins:
+            return given
+        return dataclasses.replace(given, margins=(0.0, -5.0 if given.margins[1] > 0 else 5.0))
+
+
+@pytest.mark.parametrize("regret", [True, False])
+@pytest.mark.parametrize("liar", ["dev-00", "dev-05", "dev-08"])
+def test_one_false_margin_decides_no_merge_of_leaves_of_five(liar, regret):
+    devices = tuple(f"dev-{i:02d}" for i in range(10))
+    goals = {d: 4.0 * np.eye(24)[i // 5] for i, d in enumerate(devices)}
+    rounds = cfl(devices, **CHECKED, patience=1)
+    answer = Lying(rounds, liar, regret=False, goals=goals)
+    run_to_check(rounds, answer)
+    answer.regret = regret
+    answer.of = set(devices)
+    rounds.step(answer)
+    assert kinds(rounds, "merge", "split-doubted") == (["merge"] if regret else [])
+    assert [e.detail["device"] for e in rounds.events if e.kind == "stands-apart"] == [liar]
 
 
 def test_a_check_passed_in_between_starts_the_count_anew():

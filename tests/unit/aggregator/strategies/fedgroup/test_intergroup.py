@@ -75,6 +75,19 @@ def test_the_length_after_the_mean_is_exact():
     assert length_after(given, before, after, "samples") == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("lie", [1e-30, 1e-3, 1e3, 3.4e38])
+def test_one_false_length_moves_that_of_its_group_by_no_more_than_updates_are_long(lie):
+    start = 10.0 * RNG.standard_normal(D)
+    before = ClusterModel(0, start.astype(np.float32), 3, 1, 0.0)
+    deltas = [RNG.standard_normal(D).astype(np.float32) for _ in DEVICES]
+    lengths = [float(np.linalg.norm(start + delta)) for delta in deltas]
+    for liar in (0, len(DEVICES) - 1):
+        told = [lie if i == liar else length for i, length in enumerate(lengths)]
+        given = [contribution(d, v, model_norm=n) for d, v, n in zip(DEVICES, deltas, told, strict=True)]
+        found = length_after(given, before, before.moved(np.mean(deltas, 0), 6, 2), "uniform")
+        assert abs(found - np.linalg.norm(start)) < 2 * max(np.linalg.norm(delta) for delta in deltas)
+
+
 def test_whole_models_are_added_though_only_scales_and_means_are_held():
     world = World()
     world.step()

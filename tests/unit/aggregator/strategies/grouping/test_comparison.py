@@ -44,6 +44,17 @@ def test_losses_that_are_equal_as_rounded_show_no_gain():
     assert gain_of_groups(dict.fromkeys(ONE, 1.0), slight, TWO) == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("lie", [(0.0, 1.0), (1.0, 0.0), (3.4e38, 1.0), (1.0, -0.999999), (0.0, 1e-9), (-1.0, -2.0)])
+def test_one_false_pair_of_losses_decides_nothing_in_groups_of_five(lie):
+    groups = {f"dev-{i}": i // 5 for i in range(10)}
+    one = {d: 1.0 + 0.02 * i for i, d in enumerate(groups)}
+    gain, none = ({d: loss * (f + 0.01 * (i % 3)) for i, (d, loss) in enumerate(one.items())} for f in (0.8, 1.02))
+    for liar in ("dev-0", "dev-7", "dev-9"):
+        told = {**one, liar: lie[0]}
+        assert gain_of_groups(told, {**gain, liar: lie[1]}, groups) > GAIN
+        assert gain_of_groups(told, {**none, liar: lie[1]}, groups) < 0
+
+
 @pytest.mark.parametrize("absent", [("d", "e", "f"), ("b", "c", "e", "f")])
 def test_too_few_answers_decide_nothing(absent):
     own = {d: loss / 2 for d, loss in ONE.items() if d not in absent}

@@ -46,6 +46,20 @@ def test_a_model_of_a_given_k_begins_again_from_the_devices_that_fit_worst():
     assert rounds.state.idle == {}
 
 
+@pytest.mark.parametrize("lie", [-3.4e38, 3.4e38])
+def test_one_false_loss_does_not_choose_the_cluster_that_fits_worst(lie):
+    rounds, answers = given_k(), all_but({2})
+
+    def tell(device, assignment, round_):
+        at = DEVICES.index(device)
+        told = lie if at == (0 if lie > 0 else 11) else 10.0 * (at % 2) + at
+        return dataclasses.replace(answers(device, assignment, round_), loss=told)
+
+    for _ in range(IDLE_ROUNDS):
+        rounds.step(tell)
+    assert rounds.events[0].detail["from"] == 1
+
+
 def test_a_model_is_not_refilled_where_no_cluster_can_spare_devices():
     rounds = given_k(min_contributors=4)
     for _ in range(6):

@@ -1,5 +1,7 @@
 """IFCA against the paper's formulas on plain numpy: means, normalisations, restarts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,22 @@ def test_the_start_of_least_loss_is_kept(losses):
     assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
     assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("lie", [0.0, -3.4e38, 3.4e38])
+def test_one_false_loss_does_not_choose_the_start(lie):
+    """It is told in favour of the worse start: of the first, or against the second."""
+    rounds, answers = ifca(restarts=2, restart_rounds=1), losing((0.9, 0.3))
+
+    def tell(device, assignment, round_):
+        given = answers(device, assignment, round_)
+        if device != DEVICES[0] or (round_ == 1) == (lie > 0):
+            return given
+        return dataclasses.replace(given, loss=lie)
+
+    for _ in range(2):
+        rounds.step(tell)
+    assert rounds.events[-1].detail["start"] == 1
 
 
 def test_a_start_without_an_answer_is_never_the_best():

@@ -1,0 +1,24 @@
+"""The smallest and the largest of five or more figures count for nothing, or as their neighbours."""
+
+import numpy as np
+import pytest
+from scipy.stats.mstats import winsorize
+
+from aggregator.numerics.trimmed import FEWEST_TRIMMED, inner, winsorised
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_one_value_of_either_end_is_left_out_of_five_and_more(count):
+    values = np.random.default_rng(count).standard_normal(count)
+    kept = inner(values)
+    if count < FEWEST_TRIMMED:
+        assert kept.all()
+        assert winsorised(values) is values
+        return
+    assert sorted(values[kept]) == sorted(values)[1:-1]
+    np.testing.assert_array_equal(winsorised(values), winsorize(values, limits=(1 / count, 1 / count)))
+
+
+def test_equal_values_lose_two_of_their_number_too():
+    assert inner(np.zeros(6)).sum() == 4
+    assert winsorised(np.array([1.0, 1.0, 1.0, 1.0, 9.0])).tolist() == [1.0] * 5
