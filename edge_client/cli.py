@@ -459,6 +459,9 @@ def status_lines(data: dict[str, Any]) -> list[str]:
         if name == "personal" and isinstance(value, dict):
             lines += [f"personal model: {_personal_line(value)}"]
             continue
+        if name == "refused" and isinstance(value, dict):
+            lines += [f"can't do run {value.get('run')}: {value.get('reason')}", f"  hint: {value.get('hint')}"]
+            continue
         if name == "warnings" and isinstance(value, list):
             lines += [f"warning: {doubt}" for doubt in value]
             continue

@@ -109,9 +109,10 @@ def _state(files: DeviceState, member: DeviceMembership) -> Check:
 
 
 def _run(files: DeviceState, member: DeviceMembership) -> Run | None:
+    """Return the newest run that the device knows: one that it could not do, or else the one that it follows."""
     from edge_client.run.beginning import stored_run
 
-    package = files.load_run()
+    package = files.load_refused() or files.load_run()
     return None if package is None else stored_run(package, member)
 
 

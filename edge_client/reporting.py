@@ -13,7 +13,7 @@ from crypto.seal.signed import open_document
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
-from shoal.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, reason_of
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice, RunPackage
@@ -87,6 +87,7 @@ class Results:
         self._clock: dict[str, str] = {}
         self._written_connection: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
+        self._refused: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
@@ -95,11 +96,18 @@ class Results:
     def begin(self, run: Run) -> None:
         """Start the figures of a run."""
         plan = run.plan
-        self._run = run
+        self._run, self._refused = run, {}
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
         self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    def refuse(self, run: int, error: ShoalError, session: DeviceSession, now_s: float) -> bool:
+        """Show in the status file why this device can't do a run, until it follows one; return whether that is new."""
+        before, told = self._refused, {"run": run, "reason": reason_of(error), "hint": error.hint}
+        self._refused = {"refused": told}
+        self.publish(session, now_s, force=True)
+        return self._refused != before
 
     @property
     def answers(self) -> int:
@@ -305,6 +313,7 @@ class Results:
                 **({"order": session.order} if session.order else {}),
                 **self._clock,
                 **self._figures,
+                **self._refused,
                 "session": self._summary,
                 "connection": self._connection,
                 "ended": self._ended,

@@ -613,11 +613,7 @@ class DeviceRuntime:
     # ----------------------------------------------------------------------------------------------------------- run
 
     def _open_run(self, package: memoryview) -> None:
-        with self._refusing_runs():
-            run = self._following.begun(package, self._run, self.session.round.mark.run)
-            if run is not None:
-                self._take_run(run)
-        if run is not None:
+        if self._takes(package, lambda: self._following.begun(package, self._run, self.session.round.mark.run)):
             self._keep_run(package)
         elif self._following.late is not None:
             self._tell(io.RunNeedsCheckpoint(self._following.late.plan))
@@ -626,23 +622,32 @@ class DeviceRuntime:
         """Begin a run with a checkpoint, on a device that could not open the run package."""
         late, most = self._following.late, self.session.sizes.most_package
         assert late is not None
-        with self._refusing_runs():
-            run = self._following.taken(model.label, model.transfer, model.plain, most)
-            if run is not None:
-                self._take_run(run)
-        if run is not None:
+        if self._takes(late.package, lambda: self._following.taken(model.label, model.transfer, model.plain, most)):
             self._keep_run(late.package)
 
-    @contextmanager
-    def _refusing_runs(self) -> Iterator[None]:
-        """Tell the session if the body can't follow the run that it opens, and re-raise the error."""
+    def _takes(self, package: bytes | memoryview, opened: Callable[[], Run | None]) -> bool:
+        """Put the run in force that ``opened`` returns; return whether there is one that this device can do.
+
+        Raises:
+            ShoalError: the run can't be opened; the session is told.
+        """
+        run = None
         try:
-            yield
+            run = opened()
+            if run is not None:
+                self._take_run(run)
         except ShoalError as error:
             late = self._following.late
             plan = None if late is None else late.plan
             self._tell(io.RunRefused(self._following.newest, decline_reason(error), plan))
-            raise
+            if run is None or isinstance(error, StorageError):
+                raise
+            self._following.refuse(package, run)
+            if self._results.refuse(run.plan.run, error, self.session, self._now_s):
+                facts = {"reason": error, "hint": error.hint}
+                LOG.error("this device can't do run %d: %s", run.plan.run, reason_of(error), extra={"kv": facts})
+            return False
+        return run is not None
 
     def _take_run(self, run: Run) -> None:
         """Put a run in force."""
@@ -677,6 +682,7 @@ class DeviceRuntime:
                 "the data do not fit the task of the stored run: this device waits for a later run", extra={"kv": facts}
             )
             self._tell(io.RunRefused(run.plan.run_id, decline_reason(error), None))
+            self._results.refuse(run.plan.run, error, self.session, self._now_s)
 
     def _keep_run(self, package: bytes | memoryview) -> None:
         """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""

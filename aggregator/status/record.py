@@ -67,8 +67,9 @@ CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )
 DECLINE_HINTS: Final = {
-    DeclineReason.DATA: "its log and `shoal-edge doctor DIR --data FILE` there have the reason; start it with data that fit",
-    DeclineReason.TASK: "the device's log has the reason",
+    DeclineReason.DATA: "`shoal-edge status DIR` and `shoal-edge doctor DIR --data FILE` there have the reason; start it with "
+    "data that fit",
+    DeclineReason.TASK: "the device's log and `shoal-edge status DIR` there have the reason",
     DeclineReason.REFUSED: "the device's log says which rule of its own was broken",
     DeclineReason.OTHER: "the device's log has the reason",
     DeclineReason.UPLOAD: "the aggregator's log has the reason",

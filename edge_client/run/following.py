@@ -12,6 +12,8 @@ from edge_client.run.beginning import LateStart, OpenedRun, keep_run, open_run, 
 from edge_client.run.package import check_followable, owners_plan
 from shoal.digests import sha256
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPackage
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
@@ -97,6 +99,11 @@ class RunFollower:
         assert self.late is not None
         self._begun = self.late.take(label, transfer, sealed, self._membership, most_task_bytes)
         return None if self._begun is None else self._begun.run
+
+    def refuse(self, package: bytes | memoryview, run: Run) -> None:
+        """Store a run that this device can't do, with its task in clear and without origins, for `shoal-edge doctor`."""
+        self._begun = None
+        self._files.save_refused(encode(RunPackage(decode(package, RunPackage).plan, run.bundle.to_bytes(), b"")))
 
     def keep(self, package: bytes | memoryview) -> None:
         """Store the run that `begun` or `taken` returned last, and erase the secrets before its own."""

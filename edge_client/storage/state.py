@@ -2,6 +2,7 @@
 
 - ``pending.0.bin`` and ``pending.1.bin``: the replay watermark and the sealed upload of its round, see `pending_upload`.
 - ``run.package``: the run that the device follows, with figures of its start in place of the origins.
+- ``refused.package``: a newer run that it can't do, without origins; `shoal-edge doctor` compares the samples with its task.
 - ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
 - ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
 - ``run.told``: the id of the last run that was reported as finished.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 RUN_FILE: Final = "run.package"
+REFUSED_FILE: Final = "refused.package"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
 TOLD_FILE: Final = "run.told"
@@ -115,8 +117,18 @@ class DeviceState:
         self.pending = PendingUploadFiles(directory)
 
     def save_run(self, package: bytes) -> None:
-        """Store the run package."""
+        """Store the run package, and remove that of a run that the device could not do."""
         write_atomic(self.directory / RUN_FILE, package)
+        (self.directory / REFUSED_FILE).unlink(missing_ok=True)
+
+    def save_refused(self, package: bytes) -> None:
+        """Store the package of a run that this device can't do."""
+        if package != self.load_refused():
+            write_atomic(self.directory / REFUSED_FILE, package)
+
+    def load_refused(self) -> bytes | None:
+        """Return the package of the run that this device can't do, or None if it can do the newest."""
+        return _read_if_there(self.directory / REFUSED_FILE)
 
     def load_run(self) -> bytes | None:
         """Return the run package, or None if the device has never followed a run."""

@@ -9,7 +9,10 @@ import pytest
 from aggregator.run_log import waiting_for
 from aggregator.shortage import shortage
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from edge_client.cli import status_lines
+from edge_client.doctor import diagnose
 from edge_client.learning.data import Dataset
+from edge_client.storage.state import DeviceState
 from shoal.owner.runs.defaults import DEFAULT_QUORUM
 from shoal.protocol.channels import DECLINE
 from shoal.protocol.chunking import ChunkKind, parse, split
@@ -32,6 +35,7 @@ from tests.helpers.fleets import (
 
 ODD = "dev-02"
 DEADLINE_S = 60.0
+LIVENESS = {"running": True, "connected": True, "broker": "b", "since": ""}
 
 
 def unfit(batch):
@@ -160,6 +164,34 @@ def test_a_device_restarted_with_data_of_another_task_waits_for_a_later_run(tmp_
         fleet.settle()
         assert [r.getMessage() for r in caplog.records].count(waits) == 3
         assert fleet.devices["dev-00"].runtime.following == fleet.plan.run
+
+
+def test_a_device_shows_why_it_can_not_do_a_run_until_it_can(tmp_path, caplog):
+    """Its status has the reason, `doctor` compares with the refused task, and nothing reads as an attack on a topic."""
+    with make_fleet(tmp_path / "fleet", data_with(unfit), quorum=0.5, rounds=30) as fleet:
+        files = DeviceState(fleet.stage.device_dir(ODD))
+        fleet.run_until(lambda: fleet.closed() == 2, DEADLINE_S)
+        fleet.settle()
+        told = files.load_status()["refused"]
+        assert told["run"] == fleet.plan.run
+        (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("this device can't do")]
+        assert said == f"this device can't do run {told['run']}: {told['reason']}"
+        assert f"can't do run {told['run']}: {told['reason']}" in status_lines(files.load_status() | LIVENESS)
+        assert reasons(caplog) == []
+        data = tmp_path / "d.npz"
+        np.savez(data, x=np.zeros((9, 3), np.float32), y=np.zeros(9, np.int64))
+        assert "the task expects" in checked_data(files, data).detail
+        fleet.kill_device(ODD)
+        fleet.revive_device(ODD, grouped_data(4)[ODD])
+        fleet.run_until(lambda: fleet.devices[ODD].runtime.following == fleet.plan.run, DEADLINE_S)
+        fleet.run_until(lambda: "refused" not in files.load_status(), DEADLINE_S)
+        assert files.load_refused() is None
+
+
+def checked_data(files, data):
+    """Return what `shoal-edge doctor` finds out about samples."""
+    found = diagnose(files.directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None)
+    return next(c for c in found if c.name == "data")
 
 
 def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
