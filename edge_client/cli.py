@@ -52,6 +52,15 @@ Separator = Annotated[
     str | None,
     typer.Option(help="Separator of CSV files, one character or tab.", show_default="found in the file"),
 ]
+SkipBad = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Leave out up to N damaged samples, such as a cut last line or an image that can't be decoded, and count them.",
+        show_default="the larger of 3 samples and 1 %",
+        min=0,
+    ),
+]
 
 
 @app.command()
@@ -156,6 +165,7 @@ def run(
     data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
     label: LabelColumn = None,
     separator: Separator = None,
+    skip_bad: SkipBad = None,
     watch: Annotated[
         bool | None,
         typer.Option(
@@ -234,6 +244,7 @@ def run(
         "personal": personal,
         "label": label,
         "separator": separator,
+        "skip_bad": skip_bad,
         "watch": watch,
         "executor": executor,
         "max_kbps": max_kbps,
@@ -253,6 +264,7 @@ def doctor(
     ] = None,
     label: LabelColumn = None,
     separator: Separator = None,
+    skip_bad: SkipBad = None,
     broker: Annotated[str | None, typer.Option(help="As for run.")] = None,
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
@@ -268,8 +280,8 @@ def doctor(
     from shoal.util.checks import report
     from shoal.util.config import gather
 
-    flags = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
-    flags |= {"label": label, "separator": separator}
+    flags: dict[str, Any] = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
+    flags |= {"label": label, "separator": separator, "skip_bad": skip_bad}
     values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
     if "dir" not in values:
         raise ConfigError("dir is not set", hint="shoal-edge doctor DIRECTORY")
@@ -277,7 +289,7 @@ def doctor(
         found = diagnose(
             values["dir"],
             data=values.get("data"),
-            reading=Reading(values["label"], values["separator"]),
+            reading=Reading(values["label"], values["separator"], values["skip_bad"], growing=values["watch"]),
             broker=values["broker"],
             ca=values["ca"],
             cert=values["cert"],
@@ -462,6 +474,9 @@ def status_lines(data: dict[str, Any]) -> list[str]:
         if name == "refused" and isinstance(value, dict):
             lines += [f"can't do run {value.get('run')}: {value.get('reason')}", f"  hint: {value.get('hint')}"]
             continue
+        if name == "left_out" and isinstance(value, dict):
+            lines.append(f"warning: {value.get('words')}")
+            continue
         if name == "warnings" and isinstance(value, list):
             lines += [f"warning: {doubt}" for doubt in value]
             continue
@@ -581,8 +596,9 @@ def evaluate(
     from edge_client.learning.reading import Reading
 
     chosen = choose(directory, live=live)
+    reading = Reading(label or "", separator or "", skip_bad=0)  # who compares answers wants every sample
     with working("computing the answers"):
-        figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=Reading(label or "", separator or ""))
+        figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=reading)
     _note_unfinished(live, chosen.live, chosen.own)
     names = chosen.bundle.manifest.data.labels
     document = figures.document(names) if isinstance(figures, ClassFigures) else figures.document()
@@ -660,6 +676,7 @@ def personalise(
     data: Annotated[Path | None, typer.Option(help="This device's samples, as for run.")] = None,
     label: LabelColumn = None,
     separator: Separator = None,
+    skip_bad: SkipBad = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="The device runs with --watch: split the samples as it does.")
     ] = False,
@@ -690,7 +707,7 @@ def personalise(
     elif data is None:
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
-        reading = Reading(label or "", separator or "")
+        reading = Reading(label or "", separator or "", skip_bad, growing=watch)
         with working("training candidates"):
             model, choice = choose_again(
                 directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor

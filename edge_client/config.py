@@ -26,6 +26,7 @@ class EdgeConfig:
         data: a file or folder of samples, in any format of `edge_client.learning.data`.
         label: name of the label column of tables; empty for the task's.
         separator: of CSV files, one character or ``tab``; empty to find it.
+        skip_bad: most damaged samples that are left out; None for the larger of 3 samples and 1 %.
         watch: read data files that have grown again at the next round.
         broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
@@ -59,12 +60,13 @@ class EdgeConfig:
     max_kbps: float = 0.0
     metered: str = ""
     vitals: bool = False
+    skip_bad: int | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
         ditto_weight(self.personal)
-        Reading(self.label, self.separator)
+        self.reading  # noqa: B018 - it checks its options
         check_setting(self.executor)
         if self.max_kbps and not LEAST_KBPS <= self.max_kbps <= MOST_KBPS:
             raise ConfigError(
@@ -76,7 +78,7 @@ class EdgeConfig:
     @property
     def reading(self) -> Reading:
         """How the files of samples are read."""
-        return Reading(self.label, self.separator)
+        return Reading(self.label, self.separator, self.skip_bad, growing=self.watch)
 
     @property
     def finishes(self) -> bool:

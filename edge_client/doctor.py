@@ -136,7 +136,8 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership, rea
     manifest = run.bundle.manifest
     dataset = load(source, manifest, reading)
     shares = split(dataset, split_seed(member))
-    found = [*doubts(dataset, manifest), *_doubts_of_model(files, run, shares)]
+    damaged = [f"{dataset.left_out}; mend or remove them"] if dataset.left_out.count else []
+    found = [*damaged, *doubts(dataset, manifest), *_doubts_of_model(files, run, shares)]
     if found:
         said, _, hint = found[0].rpartition("; ")
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.signed import open_document
+from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
@@ -23,6 +24,7 @@ from shoal.util.times import second, span
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
     from edge_client.followed_run import Run
+    from edge_client.learning.reading import LeftOut
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session import DeviceSession
@@ -88,6 +90,7 @@ class Results:
         self._written_connection: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
         self._refused: dict[str, Any] = {}
+        self._left_out = NONE_LEFT_OUT
         self._summary: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
@@ -101,6 +104,14 @@ class Results:
         ended = self._ended.get(str(plan.run), {})
         self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
         self._figures.pop("warnings", None)  # those of the samples as they are now follow
+
+    def leave_out(self, left_out: LeftOut) -> bool:
+        """Log and show the damaged samples that are left out of the data; return whether that has changed."""
+        changed = left_out != self._left_out
+        self._left_out = left_out
+        if changed and left_out.count:
+            LOG.warning("damaged samples are left out", extra={"kv": dataclasses.asdict(left_out)})
+        return changed
 
     def refuse(self, run: int, error: ShoalError, session: DeviceSession, now_s: float) -> bool:
         """Show in the status file why this device can't do a run, until it follows one; return whether that is new."""
@@ -314,6 +325,11 @@ class Results:
                 **self._clock,
                 **self._figures,
                 **self._refused,
+                **(
+                    {"left_out": {**dataclasses.asdict(self._left_out), "words": str(self._left_out)}}
+                    if self._left_out.count
+                    else {}
+                ),
                 "session": self._summary,
                 "connection": self._connection,
                 "ended": self._ended,

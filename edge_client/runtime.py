@@ -270,6 +270,8 @@ class DeviceRuntime:
             # Before the upload: once a final round's upload is answered, the models are not sent again.
             models = self._jobs.keep_private(announcement, result, models)
             self._results.note(announcement, assignment, result, models, self._now_s)
+            if self._results.leave_out(self._jobs.left_out):
+                self._publish_presence(online=True)
             transfer, sealed = result.parcel.transfer_id, result.parcel.payload
             self._uplink.keep(self.session.round.mark, transfer, sealed, result.residual)
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
@@ -506,7 +508,15 @@ class DeviceRuntime:
         if online and self._vitals is not None:
             vitals, self._vitals_due_s = self._vitals(), self._now_s + EVERY_S
         answers = self._results.answers if online else 0
-        told = presence(self._membership, self._birth, online=online, head=head, answers=answers, vitals=vitals)
+        told = presence(
+            self._membership,
+            self._birth,
+            online=online,
+            head=head,
+            answers=answers,
+            vitals=vitals,
+            left_out=self._jobs.left_out.count if online else 0,
+        )
         self._transport.publish(*told, retain=True)
 
     def _open(self, action: io.ForMembership) -> None:
@@ -658,6 +668,8 @@ class DeviceRuntime:
             self._transport.subscribe(self._topics.at(TopicKind.PART_CTL, self._membership.name))
         self._results.begin(run)
         self._results.warn(self._jobs.doubts)
+        if self._results.leave_out(self._jobs.left_out) and self._results.is_connected:
+            self._publish_presence(online=True)  # the owner learns how many
         self._finisher.follow(run)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
         if private := run.bundle.manifest.private_length:

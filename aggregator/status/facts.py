@@ -44,6 +44,7 @@ class DeviceFacts:
         declined: lower-case name of the `DeclineReason` of the last round that it declined, unless it has uploaded or come
             online since.
         wire: least and newest wire version that it speaks, by its presence.
+        left_out: number of damaged samples that it leaves out, by its presence.
     """
 
     online: bool | None = None
@@ -57,6 +58,7 @@ class DeviceFacts:
     vitals_at_s: int | None = None
     declined: str = ""
     wire: tuple[int, int] | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,8 +67,8 @@ CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )
 DECLINE_HINTS: Final = {
-    DeclineReason.DATA: "`shoal-edge status DIR` and `shoal-edge doctor DIR --data FILE` there have the reason; start it with "
-    "data that fit",
+    DeclineReason.DATA: "its log, `shoal-edge status DIR` and `shoal-edge doctor DIR --data FILE` there have the reason; start "
+    "it with data that fit",
     DeclineReason.TASK: "the device's log and `shoal-edge status DIR` there have the reason",
     DeclineReason.REFUSED: "the device's log says which rule of its own was broken",
     DeclineReason.OTHER: "the device's log has the reason",
@@ -229,6 +229,7 @@ class DeviceStatus:
         wire: least and newest wire version that it speaks; None before it has connected.
         version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
         version_advice: advice about another version; empty if it is the same or unknown.
+        left_out: number of damaged samples that it leaves out of its data.
         reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 
@@ -247,6 +248,7 @@ class DeviceStatus:
     wire: tuple[int, int] | None = None
     version_state: str = ""
     version_advice: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +450,7 @@ class _Builder:
             wire=heard.wire,
             version_state=state,
             version_advice=versions.advice(state, self.version),
+            left_out=heard.left_out,
         )
 
     def online(self, heard: DeviceFacts) -> bool | None:

@@ -45,6 +45,11 @@ def device_lines(status: FleetStatus) -> list[str]:
     if len(impaired) > NAMES_SHOWN:
         lines.append(f"  and {len(impaired) - NAMES_SHOWN} more: --json lists all")
     revoked = [d.name for d in status.devices if d.reason == REVOKED]
+    partial = [d for d in devices if d.left_out]
+    lines += [f"  {d.name} leaves out {counted(d.left_out, 'damaged sample')}" for d in partial[:NAMES_SHOWN]]
+    lines += ["    hint: `shoal-edge status DIR` there names the first"] if partial else []
+    if len(partial) > NAMES_SHOWN:
+        lines.append(f"  and {len(partial) - NAMES_SHOWN} more leave out some: --json lists all")
     reporting = [d for d in devices if d.vitals is not None]
     lines += [f"  {d.name} reports {vitals_words(d.vitals)}" for d in reporting[:NAMES_SHOWN] if d.vitals is not None]
     if len(reporting) > NAMES_SHOWN:

@@ -71,6 +71,7 @@ class DeviceWatch:
             last_seen_s=facts.last_seen_s if retained else now_s,
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
             answers=presence.answers,
+            left_out=presence.left_out,
             vitals=presence.vitals,
             vitals_at_s=None if presence.vitals is None else presence.sent_at_s,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from edge_client.learning.data_files import Raw, read_idx, read_npz
-from edge_client.learning.image_folders import images_of, read_images
-from edge_client.learning.reading import AS_FOUND, Reading
+from edge_client.learning.image_folders import holds_data, images_of, read_images
+from edge_client.learning.reading import AS_FOUND, NONE_LEFT_OUT, STRICT, Damage, LeftOut, NoSampleError, Reading
 from edge_client.learning.tables import TableSpec, class_numbers, read_csv, read_parquet
 from shoal.digests import shake_256
 from shoal.errors import DataError
@@ -44,10 +46,12 @@ class Dataset:
     Attributes:
         x: shape (n, *input shape), the task's input dtype.
         y: shape (n, *label shape), the task's label dtype.
+        left_out: the damaged samples that are not among them.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
+    left_out: LeftOut = NONE_LEFT_OUT
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -69,10 +73,18 @@ class DataSplits:
 def load(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> Dataset:
     """Return every sample of ``source`` in the task's shapes and dtypes; missing values are nan, if the task takes them.
 
+    A few damaged samples are left out, see `Reading.skip_bad`.
+
     Raises:
         DataError: the source is missing, of no known format, or breaks the contract; file, row and column are named.
     """
-    return joined(*(_conform(raw, manifest) for raw in _read(source, manifest, reading, labelled=True)))
+    damage = Damage(strict=reading.skip_bad == 0)
+    raws = _read(source, manifest, reading, damage, labelled=True)
+    found = [batch for raw in raws if (batch := _conform(raw, manifest, damage)) is not None]
+    left_out = damage.left_out(sum(map(len, found)), reading)
+    if not found:
+        raise DataError(f"{source} holds no sample")
+    return dataclasses.replace(joined(*found), left_out=left_out)
 
 
 def joined(*batches: Dataset) -> Dataset:
@@ -90,8 +102,10 @@ def load_inputs(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUN
     Raises:
         DataError: as for `load`.
     """
-    raws = _read(source, manifest, reading, labelled=False)
-    return np.concatenate([_features(raw, manifest) for raw in raws])
+    raws = _read(source, manifest, reading, STRICT, labelled=False)
+    if not raws:
+        raise DataError(f"{source} holds no sample")
+    return np.concatenate([_features(_Rows(raw, STRICT), manifest) for raw in raws])
 
 
 def split(batch: Dataset, seed: bytes) -> DataSplits:
@@ -166,11 +180,13 @@ def files_of(source: Path) -> Sequence[Path]:
 
 def _files_in(folder: Path) -> Sequence[Path]:
     for suffix in (".npz", *_TABLE_SUFFIXES):
-        found = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.name)
+        found = sorted(_those_with_data(folder, f"*{suffix}"), key=lambda path: path.name)
         if found:
             return found
     # A folder of IDX files may also hold a benchmark's test set: read only one file, train-* if there is one.
-    found = sorted(folder.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
+    found = sorted(
+        _those_with_data(folder, "*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name)
+    )
     if found:
         return found[:1]
     if images_of(folder):
@@ -178,84 +194,138 @@ def _files_in(folder: Path) -> Sequence[Path]:
     raise DataError(f"{folder} holds no data file of a known format", hint=_FORMATS_HINT)
 
 
-def _read(source: Path, manifest: TaskManifest, reading: Reading, *, labelled: bool) -> Sequence[Raw]:
-    spec = TableSpec(manifest.width, manifest.data, reading.label, reading.separator, labelled)
-    return [_read_file(path, manifest, spec) for path in files_of(source)]
+def _those_with_data(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in folder.glob(pattern) if holds_data(path, folder)]
 
 
-def _read_file(path: Path, manifest: TaskManifest, spec: TableSpec) -> Raw:
+def _read(source: Path, manifest: TaskManifest, reading: Reading, damage: Damage, *, labelled: bool) -> Sequence[Raw]:
+    spec = TableSpec(
+        width=manifest.width,
+        data=manifest.data,
+        label=reading.label,
+        separator=reading.separator,
+        labelled=labelled,
+        growing=reading.growing,
+    )
+    found = []
+    for path in files_of(source):
+        with suppress(NoSampleError):
+            found.append(_read_file(path, manifest, spec, damage))
+    return found
+
+
+def _read_file(path: Path, manifest: TaskManifest, spec: TableSpec, damage: Damage) -> Raw:
     name = path.name.lower()
     if path.is_dir():
-        return read_images(path, manifest, labelled=spec.labelled)
+        return read_images(path, manifest, labelled=spec.labelled, damage=damage)
     if name.endswith(".npz"):
         return read_npz(path, labelled=spec.labelled)
     if name.endswith(".parquet"):
-        return read_parquet(path, spec)
-    return read_csv(path, spec) if name.endswith((".csv", ".tsv")) else read_idx(path)
+        return read_parquet(path, spec, damage)
+    return read_csv(path, spec, damage) if name.endswith((".csv", ".tsv")) else read_idx(path)
 
 
-def _conform(raw: Raw, manifest: TaskManifest) -> Dataset:
+class _Rows:
+    """The samples of a file while they are brought into the task's form.
+
+    Attributes:
+        raw: the samples.
+        bad: (n,) bool, the damaged ones, which are counted.
+    """
+
+    def __init__(self, raw: Raw, damage: Damage) -> None:
+        self.raw, self._damage = raw, damage
+        self.bad = np.zeros(len(raw.x), np.bool_) if raw.bad is None else raw.bad
+
+    def require(self, good: NDArray[np.bool_], what: str, complaint: str) -> None:
+        """Count each sample as damaged of which a value of ``good``, (n, width) bool, is false; the first one is named."""
+        bad = ~good.all(axis=1) & ~self.bad
+        if bad.any():
+            row = int(np.argmax(bad))
+            error = DataError(
+                f"{self.raw.origin}, {self.raw.row_name(row)}: the {what} {complaint}", hint="fix or remove that row"
+            )
+            self._mark(bad, error)
+
+    def require_present(self, missing: NDArray[np.bool_]) -> None:
+        """Count each sample as damaged that lacks a value, by ``missing``, (n, width) bool; the first one is named."""
+        missing = missing & ~self.bad[:, None]
+        if missing.any():
+            row, column = np.argwhere(missing)[0].tolist()
+            error = DataError(
+                f"{self.raw.origin}, {self.raw.row_name(row)}, {self.raw.column_name(column)}: the value is missing",
+                hint="fill it in, remove the row, or let the task replace missing values: "
+                "shoal-fleet task compile --missing mean",
+            )
+            self._mark(np.asarray(missing.any(axis=1)), error)
+
+    def classes(self, labels: NDArray[np.str_], manifest: TaskManifest) -> NDArray[np.float64]:
+        """Return the class of each label, (n,); those of no class are damaged."""
+        found = class_numbers(labels.tolist(), manifest.data, f"{self.raw.origin}, y", self._damage)
+        self.bad = self.bad | np.isnan(found)
+        return found
+
+    def _mark(self, bad: NDArray[np.bool_], error: DataError) -> None:
+        self._damage.add(error, int(np.count_nonzero(bad)))
+        self.bad = self.bad | bad
+
+
+def _conform(raw: Raw, manifest: TaskManifest, damage: Damage) -> Dataset | None:
+    """Return the whole samples of a file; None if it has none."""
     if len(raw.x) != len(raw.y):
         raise DataError(f"{raw.origin} has {len(raw.x)} samples but {len(raw.y)} labels")
     if len(raw.x) == 0:
-        raise DataError(f"{raw.origin} holds no sample")
-    y = raw.y
+        return None
+    rows, y = _Rows(raw, damage), raw.y
     if y.dtype.kind == "U" and manifest.data.labels and y.ndim == 1:
-        y = class_numbers(y.tolist(), manifest.data, f"{raw.origin}, y")
-    return Dataset(_features(raw, manifest), _tensor(y, manifest.label, raw, "label"))
+        y = rows.classes(y, manifest)
+    x, y = _features(rows, manifest), _tensor(y, manifest.label, rows, "label")
+    if not rows.bad.any():
+        return Dataset(x, y)
+    return None if rows.bad.all() else Dataset(x[~rows.bad], y[~rows.bad])
 
 
-def _features(raw: Raw, manifest: TaskManifest) -> NDArray[Any]:
-    """Return the samples of ``raw`` in the task's form; a value that is missing is refused, or nan if the task takes it."""
-    x = raw.x
+def _features(rows: _Rows, manifest: TaskManifest) -> NDArray[Any]:
+    """Return the samples of a file in the task's form; a missing value is damage, or nan if the task takes it."""
+    x = rows.raw.x
     if x.dtype.kind != "f" or x.size != len(x) * manifest.width:
-        return _tensor(x, manifest.input, raw, "sample")
+        return _tensor(x, manifest.input, rows, "sample")
     missing = np.isnan(x).reshape(len(x), manifest.width)
     if not missing.any():
-        return _tensor(x, manifest.input, raw, "sample")
+        return _tensor(x, manifest.input, rows, "sample")
     if manifest.data.missing != "mean":
-        row, column = np.argwhere(missing)[0].tolist()
-        raise DataError(
-            f"{raw.origin}, {raw.row_name(row)}, {raw.column_name(column)}: the value is missing",
-            hint="fill it in, remove the row, or let the task replace missing values: shoal-fleet task compile --missing mean",
-        )
-    tensor = _tensor(np.where(np.isnan(x), 0.0, x), manifest.input, raw, "sample")
-    tensor.reshape(len(x), manifest.width)[missing] = np.nan
+        rows.require_present(missing)
+    tensor = _tensor(np.where(np.isnan(x), 0.0, x), manifest.input, rows, "sample")
+    tensor.reshape(len(x), manifest.width)[missing & ~rows.bad[:, None]] = np.nan
     return tensor
 
 
-def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDArray[Any]:
-    """Convert ``values`` (n, ...) to (n, *spec.shape) of the contract's dtype; an error names the first row that does not fit."""
+def _tensor(values: NDArray[Any], spec: TensorSpec, rows: _Rows, what: str) -> NDArray[Any]:
+    """Convert ``values`` (n, ...) to (n, *spec.shape) of the contract's dtype; a row that does not fit is damage and zero."""
     n, width = len(values), math.prod(spec.shape)
     if values.dtype.kind not in "fiub":
-        raise DataError(f"{raw.origin}: each {what} must be numbers, not {values.dtype}")
+        raise DataError(f"{rows.raw.origin}: each {what} must be numbers, not {values.dtype}")
     if values.size != n * width:
         raise DataError(
-            f"{raw.origin}: a {what} has shape {values.shape[1:]}, the task expects {spec.shape}",
+            f"{rows.raw.origin}: a {what} has shape {values.shape[1:]}, the task expects {spec.shape}",
             hint="check that this data belongs to this task",
         )
     flat = values.reshape(n, width)
     if values.dtype.kind == "f":
-        _require(np.isfinite(flat), raw, what, "is not finite")
+        rows.require(np.isfinite(flat), what, "is not finite")
     if spec.dtype == "float32":
         if values.dtype.kind == "f":
             if values.dtype.itemsize > 4:  # float64 may be out of range; float16 and float32 always fit
-                _require(np.abs(flat) <= np.finfo(np.float32).max, raw, what, "is too large for float32")
+                rows.require(np.abs(flat) <= np.finfo(np.float32).max, what, "is too large for float32")
         elif values.dtype.itemsize > 2:  # 8 and 16 bits always fit the 24-bit mantissa
             exact = (flat <= _FLOAT32_EXACT) & (flat >= -_FLOAT32_EXACT)
-            _require(exact, raw, what, "is an integer that float32 can't hold exactly")
+            rows.require(exact, what, "is an integer that float32 can't hold exactly")
     else:
         if values.dtype.kind == "f":
-            _require(flat == np.trunc(flat), raw, what, "is not a whole number")
-        _require(
-            (flat < (spec.limit or 1 << 62)) & (flat >= 0), raw, what, f"is not in 0..{(spec.limit or 1 << 62) - 1}"
+            rows.require(flat == np.trunc(flat), what, "is not a whole number")
+        rows.require(
+            (flat < (spec.limit or 1 << 62)) & (flat >= 0), what, f"is not in 0..{(spec.limit or 1 << 62) - 1}"
         )
+    if rows.bad.any():  # what can't be converted must not reach the conversion
+        flat = np.where(rows.bad[:, None], flat.dtype.type(0), flat)
     return np.ascontiguousarray(flat.reshape(n, *spec.shape), dtype=spec.dtype)
-
-
-def _require(good: NDArray[np.bool_], raw: Raw, what: str, complaint: str) -> None:
-    """Raise DataError naming the first row of ``good`` (n, width) that is not all true."""
-    rows = good.all(axis=1)
-    if not rows.all():
-        row = int(np.argmin(rows))
-        raise DataError(f"{raw.origin}, {raw.row_name(row)}: the {what} {complaint}", hint="fix or remove that row")

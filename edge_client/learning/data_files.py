@@ -52,6 +52,7 @@ class Raw:
         lines: for text, the line number of each row; None for formats whose rows are numbered by position.
         columns: names of the features of a table, for messages.
         rows: for samples with a file each, their paths.
+        bad: (n,) bool, the samples that were found damaged when they were read; None for none.
     """
 
     x: NDArray[Any]
@@ -60,6 +61,7 @@ class Raw:
     lines: array[int] | None = None
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    bad: NDArray[np.bool_] | None = None
 
     def row_name(self, row: int) -> str:
         """Return the name of row ``row`` (0-based) for error messages: its line in a text file, its file, or its index."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from edge_client.learning.data_files import PIXEL_MAX, Raw
+from edge_client.learning.reading import STRICT, Damage
 from edge_client.learning.tables import MAX_TABLE_VALUES
 from shoal.errors import DataError
 
@@ -45,6 +46,12 @@ MAX_IMAGES: Final = 1 << 20
 """Most images of one folder."""
 
 
+def holds_data(path: Path, source: Path) -> bool:
+    """Return whether a path in ``source`` is a file that is neither empty nor hidden, as those are that other systems add."""
+    hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
+    return not hidden and path.is_file() and path.stat().st_size > 0
+
+
 def images_of(source: Path) -> Sequence[Path]:
     """Return the images of a folder and of its sub-folders, by name, without opening them.
 
@@ -54,15 +61,15 @@ def images_of(source: Path) -> Sequence[Path]:
     found: list[Path] = []
     for pattern in ("*", "*/*"):
         for path in source.glob(pattern):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
+            if path.suffix.lower() in SUFFIXES and holds_data(path, source):
                 found.append(path)
             if len(found) > MAX_IMAGES:
                 raise DataError(f"{source} has more than {MAX_IMAGES} images", hint="give the device a part of them")
     return sorted(found)
 
 
-def read_images(source: Path, manifest: TaskManifest, *, labelled: bool = True) -> Raw:
-    """Read the images of a folder.
+def read_images(source: Path, manifest: TaskManifest, *, labelled: bool = True, damage: Damage = STRICT) -> Raw:
+    """Read the images of a folder; ``damage`` counts those that are no samples.
 
     Returns:
         x (n, *input shape) float32 in [0, 1], y (n,) the class of each image's folder; y is empty if not ``labelled``.
@@ -77,11 +84,19 @@ def read_images(source: Path, manifest: TaskManifest, *, labelled: bool = True) 
         raise DataError(
             f"{source} has more than {MAX_TABLE_VALUES} values in its images", hint="give the device a part of them"
         )
-    labels = np.array([_class(path, source, manifest) for path in paths]) if labelled else np.empty(0)
     x = np.empty((len(paths), channels, height, width), np.float32)
-    for i, path in enumerate(paths):
-        x[i] = _pixels(image, path, (channels, height, width))
-    return Raw(x.reshape(len(paths), *manifest.input.shape), labels, source, rows=tuple(map(str, paths)))
+    rows: list[str] = []
+    labels: list[int] = []
+    for path in paths:
+        try:
+            label = _class(path, source, manifest) if labelled else None
+            x[len(rows)] = _pixels(image, path, (channels, height, width))
+        except DataError as error:
+            damage.add(error)
+            continue
+        rows.append(str(path))
+        labels += [] if label is None else [label]
+    return Raw(x[: len(rows)].reshape(-1, *manifest.input.shape), np.array(labels), source, rows=tuple(rows))
 
 
 def _pillow(source: Path) -> Any:

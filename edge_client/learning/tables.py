@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import numpy as np
 
 from edge_client.learning.data_files import Raw
+from edge_client.learning.reading import STRICT, Damage, NoSampleError
 from shoal.errors import DataError
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 
@@ -64,6 +66,7 @@ class TableSpec:
         label: name of the label column by the device's configuration; empty for the task's.
         separator: of CSV files; empty to find it.
         labelled: whether labels are needed.
+        growing: whether a last line without its end is no sample yet.
     """
 
     width: int
@@ -71,6 +74,7 @@ class TableSpec:
     label: str = ""
     separator: str = ""
     labelled: bool = True
+    growing: bool = False
 
     @property
     def label_name(self) -> str:
@@ -177,8 +181,13 @@ def _find(names: list[str], name: str, origin: Path) -> int | None:
 # -------------------------------------------------------------------------------------------------------------- CSV
 
 
-def read_csv(path: Path, spec: TableSpec) -> Raw:
+def read_csv(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     """Read a text table, one sample a line; a header is optional if the task names no features.
+
+    Args:
+        path: the file, in UTF-8.
+        spec: what the task takes.
+        damage: counts the lines that are no samples.
 
     Returns:
         x (n, features) and y (n,), float64, missing features as nan; y is empty without labels.
@@ -189,44 +198,78 @@ def read_csv(path: Path, spec: TableSpec) -> Raw:
     import csv  # imported late: devices with other formats save its memory
 
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        # Bytes that are no UTF-8 become surrogates, so that they damage their own line alone.
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             separator = spec.separator or _separator(file)
             file.seek(0)
-            reader = csv.reader(_lines(file, path), delimiter=separator)
-            rows = ((reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells))
-            return _table(rows, spec, path)
+            reader = csv.reader(_lines(file, path, growing=spec.growing), delimiter=separator)
+            return _table(_rows(reader, path, damage), spec, path, damage)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} can't be read as CSV: {error}") from None
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[str]:
+def _lines(file: TextIO, path: Path, *, growing: bool) -> Iterator[str]:
     while line := file.readline(MAX_LINE_CHARS):
         if len(line) == MAX_LINE_CHARS:
             raise DataError(f"{path} has a line of more than {MAX_LINE_CHARS} characters")
+        if growing and not line.endswith(("\n", "\r")):
+            return
         yield line
 
 
-def _separator(file: TextIO) -> str:
-    """Return the first separator that cuts the first lines into equally many columns, two at least."""
+def _rows(reader: Any, path: Path, damage: Damage) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield each row that is not blank: its last line, the number of its lines, and its cells.
+
+    A row that is no text is damage, once a first row has shown that the file is text: a quote that is never closed makes many
+    lines one row, and each of them counts.
+    """
     import csv
 
-    head = [line for line in islice(iter(lambda: file.readline(MAX_LINE_CHARS), ""), SNIFFED_LINES) if line.strip()]
+    first = True
+    while True:
+        before = reader.line_num
+        try:
+            cells = next(reader)
+            text = "".join(cells)
+            if not text.isascii():
+                text.encode("utf-8", "surrogateescape").decode()
+        except StopIteration:
+            return
+        except (csv.Error, UnicodeDecodeError) as error:
+            if first:
+                raise
+            damage.add(DataError(f"{path}, line {reader.line_num}: {error}"), reader.line_num - before)
+            continue
+        if text.strip() and not text.strip("\0 \r\n"):
+            damage.add(DataError(f"{path}, line {reader.line_num}: only zero bytes, as a power loss leaves them"))
+        elif text.strip():
+            first = False
+            yield reader.line_num, reader.line_num - before, cells
+
+
+def _separator(file: TextIO) -> str:
+    """Return the first separator of those that cut the most of the first lines into equally many columns, two at least."""
+    import csv
+
+    head = islice(iter(lambda: file.readline(MAX_LINE_CHARS), ""), SNIFFED_LINES)
+    text = [line for line in head if line.strip() and "\0" not in line]
+    best, most = DEFAULT_SEPARATOR, 0
     for separator in SEPARATORS:
         try:
-            widths = {len(cells) for cells in csv.reader(head, delimiter=separator)}
+            widths = Counter(len(cells) for cells in csv.reader(text, delimiter=separator))
         except csv.Error:
             continue
-        if len(widths) == 1 and min(widths) > 1:
-            return separator
-    # No separator fits every line: the error of the line that differs should count columns by the likely one.
-    return next((s for s in SEPARATORS if head and all(s in line for line in head)), DEFAULT_SEPARATOR)
+        lines = max((lines for width, lines in widths.items() if width > 1), default=0)
+        if lines > most:
+            best, most = separator, lines
+    return best
 
 
-def _table(rows: Iterable[tuple[int, list[str]]], spec: TableSpec, path: Path) -> Raw:
+def _table(rows: Iterable[tuple[int, int, list[str]]], spec: TableSpec, path: Path, damage: Damage) -> Raw:
     numbers = _Numbers(spec, path)
     columns: Columns | None = None
     count = 0
-    for line, cells in rows:
+    for line, lines, cells in rows:
         if columns is None:
             count, header = len(cells), _is_header(cells, spec)
             if count < 2 and spec.labelled:
@@ -237,11 +280,15 @@ def _table(rows: Iterable[tuple[int, list[str]]], spec: TableSpec, path: Path) -
             columns = columns_of(cells if header else None, count, spec, path)
             if header:
                 continue
-        if len(cells) != count:
-            raise DataError(f"{path}, line {line}: {len(cells)} columns instead of {count}")
-        numbers.add(cells, columns, line)
+        numbers.check_room(columns, line)
+        try:
+            if len(cells) != count:
+                raise DataError(f"{path}, line {line}: {len(cells)} columns instead of {count}")
+            numbers.add(cells, columns, line)
+        except DataError as error:
+            damage.add(error, lines)
     if columns is None or not numbers.lines:
-        raise DataError(f"{path} holds no sample")
+        raise NoSampleError(f"{path} holds no sample")
     return numbers.raw(columns)
 
 
@@ -269,21 +316,28 @@ class _Numbers:
         self.lines = array("q")
 
     def add(self, cells: list[str], columns: Columns, line: int) -> None:
-        """Add one row.
+        """Add one row, or nothing if it is damaged.
 
         Raises:
-            DataError: a cell is neither a number nor missing, or a label is of no class, or the table is too large.
+            DataError: a cell is neither a number nor missing, or a label is of no class.
+        """
+        values = [self._feature(cells[at], at, line) for at in columns.features]
+        if columns.label is not None and self._spec.labelled:
+            self._labels.append(self._label(cells[columns.label], columns.label, line))
+        self._values.extend(values)
+        self.lines.append(line)
+
+    def check_room(self, columns: Columns, line: int) -> None:
+        """Check that one more row may be added.
+
+        Raises:
+            DataError: the table is too large.
         """
         if len(self._values) + len(columns.features) > MAX_TABLE_VALUES:
             raise DataError(
                 f"{self._path}, line {line}: the table has more than {MAX_TABLE_VALUES} numbers",
                 hint="give the device a part of it",
             )
-        for at in columns.features:
-            self._values.append(self._feature(cells[at], at, line))
-        if columns.label is not None and self._spec.labelled:
-            self._labels.append(self._label(cells[columns.label], columns.label, line))
-        self.lines.append(line)
 
     def _feature(self, cell: str, at: int, line: int) -> float:
         number = _number(cell)
@@ -326,11 +380,10 @@ def _number_hint(cell: str) -> str:
 # ---------------------------------------------------------------------------------------------------------- Parquet
 
 
-def read_parquet(path: Path, spec: TableSpec) -> Raw:
+def read_parquet(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     """Read a Parquet file; its columns are found by name.
 
-    Returns:
-        as `read_csv`.
+    Arguments and result are those of `read_csv`.
 
     Raises:
         DataError: pyarrow is not installed, or the file is damaged, too large, or lacks a column.
@@ -343,15 +396,15 @@ def read_parquet(path: Path, spec: TableSpec) -> Raw:
             _check_rows(file.metadata.num_rows, len(columns.features), path)
             wanted = columns.all if spec.labelled else columns.features
             parts = [
-                _parquet_rows(batch, [names[i] for i in wanted], columns, spec, path)
+                _parquet_rows(batch, [names[i] for i in wanted], columns, spec, path, damage)
                 for batch in file.iter_batches(_BATCH_ROWS, columns=[names[i] for i in wanted])
             ]
     except (OSError, arrow.ArrowException) as error:
         raise DataError(f"{path} can't be read as Parquet: {str(error)[:200]}") from None
     if not sum(len(x) for x, _ in parts):
-        raise DataError(f"{path} holds no sample")
+        raise NoSampleError(f"{path} holds no sample")
     x, y = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return Raw(x, y, path, columns=columns.names)
+    return Raw(x, y, path, columns=columns.names, bad=np.isnan(y) if spec.data.labels and spec.labelled else None)
 
 
 def _pyarrow(path: Path) -> tuple[Any, Any]:
@@ -372,7 +425,7 @@ def _check_rows(rows: int, width: int, path: Path) -> None:
 
 
 def _parquet_rows(
-    batch: Any, names: Sequence[str], columns: Columns, spec: TableSpec, path: Path
+    batch: Any, names: Sequence[str], columns: Columns, spec: TableSpec, path: Path, damage: Damage
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     width = len(columns.features)
     found = [batch.column(batch.schema.get_field_index(name)).to_numpy(zero_copy_only=False) for name in names]
@@ -383,28 +436,27 @@ def _parquet_rows(
         x[:, at] = found[at]
     if len(found) == width:
         return x, np.empty(0)
-    return x, _parquet_labels(found[-1], names[-1], spec, path)
+    return x, _parquet_labels(found[-1], names[-1], spec, path, damage)
 
 
-def _parquet_labels(values: NDArray[Any], name: str, spec: TableSpec, path: Path) -> NDArray[np.float64]:
+def _parquet_labels(
+    values: NDArray[Any], name: str, spec: TableSpec, path: Path, damage: Damage
+) -> NDArray[np.float64]:
     if values.dtype.kind in "iufb" and not spec.data.labels:
         return values.astype(np.float64)
-    return class_numbers([str(value) for value in values], spec.data, f"{path}, column {name!r}")
+    return class_numbers([str(value) for value in values], spec.data, f"{path}, column {name!r}", damage)
 
 
-def class_numbers(names: Sequence[str], data: DataDeclaration, where: str) -> NDArray[np.float64]:
-    """Return the class of each label's text, shape (n,).
-
-    Raises:
-        DataError: one is of no class.
-    """
+def class_numbers(names: Sequence[str], data: DataDeclaration, where: str, damage: Damage) -> NDArray[np.float64]:
+    """Return the class of each label's text, shape (n,); nan for one of no class, which is damage."""
     classes = {name: float(i) for i, name in enumerate(data.labels)}
     for row, name in enumerate(names):
         if name not in classes:
-            raise DataError(
+            error = DataError(
                 f"{where}, row {row}: {name[:_SHOWN]!r} is no label of the task",
                 hint=f"labels: {', '.join(data.labels)[:200]}"
                 if data.labels
                 else "name the classes in the task: shoal-fleet task compile --labels NAME,NAME,...",
             )
-    return np.array([classes[name] for name in names])
+            damage.add(error)
+    return np.array([classes.get(name, math.nan) for name in names])

@@ -18,7 +18,7 @@ from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import Presence
+from shoal.protocol.messages import Presence, left_out_field
 from shoal.protocol.topics import Topics
 from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.base import Will
@@ -50,6 +50,7 @@ def presence(
     at_s: float | None = None,
     answers: int = 0,
     vitals: Vitals | None = None,
+    left_out: int = 0,
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -61,6 +62,7 @@ def presence(
         at_s: unix seconds; None for now. The aggregator compares them with its own clock.
         answers: number of the run whose finished model the device answers with; 0 without one.
         vitals: the device's condition; None if its operator has not asked for that.
+        left_out: number of damaged samples that the device leaves out.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
     message = encode(
@@ -75,6 +77,7 @@ def presence(
             answers=answers,
             vitals=vitals,
             wire=SPOKEN,
+            later=left_out_field(left_out),
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

@@ -12,6 +12,7 @@ from edge_client.learning.data import Dataset, DataSplits, split, split_growing
 from edge_client.learning.data_doubts import doubts, no_better_doubt
 from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import device_model
+from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
@@ -25,6 +26,7 @@ from shoal.protocol.messages import Phase
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
+    from edge_client.learning.reading import LeftOut
     from edge_client.learning.watching import FilesSeen, Watch
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
@@ -43,6 +45,7 @@ class JobFactory:
 
     Attributes:
         doubts: about the samples, one sentence each.
+        left_out: the damaged samples that are not among them.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class JobFactory:
         self._watch = watch
         self._split = split if watch is None else split_growing
         self._seen: FilesSeen | None = None
-        self._read_again: tuple[Run, DataSplits | None, FilesSeen] | None = None
+        self._read_again: tuple[Run, DataSplits | None, FilesSeen, LeftOut] | None = None
         self._make_backend = backend
         self._membership = membership
         self._load_data = load_data
@@ -74,6 +77,7 @@ class JobFactory:
         self._workshop: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
         self.doubts: tuple[str, ...] = ()
+        self.left_out = NONE_LEFT_OUT
         self._scale: Scale | None = None
         self._run: Run | None = None
         self._scales = Scales(membership.directory)
@@ -94,6 +98,7 @@ class JobFactory:
             self._seen = None if self._watch is None else self._watch()
             found = self._load_data(run.bundle.manifest)
             samples = self._split(found, split_seed(self._membership))
+            self.left_out = found.left_out
             self.doubts = doubts(found, run.bundle.manifest)
             self._scale = self._begin_scale(run, samples)
             self._shares = (digest, prepared(samples, self._scale))
@@ -143,8 +148,9 @@ class JobFactory:
         found, self._read_again = self._read_again, None
         if found is None or found[0] is not self._run or self._shares is None or self._workshop is None:
             return
-        _, splits, self._seen = found
+        _, splits, self._seen, left_out = found
         if splits is not None:
+            self.left_out = left_out
             self._shares = (self._shares[0], splits)
             self._workshop = partial(self._workshop, shares=splits)
 
@@ -154,14 +160,17 @@ class JobFactory:
         Files that are being written, or have grown too large, leave the samples as they are.
         """
         splits: DataSplits | None = None
+        left_out = NONE_LEFT_OUT
         try:
             seen.check_size()
-            samples = self._split(self._load_data(run.bundle.manifest), split_seed(self._membership))
+            found = self._load_data(run.bundle.manifest)
+            left_out = found.left_out
+            samples = self._split(found, split_seed(self._membership))
             splits = prepared(samples, self._scale)
         except DataError as error:
             facts = {"reason": error, "hint": error.hint}
             LOG.warning("the data have changed and can't be read: the samples before stay in use", extra={"kv": facts})
-        self._read_again = (run, splits, seen)
+        self._read_again = (run, splits, seen, left_out)
         if splits is None:
             return shop
         LOG.info("data read again", extra={"kv": {"samples": len(splits.train)}})

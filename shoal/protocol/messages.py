@@ -313,6 +313,20 @@ class Presence:
     wire: WireRange = SPOKEN
     later: LaterFields = ()
 
+    @property
+    def left_out(self) -> int:
+        """Number of damaged samples that the device leaves out; 0 without any, or if it does not say."""
+        return int.from_bytes(dict(self.later).get(_LEFT_OUT, b"")[:4], "little")
+
+
+_LEFT_OUT: Final = 1
+"""Number of the later field of a presence with the damaged samples that the device leaves out, u32; added in 0.2.0."""
+
+
+def left_out_field(count: int) -> LaterFields:
+    """Return the later fields of the presence of a device that leaves out so many damaged samples."""
+    return ((_LEFT_OUT, min(count, 2**32 - 1).to_bytes(4, "little")),) if count else ()
+
 
 class RunOrder(IntEnum):
     """The owner's order for a run, as devices are told."""

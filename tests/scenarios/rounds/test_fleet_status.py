@@ -1,5 +1,6 @@
 """`shoal-aggregator status` tells the state of a fleet truly: devices that die, a broker that is away, a wrong clock."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,7 +12,9 @@ from aggregator.status import watch as watches
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import RETURN_S
 from edge_client.learning.data import Dataset
+from edge_client.learning.reading import LeftOut
 from edge_client.protocol import presence
+from edge_client.storage.state import DeviceState
 from shoal.util.locks import exclusive
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
 
@@ -48,6 +51,23 @@ def fleet(tmp_path, tap):
         tap.lose(client=made.client_id("dev-02"), ending="/up")
         made.run_until(lambda: "2 of 3" in made.service.status(), 10)
         yield made
+
+
+def test_the_owner_learns_how_many_damaged_samples_a_device_leaves_out(tmp_path):
+    """The number, and nothing of what is in them: the device's own status names the first."""
+    data = grouped_data(3)
+    damage = LeftOut(2, 62, "sensor.csv, line 62: 2 columns instead of 4")
+    data["dev-01"] = dataclasses.replace(data["dev-01"], left_out=damage)
+    with make_fleet(tmp_path / "fleet", data, rounds=1) as fleet:
+        fleet.run(60)
+        document = status(fleet)
+        assert {d["name"]: d["left_out"] for d in document["devices"]} == {"dev-00": 0, "dev-01": 2, "dev-02": 0}
+        assert "sensor.csv" not in json.dumps(document)
+        with exclusive(fleet.stage.aggregator_dir, wait_s=0, hint=""):
+            told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir)]).output
+        assert "dev-01 leaves out 2 damaged samples" in told
+        own = DeviceState(fleet.stage.device_dir("dev-01")).load_status()
+        assert own["left_out"] == {**dataclasses.asdict(damage), "words": str(damage)}
 
 
 def test_a_fleet_at_work(fleet):

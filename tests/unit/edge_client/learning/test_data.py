@@ -133,7 +133,7 @@ def test_npz_errors_name_file_and_row(tmp_path):
     x[5, 2] = np.inf
     np.savez(tmp_path / "bad.npz", x=x, y=y)
     with pytest.raises(DataError, match=r"bad\.npz, row 5: the sample is not finite"):
-        load(tmp_path, TASK)
+        load(tmp_path, TASK, Reading(skip_bad=0))
 
 
 @pytest.mark.parametrize(

@@ -426,10 +426,25 @@ def reasons(caplog):
     return [str(record.kv["reason"]) for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_row_that_is_being_written_leaves_the_samples_as_they_are(watched, caplog):
+def test_a_damaged_row_is_left_out_until_it_is_whole(watched):
     watched.factory.follow(watched.run())
     first = do_job(watched)
     watched.path.write_text("\n".join([*rows(40), "1,2"]))
+    again = do_job(watched, 2)
+    assert again.train.x.tolist() == first.train.x.tolist()
+    watched.factory._adopt()
+    assert (watched.factory.left_out.count, watched.factory.left_out.samples) == (1, 41)
+    assert "line 41: 2 columns instead of 5" in watched.factory.left_out.first
+    watched.path.write_text("\n".join([*rows(40), *rows(5, seed=2)]))
+    assert len(do_job(watched, 3).train) == 27
+    watched.factory._adopt()
+    assert watched.factory.left_out.count == 0
+
+
+def test_too_many_damaged_rows_leave_the_samples_as_they_are(watched, caplog):
+    watched.factory.follow(watched.run())
+    first = do_job(watched)
+    watched.path.write_text("\n".join([*rows(40), *["1,2"] * 4]))
     assert do_job(watched, 2) is first
     assert "line 41: 2 columns instead of 5" in reasons(caplog)[-1]
     assert do_job(watched, 3) is first
