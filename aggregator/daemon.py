@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.config import AggregatorConfig
 from aggregator.device_presence import PresenceInbox
-from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership, FalseMessageError
 from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox
@@ -376,6 +376,8 @@ class Daemon:
         except LaterKindError as error:
             LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
         except ShoalError as error:
+            if isinstance(error, FalseMessageError):
+                self._watch.devices.refused(error.device, str(error))
             self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
 
     def _take(self, service: RunService | None) -> None:

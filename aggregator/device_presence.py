@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aggregator.membership import UNKNOWN_HINT, AggregatorMembership
+from aggregator.membership import UNKNOWN_HINT, AggregatorMembership, signed_by
 from aggregator.rounds.events import CameOnline, WentOffline
 from crypto.seal.envelope import SealError
 from shoal.errors import UntrustedError
@@ -66,9 +66,10 @@ class DevicePresence:
                     self._watch.devices.went(device)
                 return WentOffline(device)
             raise
-        presence = decode(plain, Presence)
-        if (presence.fleet, presence.device) != (self._membership.fleet, device):
-            raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
+        with signed_by(device):
+            presence = decode(plain, Presence)
+            if (presence.fleet, presence.device) != (self._membership.fleet, device):
+                raise UntrustedError(f"a presence of {presence.device[:64]!r} of {presence.fleet[:64]!r}")
         if presence.birth < self._births.get(device, 0):
             return None
         self._births[device] = presence.birth

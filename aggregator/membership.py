@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from crypto.seal.envelope import is_from, read_head
 from crypto.seal.identity import fingerprint
-from shoal.errors import UntrustedError
+from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import AGGREGATOR_ROLE
 from shoal.protocol import channels
@@ -16,6 +18,27 @@ from shoal.util.files import private_directory
 
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"
+
+
+class FalseMessageError(UntrustedError):
+    """A device of the roster has signed a message that is malformed, or that contradicts the fleet or its own envelope.
+
+    Attributes:
+        device: the signer, which `status` names.
+    """
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(reason)
+        self.device = device
+
+
+@contextmanager
+def signed_by(device: str) -> Iterator[None]:
+    """Turn errors about the content of a message whose signature by ``device`` is verified into `FalseMessageError`."""
+    try:
+        yield
+    except ShoalError as error:
+        raise FalseMessageError(device, str(error)) from error
 
 
 class AggregatorMembership(Membership[AggregatorGrant]):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aggregator.device_presence import DevicePresence
 from aggregator.inbound import Inbound
-from aggregator.membership import AggregatorMembership
+from aggregator.membership import AggregatorMembership, FalseMessageError
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import OwnerInbox
@@ -64,6 +64,7 @@ from shoal.errors import ShoalError, UsageError, reason_of
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.messages import DeclineReason
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
@@ -293,6 +294,8 @@ class RunService:
                 except LaterKindError as error:
                     LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
                 except ShoalError as error:
+                    if isinstance(error, FalseMessageError):
+                        self._on_false(error, topic)
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected() if self._lost:  # messages published before the first connection are still queued
                 self._lost = False
@@ -303,6 +306,12 @@ class RunService:
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
             case _:
                 pass
+
+    def _on_false(self, error: FalseMessageError, topic: str) -> None:
+        """Name the device that has signed a false message; a false answer to the open round is as good as none."""
+        self.watch.devices.refused(error.device, str(error))
+        if topic == self._topics.up(error.device):
+            self.feed(Declined(error.device, self._engine.nonce(self._state.round), DeclineReason.UPLOAD))
 
     def _on_message(self, topic: str, payload: bytes, *, retained: bool) -> None:
         now_s, parsed = self._now_s, self._topics.parse(topic)
@@ -417,7 +426,9 @@ class RunService:
         self._handle(*stored)
 
     def on_refused(self, device: str, error: ShoalError) -> None:
-        """Log that an upload is not used."""
+        """Log that an upload is not used, and name a device that has signed a false one."""
+        if isinstance(error, FalseMessageError):
+            self._on_false(error, self._topics.up(device))
         self._refusals.tell(self._topics.up(device), reason_of(error), error.hint, self._now_s)
 
     def _handle(self, *events: Event) -> None:

@@ -46,7 +46,7 @@ def decide(
         most_attached: bytes that the device may attach to its upload.
     """
     run, plan = state.run, state.plan
-    if (upload.run_id, upload.task_digest) != (run.run_id, run.task_digest):
+    if (upload.run, upload.run_id, upload.task_digest) != (run.run, run.run_id, run.task_digest):
         return Decision.REFUSE, "of another run or task"
     # Every round has its own key, whose id the aggregator does not know: the close compares the keys of its updates.
     if upload.mode != run.mode or upload.key_version != state.held.key_version:

@@ -45,6 +45,7 @@ class DeviceFacts:
             online since.
         wire: least and newest wire version that it speaks, by its presence.
         left_out: number of damaged samples that it leaves out, by its presence.
+        refused: why its last message was refused that it had signed and that was false, unless it has come online since.
     """
 
     online: bool | None = None
@@ -59,6 +60,7 @@ class DeviceFacts:
     declined: str = ""
     wire: tuple[int, int] | None = None
     left_out: int = 0
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,10 @@ DECLINE_HINTS: Final = {
     DeclineReason.KEYS: "wait: it takes part again in the first round under the newer keys",
     DeclineReason.METERED: "wait: it takes part again after the hours that `--metered` names on the device",
 }
+FALSE_HINT: Final = (
+    "no device does that by itself: check its software, and who has its keys; "
+    "shoal-fleet revoke FLEET_DIR NAME excludes it"
+)
 _BY_NAME: Final = {reason.name.lower(): reason for reason in DeclineReason}
 
 
@@ -465,6 +469,8 @@ class _Builder:
             return REVOKED, "switch it off; it learns so when it connects, and ends with status 6"
         if online is None:
             return "", ""
+        if heard.refused:
+            return f"has signed a false message: {heard.refused}", FALSE_HINT
         if not online:
             return self._absence(heard)
         run = self.facts.run

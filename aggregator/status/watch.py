@@ -22,6 +22,9 @@ SETTLED_S: Final = 10.0
 VERSION_FORM: Final = re.compile(r"[0-9A-Za-z.+-]{1,32}", re.ASCII)
 """A version of another form is not recorded: a device could send escape sequences for the operator's terminal."""
 
+MOST_REASON: Final = 300
+"""Most characters of the reason why a device's message was refused; it may quote the message."""
+
 
 class DeviceWatch:
     """Records facts from the devices' messages.
@@ -34,7 +37,7 @@ class DeviceWatch:
     def __init__(self, clock: Callable[[], float] = time.time, known: Mapping[str, DeviceFacts] | None = None) -> None:
         self._clock = clock
         self._devices = {
-            name: dataclasses.replace(facts, online=None, since_s=None, declined="")
+            name: dataclasses.replace(facts, online=None, since_s=None, declined="", refused="")
             for name, facts in (known or {}).items()
         }
 
@@ -57,7 +60,7 @@ class DeviceWatch:
         if changed:
             facts = dataclasses.replace(facts, online=presence.online, since_s=None if retained else now_s)
             if presence.online:
-                facts = dataclasses.replace(facts, declined="")
+                facts = dataclasses.replace(facts, declined="", refused="")
         if not presence.online:  # also a will, which the broker sends: the device itself was heard earlier
             self._devices[presence.device] = facts
             return
@@ -94,6 +97,10 @@ class DeviceWatch:
         self._devices[device] = dataclasses.replace(
             self._of(device), last_seen_s=self._now_s(), declined=reason.name.lower()
         )
+
+    def refused(self, device: str, reason: str) -> None:
+        """Record that a device has signed a false message."""
+        self._devices[device] = dataclasses.replace(self._of(device), refused=reason[:MOST_REASON])
 
     def _of(self, device: str) -> DeviceFacts:
         return self._devices.get(device) or DeviceFacts()

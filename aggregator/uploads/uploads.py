@@ -256,10 +256,14 @@ class Uploads:
         self._refuse(upload.ref, upload.header, reason)
         raise UntrustedError(f"upload of {upload.ref.device} for round {upload.header.round}: {reason}")
 
-    def _refuse(self, ref: UploadRef, header: Upload, reason: str) -> None:
-        """Refuse an upload, and let the open round go on without waiting for its device."""
-        self._answers.answer(ref, header.round, UploadEvent.REJECTED, reason)
-        self._driver.feed(Declined(ref.device, header.nonce, DeclineReason.UPLOAD))
+    def _refuse(self, ref: UploadRef, header: Upload | None, reason: str) -> None:
+        """Refuse an upload, and let the open round go on without waiting for its device if it is the answer to that round."""
+        state = self._driver.state
+        nonce, run_id = self._engine.nonce(state.round), self._run.run_id
+        self._answers.answer(ref, state.round if header is None else header.round, UploadEvent.REJECTED, reason)
+        # One that is late says nothing about its device. A header that can't be read has no round, and no honest device signs it.
+        if header is None or nonce == header.nonce or (run_id, state.round) == (header.run_id, header.round):
+            self._driver.feed(Declined(ref.device, nonce, DeclineReason.UPLOAD))
 
     def flush(self) -> None:
         """Start to commit the valid uploads, unless a commit or the close of a round is under way.

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from aggregator.membership import UNKNOWN_HINT
+from aggregator.membership import UNKNOWN_HINT, FalseMessageError, signed_by
 from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
 from aggregator.strategies.base import norm_of
 from aggregator.uploads.states import UploadRef
-from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.envelope import is_from, open_from_member, read_head
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.membership.statements import open_statement
@@ -52,13 +52,13 @@ class VerifiedUpload:
 
 
 class RefusedUploadError(UntrustedError):
-    """An authentic upload that breaks a limit of the plan; its device is told.
+    """An authentic upload that is malformed, false or breaks a limit of the plan; its device is told.
 
     Attributes:
-        header: the upload's header.
+        header: the upload's header; None if it can't be read.
     """
 
-    def __init__(self, reason: str, header: Upload) -> None:
+    def __init__(self, reason: str, header: Upload | None) -> None:
         super().__init__(reason)
         self.header = header
 
@@ -84,12 +84,16 @@ class UploadVerifier:
             roster: the newest roster.
 
         Raises:
-            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit, of another length or
-                precision than the plan's, or without a valid statement about the device's states.
-            ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
+            RefusedUploadError: authentic, but malformed, of another fleet, device, run or aggregator than its envelope, not
+                finite, above the plan's norm limit or sample limit, of another length or precision than the plan's, or without
+                a valid statement about the device's states.
+            ShoalError: unknown device, not sealed to this aggregator, forged, or for a later run.
         """
         message, body = self._open(device, transfer, roster, channels.UPLOAD)
-        header = decode(message, Upload)
+        try:
+            header = decode(message, Upload)
+        except ShoalError as error:
+            raise RefusedUploadError(f"the header: {error}", None) from error
         self._check_header(header, body, device)
         self._check_samples(header)
         self._check_statement(header, roster)
@@ -118,11 +122,12 @@ class UploadVerifier:
 
     def _control_message(self, device: str, transfer: Transfer, roster: Roster, channel: Channel, kind: type[N]) -> N:
         message, body = self._open(device, transfer, roster, channel)
-        if body:
-            raise WireError(f"{len(body)} extra bytes after a {channel.name}")
-        decoded = decode(message, kind)
-        if (decoded.fleet, decoded.device) != (self._run.fleet, device):
-            raise UntrustedError(f"a {channel.name} by {decoded.device!r} of {decoded.fleet!r} on {device}'s topic")
+        with signed_by(device):
+            if body:
+                raise WireError(f"{len(body)} extra bytes after a {channel.name}")
+            decoded = decode(message, kind)
+            if (decoded.fleet, decoded.device) != (self._run.fleet, device):
+                raise UntrustedError(f"a {channel.name} by {decoded.device[:64]!r} of {decoded.fleet[:64]!r}")
         return decoded
 
     def _open(self, device: str, transfer: Transfer, roster: Roster, channel: Channel) -> tuple[memoryview, memoryview]:
@@ -130,23 +135,31 @@ class UploadVerifier:
         if member is None:
             raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         head, at = read_head(transfer.payload)
-        if (head.fleet, head.purpose, head.sender) != (roster.fleet, channel.purpose, device):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
+        expected = channel.head(roster.fleet, device, self._identity.name)
+        if head != expected:
+            # Anyone can move a device's message to another topic or kind, but only the device signs a false name in it.
+            false = head.purpose == expected.purpose and is_from(
+                transfer.payload, head, member.sign_key, transfer.signed
+            )
+            told = f"{head.purpose[:64]!r} of {head.sender[:64]!r} to {head.recipient[:64]!r} of {head.fleet[:64]!r}"
+            reason = f"a sealed {told} on {device}'s topic"
+            raise FalseMessageError(device, reason) if false else UntrustedError(reason)
         return open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
 
     def _check_header(self, header: Upload, body: memoryview, device: str) -> None:
         if (header.fleet, header.device) != (self._run.fleet, device):
-            raise UntrustedError(f"an upload for {header.fleet!r} by {header.device!r}")
-        if header.run > self._run.run:
+            raise RefusedUploadError(f"an upload for {header.fleet[:64]!r} by {header.device[:64]!r}", header)
+        if header.run > self._run.run and header.run_id != self._run.run_id:
             # Not a refusal: that run's file may be put back, and the device would not offer the upload again.
             raise UntrustedError(f"an upload for run {header.run}, which is not served")
         if header.recipient != self._identity.member.seal_key:
-            raise UntrustedError("an upload for another aggregator")
+            raise RefusedUploadError("an upload for another aggregator", header)
         if header.precision != self._run.precision_up:
             raise RefusedUploadError(f"a vector in {header.precision[:16]!r}, not {self._run.precision_up}", header)
         vector = 0 if header.parts else encoded_bytes(header.length, header.precision)
         if len(body) != vector + header.attached:
-            raise WireError(f"{len(body)} bytes where {header.length} coordinates and {header.attached} were announced")
+            counted = f"{header.length} coordinates and {header.attached} bytes"
+            raise RefusedUploadError(f"{len(body)} bytes where {counted} were announced", header)
 
     def _check_samples(self, header: Upload) -> None:
         most = self._run.max_samples

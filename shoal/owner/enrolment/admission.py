@@ -195,20 +195,30 @@ class Registrar:
             return
         entry = self._fleet.receiving.devices.get(device)
         known = None if entry is None else entry.receiving
-        if peek_document(transfer.payload, ReceivingNotice).receiving == known:
-            return  # spares the checks, which take a second for 2,000 devices
-        notice = open_notice(transfer.payload, member.sign_key)
+        try:
+            notice = peek_document(transfer.payload, ReceivingNotice)
+            if notice.receiving == known and (notice.fleet, notice.device) == (self._fleet.name, device):
+                return  # spares the checks, which take a second for 2,000 devices
+            notice = open_notice(transfer.payload, member.sign_key)
+        except ShoalError as error:
+            raise UntrustedError(f"receiving keys at the topic of {device}: {error}") from error
         if (notice.fleet, notice.device) != (self._fleet.name, device):
-            raise UntrustedError(f"receiving keys of {notice.device!r} in {notice.fleet!r} at the topic of {device!r}")
+            raise UntrustedError(f"{device} has signed receiving keys of another device or fleet")
         found = notice.receiving
         if known is None:
             self._receiving[device] = found
-        elif found.first < known.first:
+            return
+        if found.first < known.first:
             self._complain(
                 f"warning: the broker holds receiving keys of {device} from number {found.first} on, and it has published those "
                 f"from {known.first} on: its keys stay sealed to the newer ones. Was its directory restored from a backup?"
             )
-        elif found.first > known.first:
+        elif any(found.key(n) != known.key(n) for n in range(found.first, min(found.last, known.last) + 1)):
+            self._complain(
+                f"warning: {device} has published other receiving keys under the numbers of its earlier ones. Was its directory "
+                "restored from a backup?"
+            )
+        if found.first > known.first:
             self._receiving[device] = found
 
     def take_receiving(self) -> None:

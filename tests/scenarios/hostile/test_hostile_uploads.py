@@ -10,9 +10,11 @@ from crypto.seal.signed import peek_document, sign_document
 from edge_client.learning.data import Dataset
 from edge_client.models.checkpoints import seal_checkpoint
 from shoal.membership.statements import sign_statement
+from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Action, Phase, Sealed
 from shoal.protocol.states import SealedCheckpoints, Statement
+from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
     Wiretap,
@@ -136,16 +138,25 @@ AT_THE_DOOR = {
     "signed by another device": (signed_by_another, "a sealed message was refused"),
     "signed by a stranger": (signed_by_a_stranger, "a sealed message was refused"),
     "sealed to another aggregator": (sealed_to_another, "a sealed message was refused"),
-    "head of another fleet": (with_head(fleet="other"), "to 'other'"),
-    "head of another purpose": (with_head(purpose="control"), "a sealed control of"),
-    "head of another sender": (with_head(sender="dev-01"), "a sealed upload of 'dev-01'"),
+    "head of another purpose": (with_head(purpose="control"), "a sealed 'control' of"),
+}
+
+FALSE_HEADS = {
+    "another fleet": (with_head(fleet="other"), "of 'other'"),
+    "another sender": (with_head(sender="dev-01"), "a sealed 'upload' of 'dev-01'"),
+    "another recipient": (with_head(recipient="dev-01"), "to 'dev-01'"),
+}
+
+BY_THE_RULES = {
     "header of another fleet": (changed(fleet="other"), "an upload for 'other'"),
     "header of another device": (changed(device="dev-01"), "by 'dev-01'"),
     "bound to another aggregator": (changed(recipient=bytes(32)), "for another aggregator"),
     "fewer bytes than announced": (shorter_body_than_announced, "108 bytes where 28"),
-}
-
-BY_THE_RULES = {
+    "another number of the run": (changed(run=2), "of another run or task"),
+    "no header": (
+        lambda b: seal_upload(b.fleet, VICTIM, Sealed("demo", "upload", VICTIM, "aggregator"), b""),
+        "the header: ",
+    ),
     "NaN in the first place": (spoiled(0, np.nan), "NaN"),
     "NaN in the last place": (spoiled(D - 1, np.nan), "NaN"),
     "infinity": (spoiled(3, -np.inf), "NaN or infinities"),
@@ -181,6 +192,29 @@ def test_what_is_not_authentic_gets_no_answer_and_changes_nothing(bench, caplog,
     assert expected in reason
     assert not answers(bench.fleet, bench.tap, VICTIM)
     assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+@pytest.mark.parametrize("case", FALSE_HEADS)
+def test_a_device_that_signs_a_false_envelope_is_named_and_not_waited_for(bench, caplog, case):
+    make, expected = FALSE_HEADS[case]
+    bench.send(make(bench))
+    assert expected in reasons(caplog)[0]
+    assert not answers(bench.fleet, bench.tap, VICTIM)
+    watched = bench.fleet.service.watch.devices.devices
+    assert [name for name, facts in watched.items() if facts.refused] == [VICTIM]
+    assert expected in watched[VICTIM].refused
+    assert bench.fleet.service.status().endswith(f"upload refused: {VICTIM}")
+    assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+def test_a_message_that_a_stranger_has_moved_names_nobody(bench, caplog):
+    """A device's true upload on another device's topic, or as a decline: its signer is not to blame."""
+    inject(bench.fleet, VICTIM, changed()(bench), topic_of="dev-01")
+    for chunk in split(changed()(bench), kind=ChunkKind.DECLINE, round=1):
+        bench.fleet.broker.submit("attacker", Message(Topics("demo").up(VICTIM), chunk), lambda: None)
+    bench.fleet.settle()
+    assert len(reasons(caplog)) == 2
+    assert not any(facts.refused for facts in bench.fleet.service.watch.devices.devices.values())
 
 
 @pytest.mark.parametrize("case", BY_THE_RULES)

@@ -127,7 +127,7 @@ def test_a_presence_of_another_device_is_refused(parties):
         seal_to_group(member.identity, member.group, Sealed("reef", "presence", "dev-1", "*"), message)
     )
     found = Fingerprint.of(payload)
-    with pytest.raises(UntrustedError, match="the presence of 'dev-2' on dev-1's topic"):
+    with pytest.raises(UntrustedError, match="a presence of 'dev-2' of 'reef'"):
         DevicePresence(parties.server).take(
             "dev-1",
             Transfer(

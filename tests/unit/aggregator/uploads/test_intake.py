@@ -95,7 +95,7 @@ def test_an_upload_that_is_dropped_may_be_sent_again(scene, workers, kind):
             scene.uploads.receive("dev-1", chunk, 0.0)
         packet = real
     else:
-        changes = {"signer": "dev-2"} if kind == "forged" else {"run": 2}
+        changes = {"signer": "dev-2"} if kind == "forged" else {"run": 2, "run_id": bytes(16)}
         packet = scene.packet("dev-1", **changes)
         scene.send(packet)
     assert scene.state_of(packet) is UploadState.VERIFYING

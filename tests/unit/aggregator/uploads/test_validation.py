@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.membership import FalseMessageError
 from aggregator.rounds.events import Declined
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from shoal import limits
-from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import encode
@@ -220,8 +221,9 @@ def test_one_kind_of_message_is_not_taken_for_another(kind):
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_extra_bytes_are_refused(kind):
     read, message, _ = MESSAGES[kind]
-    with pytest.raises(WireError, match=f"4 extra bytes after a {kind}"):
+    with pytest.raises(FalseMessageError, match=f"4 extra bytes after a {kind}") as caught:
         read(UploadVerifier(SERVER, RUN), "dev-1", transfer(message, bytes(4), head=head_of(kind)), ROSTER)
+    assert caught.value.device == "dev-1"
 
 
 @pytest.mark.parametrize(("samples", "taken"), [(100_000, True), (100_001, False), (2**32 - 1, False)])
