@@ -21,6 +21,7 @@ from shoal.protocol.topics import TopicKind, Topics
 
 if TYPE_CHECKING:
     from aggregator.status.watch import FleetWatch
+    from shoal.protocol.states import TranscriptHead
     from shoal.transport.base import Message, Transport
 
 
@@ -31,6 +32,9 @@ class DevicePresence:
         membership: the aggregator's.
         watch: records the presences for `status`; None records nothing.
         wire: wire version of the run that is served; None if none is. A device that does not speak it counts as offline.
+
+    Attributes:
+        heads: device -> the newest head of a transcript that it has stated.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class DevicePresence:
         self._membership = membership
         self._watch = watch
         self._births: dict[str, int] = {}
+        self.heads: dict[str, TranscriptHead] = {}
 
     def take(self, device: str, transfer: Transfer, *, retained: bool = False) -> CameOnline | WentOffline | None:
         """Return the event of a presence on ``device``'s topic; None if it is of an earlier incarnation.
@@ -73,6 +78,8 @@ class DevicePresence:
         if presence.birth < self._births.get(device, 0):
             return None
         self._births[device] = presence.birth
+        if presence.head is not None:
+            self.heads[device] = presence.head
         if self._watch is not None:
             self._watch.came(presence, retained=retained)
         speaks = self._wire is None or self._wire in presence.wire

@@ -140,7 +140,7 @@ class Publisher:
         plan = opened.plan
         signers = signers_needed(run.min_contributors, roster.active_count)
         offers = offers_of(plan, opened.held.states)
-        held = self._relayed.announce(run, opened.held, offers, plan.round, signers=signers)
+        held = self._relayed.announce(run, opened.held, offers, plan.round, signers=signers, devices=roster.active())
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {

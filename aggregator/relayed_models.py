@@ -6,7 +6,7 @@ under another broadcast key, all are sealed and published again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.held_models import transcript_of
@@ -64,10 +64,11 @@ class RelayedModels:
         round_: int,
         *,
         signers: int,
+        devices: Iterable[str] = (),
     ) -> RoundModels:
         """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement.
 
-        ``signers`` is the number of statements that certify a state (`signers_needed`).
+        ``signers`` is the number of statements that certify a state (`signers_needed`), ``devices`` the fleet.
         """
         current: set[_Key] = set()
         steps = tuple(self._step(run, kept, current) for kept in held.steps)
@@ -81,7 +82,7 @@ class RelayedModels:
             offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
             steps=steps,
             checkpoints=refs,
-            statements=held.statements(of_state),
+            statements=tuple(dict.fromkeys((*held.statements(of_state), *held.history(devices)))),
             transcript=transcript_of(held, run, round_, offers),
         )
 

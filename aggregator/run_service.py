@@ -27,6 +27,7 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.publisher import Publisher
 from aggregator.revocations import Revocations
+from aggregator.rounds.duplicates_and_limits import other_head
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import (
     CameOnline,
@@ -45,6 +46,7 @@ from aggregator.rounds.events import (
     WentOffline,
 )
 from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.odd_history import ODD_HINT, odd_history
 from aggregator.rounds.orders import WORDS, Order
 from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState, Transition
@@ -97,6 +99,7 @@ class RunService:
         uploads: the run's uploads.
         computing: whether a round is being closed on another thread.
         obstacle: why the open round can never be closed; empty if it can.
+        odd: that devices have signed another history than this aggregator's, see `odd_history`; empty if they have not.
         watch: records what is heard of the broker and the devices, for `shoal-aggregator status`.
     """
 
@@ -187,7 +190,7 @@ class RunService:
         self._revocations = Revocations(membership, self._publisher)
         self._events: deque[tuple[int, Event]] = deque()
         self.computing = False
-        self.obstacle = ""
+        self.obstacle = self.odd = ""
         self._opened_at_s = 0.0
         self._lines: RunLog = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
@@ -246,6 +249,8 @@ class RunService:
         self._state, actions = self._engine.resume(
             devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, member.roster
         )
+        # An earlier version may have stored some of another history.
+        again = [(c, digest) for c, digest in again if not other_head(self._state, c)]
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
         # Before the uploads, which may close the round; but a stop at once must not close it without them.
@@ -356,14 +361,22 @@ class RunService:
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
             self.uploads.tick(now_s)
+            self._compare_histories()
         if not self.finished:
             lost = bool(self.watch.connection.facts.reason)
-            workers = self.obstacle or self.waits_for_workers
+            workers = self.obstacle or self.odd or self.waits_for_workers
             self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing, workers=workers)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
-        return self.obstacle or self.waits_for_workers or waiting_for(self._state, computing=self.computing)
+        return self.obstacle or self.odd or self.waits_for_workers or waiting_for(self._state, computing=self.computing)
+
+    def _compare_histories(self) -> None:
+        """Say once that this aggregator's own history of the run is the odd one, if enough devices have signed another."""
+        odd, before = odd_history(self._state, self._presences.heads), self.odd
+        self.odd = odd
+        if odd and not before:
+            LOG.error("this aggregator's history is the odd one", extra={"kv": {"reason": odd, "hint": ODD_HINT}})
 
     @property
     def waits_for_workers(self) -> str:
@@ -380,6 +393,8 @@ class RunService:
             facts = dataclasses.replace(facts, workers=self._messages.facts(self.uploads.lacks))
         if self.obstacle:
             return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
+        if self.odd:
+            return dataclasses.replace(facts, shortage=self.odd, advice=ODD_HINT)
         return facts
 
     def reload_roster(self) -> None:

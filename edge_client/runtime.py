@@ -37,7 +37,6 @@ from edge_client.vitals import EVERY_S
 from shoal.errors import (
     ConfigError,
     DataError,
-    ForkedHistoryError,
     IntegrityError,
     MeteredError,
     NotEnrolledError,
@@ -143,6 +142,7 @@ class DeviceRuntime:
             vitals: measures the machine's condition, for the presence; None if the operator has not asked for that.
         """
         self._vitals, self._vitals_due_s = vitals, math.inf
+        self._told: tuple[bool, tuple[str, ...]] = False, ()
         self._broker = broker
         self._metered, self._clock_s = metered, clock_s
         self._membership = membership
@@ -503,7 +503,9 @@ class DeviceRuntime:
                 self._uplink.remind(mark, transfer, run_id, turn)
 
     def _publish_presence(self, *, online: bool) -> None:
-        head = None if self._models is None else self._models.head
+        models = self._models
+        head, contrary = (None, ()) if models is None else (models.head, models.contrary)
+        self._told = models is not None and models.left, contrary
         vitals = None
         if online and self._vitals is not None:
             vitals, self._vitals_due_s = self._vitals(), self._now_s + EVERY_S
@@ -516,6 +518,7 @@ class DeviceRuntime:
             answers=answers,
             vitals=vitals,
             left_out=self._jobs.left_out.count if online else 0,
+            contrary=contrary,
         )
         self._transport.publish(*told, retain=True)
 
@@ -733,9 +736,9 @@ class DeviceRuntime:
             arrived = self._models.arrived()
         except (IntegrityError, MeteredError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
-            if isinstance(error, ForkedHistoryError):
-                self._publish_presence(online=True)  # the owner reads it
+            self._tell_history()
             return
+        self._tell_history()
         ahead = self._models.labels_ahead(announcement, assignment)
         self._tell(rounds.Located(announcement.nonce, transfers, arrived, ahead))
 
@@ -762,6 +765,16 @@ class DeviceRuntime:
             self._skip(announcement, error)
             return
         if announcement.finished or announcement.round % HEAD_EVERY == 0:
+            self._publish_presence(online=True)
+        self._tell_history()  # a device that had left the run is back
+
+    def _tell_history(self) -> None:
+        """Publish the presence if the device has left its run or come back, or if others contradict its history."""
+        contrary = () if self._models is None else self._models.contrary
+        if contrary and contrary != self._told[1]:
+            facts = {"run": self.session.round.mark.run, "devices": ", ".join(contrary)}
+            LOG.warning("devices have signed another history of the run: too few to believe", extra={"kv": facts})
+        if (self._models is not None and self._models.left, contrary) != self._told:
             self._publish_presence(online=True)
 
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:

@@ -9,15 +9,23 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.state import EngineState, too_late
+from crypto.seal.signed import peek_document
+from shoal.errors import ShoalError
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
+from shoal.protocol.states import Statement
+
+if TYPE_CHECKING:
+    from aggregator.strategies.base import ClientUpdate
 
 MAX_FIGURE: Final = 3.4e38
 """Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
+
+OTHER_HISTORY: Final = "the device has signed another history of the run than the announced one"
 
 
 class Decision(Enum):
@@ -59,8 +67,22 @@ def decide(
     duplicate = _duplicate(state, upload, digest, pending)
     if duplicate is not None:
         return duplicate
+    if other_head(state, upload):
+        return Decision.REFUSE, OTHER_HISTORY
     wrong = _beyond_assignment(run, assignment, upload, most_attached) or _wrong_figures(run, assignment, upload)
     return (Decision.REFUSE, wrong) if wrong else (Decision.STORE, "")
+
+
+def other_head(state: EngineState, upload: Upload | ClientUpdate) -> bytes:
+    """Return the transcript in the statement of an upload to the open round if it is not the run's; empty if it is.
+
+    Of several transcripts of one round at most one is that of the fleet: a statement with another is no evidence of anything.
+    """
+    try:
+        found = peek_document(upload.statement, Statement).transcript
+    except (ShoalError, ValueError):
+        return b""
+    return b"" if upload.round != state.round or found == state.head or not state.head else found
 
 
 def _duplicate(state: EngineState, upload: Upload, digest: bytes, pending: bytes | None) -> Verdict | None:

@@ -43,7 +43,7 @@ from aggregator.rounds.events import (
     Stored,
     WentOffline,
 )
-from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, with_sums
+from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, transcript_of, with_sums
 from aggregator.rounds.opening import prepare
 from aggregator.rounds.orders import Order, newest
 from aggregator.rounds.phases import check_transition
@@ -280,9 +280,11 @@ class Engine:
                 state = on_offline(state, device)
             case Left(device):
                 state = on_revoked(state, device)
-            case Declined(device, nonce, reason):
+            case Declined(device, nonce, reason, other):
                 if state.plan is not None and nonce == self.nonce(state.round):
                     state = on_declined(state, device, reason)
+                    others = state.others.adding(device, other) if other else state.others
+                    state = dataclasses.replace(state, others=others)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_):
@@ -374,6 +376,7 @@ class Engine:
             strategy=ready.after,
             held=ready.held,
             checkpoints_only=ready.checkpoints_only,
+            head=transcript_of(ready.held, self.run, round_, offers_of(ready.plan, ready.held.states)),
             # After a restart the snapshot has them already.
             news=(*state.news, *(event for event in ready.events if event not in state.news)),
         )

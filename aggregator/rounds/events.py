@@ -38,11 +38,16 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A device can't take part in the round that was announced with ``nonce``."""
+    """A device can't take part in the round that was announced with ``nonce``, or its upload was refused.
+
+    Attributes:
+        other: the transcript in the statement of a refused upload, if it is not the run's; else empty.
+    """
 
     device: str
     nonce: bytes
     reason: DeclineReason
+    other: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from aggregator.strategies.base import ClientUpdate, RoundPlan
 from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.codec import decode_prefix
+from shoal.protocol.codec import decode_prefix, encode
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Assignment, DeclineReason
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
@@ -64,6 +64,8 @@ else:
 
 FEW_HOLDERS: Final = 2
 """Up to this many times the devices that certify a state, holders keep their model's last certified state as well."""
+MAX_LINKS: Final = 32
+"""Most rounds in a row with too few signatures over which a device that was away can follow the transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class HeldModels:
         certified: model -> its newest checkpoint whose state enough devices have signed.
         pending: model -> a newer one that waits for more statements.
         transcript: the run's transcript before the announcement of the next round.
+        signed: the statements of the last round in which enough devices signed for a certificate, by device.
+        links: encoded TranscriptEntry of each round after that one, at most `MAX_LINKS`.
     """
 
     key_version: int
@@ -173,6 +177,8 @@ class HeldModels:
     certified: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
     pending: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
     transcript: bytes = NO_TRANSCRIPT
+    signed: Mapping[str, bytes] = field(default_factory=dict)
+    links: tuple[bytes, ...] = ()
 
     @classmethod
     def begin(cls, run: RunPlan, devices: Iterable[str], key_version: int) -> HeldModels:
@@ -243,6 +249,7 @@ class HeldModels:
             trained={d: m for d, m in self.trained.items() if d in devices},
             lacking={d: r for d, r in self.lacking.items() if d in devices},
             evidence=evidence,
+            signed={d: s for d, s in self.signed.items() if d in devices},
             certified={m: c for m, c in self.certified.items() if c.device in devices},
             pending={m: c for m, c in self.pending.items() if c.device in devices},
         )
@@ -259,6 +266,14 @@ class HeldModels:
         """Return the signed statements that certify ``states``, each once, by device."""
         found = {(d, s) for state in states for d, s in self.evidence[state].statements.items()}
         return tuple(signed for _, signed in sorted(found))
+
+    def history(self, devices: Iterable[str]) -> tuple[bytes, ...]:
+        """Return what leads a device that missed a round to the announced transcript; nothing if none of ``devices`` did.
+
+        That is the statements of the last round that enough devices signed, and the entries of the rounds since.
+        """
+        away = any(d not in self.named or self.named[d].round < self.closed for d in devices)
+        return (*self.signed.values(), *self.links) if away else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +407,17 @@ def after_round(
         if agreement.agrees(c.device) and c.attached:
             pending |= _attached(c, offers, run, held.key_version)
     evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
+    signed, links = held.signed, held.links
+    if settled is not None:
+        links = (*links, encode(entry_of(held, run, round_, offers)))[-MAX_LINKS:]
+    if len(given) >= signers:
+        first = sorted(given, key=lambda c: c.device)[: run.min_contributors]
+        signed, links = {c.device: c.statement for c in first}, ()
     moved = dataclasses.replace(
         held,
         closed=round_,
+        signed=signed,
+        links=links,
         named=named,
         trained=trained,
         lacking=lacking,
@@ -427,7 +450,12 @@ def _spare(held: HeldModels, offers: Mapping[int, StateId], least: int) -> froze
 
 
 def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[int, StateId]) -> bytes:
-    """Return the run's transcript with the announcement of a round.
+    """Return the run's transcript with the announcement of a round; arguments as for `entry_of`."""
+    return entry_of(held, run, round_, offers).digest
+
+
+def entry_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[int, StateId]) -> TranscriptEntry:
+    """Return the announcement of a round in the run's transcript.
 
     Args:
         held: the models in that round.
@@ -444,7 +472,7 @@ def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[i
         offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
         step=None if newest is None else newest.step,
         means=() if newest is None else tuple(mean.digest for mean in newest.means),
-    ).digest
+    )
 
 
 def _kept_step(

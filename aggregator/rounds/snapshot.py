@@ -41,4 +41,4 @@ def load(kind: type[Any], document: Any, vectors: Mapping[str, Float32Vector]) -
         raise DocumentError("the snapshot lacks the strategy's state or the models")
     (strategy, its_arrays), (held, arrays) = (document[name] for name in PARTS)
     state = decode_state(kind, strategy, {at: vectors[f"strategy/{at}"] for at in its_arrays})
-    return state, decode_state(HeldModels, held, {at: vectors[f"held/{at}"] for at in arrays})
+    return state, decode_state(HeldModels, held, {at: vectors[f"held/{at}"] for at in arrays}, mixed=True)

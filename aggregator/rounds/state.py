@@ -51,6 +51,8 @@ class EngineState:
         lacking: devices that declined the open round for lack of a model's state, and that have not uploaded since.
         checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
         parted: whether the owner has revoked devices since the strategy last heard of it.
+        head: the run's transcript with the announcement of the open round.
+        others: device -> the other transcript that it has signed in the open round.
         unasked: number of online devices without an order in the open round.
         deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
         newest: the newest key version that is available.
@@ -79,6 +81,8 @@ class EngineState:
     lacking: PersistentSet[str] = field(default_factory=PersistentSet)
     checkpoints_only: bool = False
     parted: bool = False
+    head: bytes = b""
+    others: PersistentMap[str, bytes] = field(default_factory=PersistentMap)
     unasked: int = 0
     deadline_passed: bool = False
     finished: bool = False
@@ -160,6 +164,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         refused=PersistentSet(),
         unfit=PersistentSet(),
         lacking=PersistentSet(),
+        others=PersistentMap(),
         unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
     )

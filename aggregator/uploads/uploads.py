@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aggregator.rounds.duplicates_and_limits import Decision
+from aggregator.rounds.duplicates_and_limits import Decision, other_head
 from aggregator.rounds.events import Declined, Stored
 from aggregator.rounds.screening import norm_error
 from aggregator.uploads.acknowledgements import Acknowledgements
@@ -263,7 +263,8 @@ class Uploads:
         self._answers.answer(ref, state.round if header is None else header.round, UploadEvent.REJECTED, reason)
         # One that is late says nothing about its device. A header that can't be read has no round, and no honest device signs it.
         if header is None or nonce == header.nonce or (run_id, state.round) == (header.run_id, header.round):
-            self._driver.feed(Declined(ref.device, nonce, DeclineReason.UPLOAD))
+            other = b"" if header is None else other_head(state, header)
+            self._driver.feed(Declined(ref.device, nonce, DeclineReason.UPLOAD, other))
 
     def flush(self) -> None:
         """Start to commit the valid uploads, unless a commit or the close of a round is under way.

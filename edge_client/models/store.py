@@ -48,6 +48,8 @@ FOLDER: Final = "models"
 INDEX_FILE: Final = "index.bin"
 STATE_FILES: Final = "state-*.bin"
 INDEX_VERSION: Final = 1
+OWN_FORK: Final = FORKED_ROUND - 1
+"""In place of a stored transcript's round: the announcements contradict each other, so the device has left the run for good."""
 STATE_HINT: Final = "the device takes a checkpoint"
 INDEX_HINT: Final = "have the owner run `shoal-fleet rotate`, or join again: the keys of this run are lost"
 
@@ -250,9 +252,14 @@ class StateStore:
         """Use these keys for their round from now on; the next `commit` makes that durable."""
         self.pending[keys.round] = keys
 
-    def refuse_run(self) -> None:
-        """Record, durably, that this run has shown another history than its own: no later announcement continues it."""
-        forked = Transcript(FORKED_ROUND, self.transcript.head)
+    def refuse_run(self, *, own: bool = False) -> None:
+        """Record, durably, that the device has left this run.
+
+        Args:
+            own: whether an announcement contradicts this device's own history; else it contradicts what others have signed, and
+                the device may come back once the owner has revoked those that lied. Earlier versions stored no difference.
+        """
+        forked = Transcript(OWN_FORK if own else FORKED_ROUND, self.transcript.head)
         self._write_index(self._chain, self.pending, self._held, forked)
         self.transcript = forked
 

@@ -18,13 +18,15 @@ from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import Presence, left_out_field
+from shoal.protocol.messages import Presence, contrary_field, left_out_field
 from shoal.protocol.topics import Topics
 from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.base import Will
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crypto.seal.envelope import GroupKey
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session_io import Facts
@@ -51,6 +53,7 @@ def presence(
     answers: int = 0,
     vitals: Vitals | None = None,
     left_out: int = 0,
+    contrary: Sequence[str] = (),
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -63,6 +66,7 @@ def presence(
         answers: number of the run whose finished model the device answers with; 0 without one.
         vitals: the device's condition; None if its operator has not asked for that.
         left_out: number of damaged samples that the device leaves out.
+        contrary: devices that have signed another history of the run than this device was shown.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
     message = encode(
@@ -77,7 +81,7 @@ def presence(
             answers=answers,
             vitals=vitals,
             wire=SPOKEN,
-            later=left_out_field(left_out),
+            later=left_out_field(left_out) + contrary_field(contrary),
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

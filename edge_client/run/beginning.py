@@ -23,8 +23,9 @@ from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
 from edge_client.models.fresh_start import TensorFigures, figures_of
 from edge_client.models.private_values import erase, initial_values, joined
 from edge_client.models.states import ModelStates
-from edge_client.models.store import StateStore
+from edge_client.models.store import StateStore, Transcript
 from edge_client.run.held_models import HeldModels, length_of
+from edge_client.run.history import certifying
 from edge_client.run.package import open_plan, origins_purpose, task_of, task_purpose
 from edge_client.run.policy import check_announcement
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireError
@@ -207,9 +208,11 @@ class LateStart:
             return None
         version, chain = _chain_of(plan, ref.key_version, membership)
         chain.skip_to(ref.round)
+        roster = membership.roster
+        claims = certifying(plan, roster, announcement.round, announcement.held, Transcript())
         state, task = open_checkpoint(
             sealed,
-            StateCertificate(announcement.held.statements),
+            StateCertificate(tuple(claim.signed for claim in claims)),
             wanted=ref.state,
             # The chain that is stored must still give the keys of this round, whose mean may be needed.
             keys=chain.peek(ref.round),

@@ -27,15 +27,14 @@ from edge_client.models.catching_up import CatchUp, catch_up
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
-from edge_client.models.store import Transcript
+from edge_client.models.store import OWN_FORK, Transcript
+from edge_client.run.history import SignedElsewhereError, certifying, check_history
 from edge_client.run.policy import check_mean, mean_limit
 from shoal.digests import sha256
 from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError, WireError
 from shoal.membership.statements import (
     Claim,
     check_claims,
-    open_statement,
-    read_claims,
     sign_statement,
     signers_needed,
 )
@@ -46,6 +45,7 @@ from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.precision.seeds import mean_seed
 from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of, part_seed
 from shoal.protocol.states import (
+    FORKED_ROUND,
     RETAINED_STEPS,
     CheckpointRef,
     HeldState,
@@ -55,7 +55,6 @@ from shoal.protocol.states import (
     StateCertificate,
     StateId,
     Step,
-    TranscriptEntry,
     TranscriptHead,
     mean_number,
 )
@@ -78,6 +77,9 @@ class HeldModels:
         membership: keys and fleet.
         store: the run's states and keys on disk.
         states: the states that it holds.
+
+    Attributes:
+        contrary: devices that have signed another history than the last announced one, in name order; too few to believe.
     """
 
     def __init__(self, run: Run, membership: DeviceMembership, store: StateStore, states: ModelStates) -> None:
@@ -85,6 +87,7 @@ class HeldModels:
         self._membership = membership
         self._store = store
         self._states = states
+        self.contrary: tuple[str, ...] = ()
         self._task_bytes = len(run.bundle.to_bytes())
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
@@ -109,7 +112,13 @@ class HeldModels:
     def head(self) -> TranscriptHead | None:
         """The head of the run's transcript after the last round that the device took part in; None before the first."""
         known = self._store.transcript
-        return TranscriptHead(self._store.run_id, known.round, known.head) if known.round else None
+        round_ = FORKED_ROUND if self.left else known.round
+        return TranscriptHead(self._store.run_id, round_, known.head) if round_ else None
+
+    @property
+    def left(self) -> bool:
+        """Whether the device has left the run because of its history."""
+        return self._store.transcript.round >= OWN_FORK
 
     def locate(self, announcement: Announcement, assignment: Assignment) -> dict[str, bytes]:
         """Return the transfers that the assignment needs, as topic label -> transfer id.
@@ -122,16 +131,16 @@ class HeldModels:
             MissingStateError: a state is needed that neither the retained steps nor the announced checkpoints give.
             NotEnrolledError: the keys of the announced version have not arrived.
             UntrustedError: an older key version, or a model that mixes the segments of the plan.
-            ForkedHistoryError: the announcement does not continue those before, or other devices have seen others.
+            ForkedHistoryError: as `edge_client.run.history.check_history`.
         """
         held = announcement.held
         check_segments(held)
-        claims = tuple(read_claims(held.statements))
-        self._check_history(announcement.round, held, claims)
+        self._check_history(announcement.round, held)
         self._follow_version(held, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
         digests, roster = self._states.digests(), self._membership.roster
+        claims = certifying(self._run.plan, roster, announcement.round, held, self._store.transcript)
         self._certified = CertifiedStates(held.checkpoints, claims, digests, self._run.plan, roster)
         way = self._compare(self._states.digests(), steps, wanted)
         useful = {id_ for id_ in way.missing if id_ in self._certified}
@@ -150,7 +159,7 @@ class HeldModels:
         if lacking:
             raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
         self._held, self._way = held, way
-        self._statements, self._used = StateCertificate(held.statements), {}
+        self._statements, self._used = StateCertificate(tuple(c.signed for c in claims)), {}
         self._refs = {ref.label: ref for ref in refs.values()}
         for step in way.steps:
             means = next(r.means for r in held.steps if r.step.round == step.round)
@@ -199,49 +208,18 @@ class HeldModels:
         certified = self._certified
         return catch_up(digests, steps, wanted=wanted, has_keys=self._store.has_keys, certified=certified)
 
-    def _check_history(self, round_: int, held: RoundModels, claims: Iterable[Claim]) -> None:
-        """Check that the announcement continues the history that this device and others have seen.
-
-        A device that missed announcements can't recompute the transcript. It takes the announced one, and compares it with
-        those that other devices have signed.
-        """
-        plan, known = self._run.plan, self._store.transcript
-        newest = held.steps[-1] if held.steps else None
-        entry = TranscriptEntry(
-            previous=known.head,
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            round=round_,
-            offers=held.offers,
-            step=None if newest is None else newest.step,
-            means=() if newest is None else tuple(mean.digest for mean in newest.means),
-        )
-        expected = held.transcript
-        if known.round >= round_:
-            expected = known.head if known.round == round_ else b""
-        elif known.round == round_ - 1:
-            expected = entry.digest
-        heads = {known.round: known.head, round_: held.transcript}
-        if held.transcript != expected or self._another_history(claims, heads):
-            self._store.refuse_run()
-            raise ForkedHistoryError(
-                f"round {round_} belongs to another history of run {plan.run} than this device or others have seen",
-                hint="the aggregator was restored from a backup, or cheats: tell the owner; the device leaves this run",
+    def _check_history(self, round_: int, held: RoundModels) -> None:
+        """Check that the announcement continues the history that this device and others have seen, and leave the run if not."""
+        known, left = self._store.transcript, self.left
+        began = any(state.round == 0 for state in self._states.held)
+        try:
+            self.contrary = check_history(
+                self._run.plan, self._membership.roster, round_, held, known=known, began=began
             )
-
-    def _another_history(self, claims: Iterable[Claim], heads: Mapping[int, bytes]) -> bool:
-        """Return whether a device has signed another transcript of a round than the one in ``heads``."""
-        for claim in claims:
-            claimed = claim.statement
-            if heads.get(claimed.round, claimed.transcript) == claimed.transcript:
-                continue
-            try:
-                open_statement(claim.signed, self._membership.roster)
-            except ShoalError:
-                continue  # forged: it shows nothing
-            if (claimed.fleet, claimed.run_id) == (self._run.plan.fleet, self._run.plan.run_id):
-                return True
-        return False
+        except ForkedHistoryError as error:
+            if not left:
+                self._store.refuse_run(own=not isinstance(error, SignedElsewhereError))
+            raise
 
     def _follow_version(self, held: RoundModels, round_: int) -> None:
         """Continue under the key version that the announcement names, if it is newer than that of the chain.

@@ -10,7 +10,7 @@ Documents of membership and runs are in `shoal.protocol.documents`, messages abo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -25,6 +25,10 @@ from shoal.protocol.wire_versions import SPOKEN, WireRange
 
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
+MOST_CONTRARY: Final = 3
+"""Most names in a presence of devices that have signed another history: so many of the largest length fit a later field."""
+_CONTRARY: Final = 2
+"""Number of the later field of a presence with these names; added in 0.2.0."""
 SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
 STATISTICS_MODEL: Final = limits.MAX_MODELS - 1
@@ -299,6 +303,8 @@ class Presence:
         answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
         vitals: the device's condition, if its operator lets it report that; None in the will.
         wire: the wire versions that the device's software speaks.
+        contrary: devices that have signed another history of the run, as a later field (`contrary_field`): at most MOST_CONTRARY
+            names, for the owner to read.
     """
 
     fleet: str
@@ -318,6 +324,12 @@ class Presence:
         """Number of damaged samples that the device leaves out; 0 without any, or if it does not say."""
         return int.from_bytes(dict(self.later).get(_LEFT_OUT, b"")[:4], "little")
 
+    @property
+    def contrary(self) -> tuple[str, ...]:
+        """The names in the later field, as received."""
+        raw = dict(self.later).get(_CONTRARY, b"")
+        return tuple(raw.decode("ascii", "replace").split(",")) if raw else ()
+
 
 _LEFT_OUT: Final = 1
 """Number of the later field of a presence with the damaged samples that the device leaves out, u32; added in 0.2.0."""
@@ -326,6 +338,11 @@ _LEFT_OUT: Final = 1
 def left_out_field(count: int) -> LaterFields:
     """Return the later fields of the presence of a device that leaves out so many damaged samples."""
     return ((_LEFT_OUT, min(count, 2**32 - 1).to_bytes(4, "little")),) if count else ()
+
+
+def contrary_field(devices: Sequence[str]) -> tuple[tuple[int, bytes], ...]:
+    """Return the later fields of a presence that names ``devices`` as signers of another history; none without any."""
+    return ((_CONTRARY, ",".join(devices[:MOST_CONTRARY]).encode("ascii")),) if devices else ()
 
 
 class RunOrder(IntEnum):

@@ -15,7 +15,7 @@ from aggregator.strategies.robust import RobustMean
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
-from shoal.protocol.states import StateId
+from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from shoal.protocol.wire_versions import PLAIN
 from shoal.util.state_codec import decode_state, encode_state
 from tests.helpers.statements import sealed_checkpoints, signed_statement
@@ -110,7 +110,9 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
         "nearest": min(assignment.compare, default=0),
     }
     if "statement" not in changes:
-        fields["statement"] = signed_statement(device, run, state.round, states.names.values(), signer=signer)
+        fields["statement"] = signed_statement(
+            device, run, state.round, states.names.values(), signer=signer, head=state.head or NO_TRANSCRIPT
+        )
     return Upload(**{**fields, **changes}), body + attached
 
 

@@ -385,7 +385,7 @@ class RoundDevice:
             sealed = [seal_checkpoint(self.identity, keys, self.states.held[held.state_of(m)]).payload for m in seals]
             head = SealedCheckpoints(seals, tuple(len(envelope) for envelope in sealed))
             attached = encode(head) + b"".join(sealed)
-        statement = self.states.statement(self.name, r)
+        statement = self.states.statement(self.name, r, held.transcript)
         header = Upload(
             fleet="reef",
             run=plan.run,

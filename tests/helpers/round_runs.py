@@ -10,6 +10,7 @@ from crypto.mask.masking import mask
 from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.run.beginning import keep_run, open_run
 from edge_client.storage.state import DeviceState
+from shoal.membership.statements import sign_statement
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import NO_ASSIGNMENT, SHARED_MODEL, Announcement, Assignment, Phase, Share
@@ -34,6 +35,8 @@ from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES = 4, 3
 LENGTH = (INPUTS + 1) * CLASSES
+ONE = np.ones(LENGTH, np.float32)
+NAMES = ("dev-1", "dev-2", "dev-3")
 TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
 
 
@@ -70,18 +73,7 @@ class Scene:
         offers = tuple(Offer(model, StateId(*at)) for model, at in sorted(states.items()))
         plan = self.plan
         number = plan.key_version if key_version is None else key_version
-        newest = held["steps"][-1] if held.get("steps") else None
-        entry = TranscriptEntry(
-            previous=self.heads.get(round_ - 1, NO_TRANSCRIPT),
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            round=round_,
-            offers=offers,
-            step=None if newest is None else newest.step,
-            means=() if newest is None else tuple(mean.digest for mean in newest.means),
-        )
-        self.heads[round_] = entry.digest
-        return Announcement(
+        announced = Announcement(
             fleet=plan.fleet,
             run=plan.run,
             run_id=plan.run_id,
@@ -92,7 +84,23 @@ class Scene:
             finished=round_ > plan.rounds,
             assignments=(assignment,),
             assignment_of=(0, NO_ASSIGNMENT),
-            held=RoundModels(number, offers, **{"transcript": entry.digest, **held}),
+            held=RoundModels(number, offers, **held),
+        )
+        self.heads[round_] = self.entry(announced).digest
+        return changed(announced, **{"transcript": self.heads[round_], **held})
+
+    def entry(self, announcement):
+        """Return the entry of an announcement in the transcript."""
+        held, plan = announcement.held, self.plan
+        newest = held.steps[-1] if held.steps else None
+        return TranscriptEntry(
+            previous=self.heads.get(announcement.round - 1, NO_TRANSCRIPT),
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            round=announcement.round,
+            offers=held.offers,
+            step=None if newest is None else newest.step,
+            means=() if newest is None else tuple(mean.digest for mean in newest.means),
         )
 
     def chain(self, key_version=None):
@@ -178,3 +186,25 @@ class Scene:
 def changed(announcement, **changes):
     """Return an announcement with other held models."""
     return dataclasses.replace(announcement, held=dataclasses.replace(announcement.held, **changes))
+
+
+def statements(scene, models, round_, names=NAMES):
+    """Return what devices sign in a round about the states that they hold."""
+    return tuple(
+        sign_statement(
+            scene.parties.members[n].identity,
+            models[n].states.statement(n, round_, scene.heads.get(round_, NO_TRANSCRIPT)),
+        )
+        for n in names
+    )
+
+
+def to_round(scene, models, rounds, names=NAMES):
+    """Let the devices take part in rounds 1 to ``rounds``; every mean is one in each coordinate. Return the retained steps."""
+    steps = ()
+    for round_ in range(1, rounds + 1):
+        announced = scene.announcement(round_, steps=steps)
+        for name in names:
+            scene.serve(models[name], announced)
+        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
+    return steps

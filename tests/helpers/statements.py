@@ -7,7 +7,7 @@ from crypto.seal.identity import Identity
 from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Sealed
-from shoal.protocol.states import HeldState, SealedCheckpoints, Statement, checkpoint_purpose
+from shoal.protocol.states import NO_TRANSCRIPT, HeldState, SealedCheckpoints, Statement, checkpoint_purpose
 
 CONTENT = GroupKey("demo", "content", bytes(32))
 
@@ -23,7 +23,7 @@ def digest(state, kind=0):
     return bytes([kind, state.model % 256]) + state.round.to_bytes(30, "big")
 
 
-def signed_statement(device, run, round_, states, *, kinds=None, signer=None):
+def signed_statement(device, run, round_, states, *, kinds=None, signer=None, head=NO_TRANSCRIPT):
     """Return the statement of a device that holds ``states``.
 
     Args:
@@ -33,10 +33,11 @@ def signed_statement(device, run, round_, states, *, kinds=None, signer=None):
         states: the states that it names.
         kinds: state -> kind, for those of which the device has other bits; see `digest`.
         signer: its keys, instead of those of `identity`.
+        head: the run's transcript.
     """
     device = str(device)
     named = tuple(HeldState(s.model, s.round, digest(s, (kinds or {}).get(s, 0))) for s in sorted(states))
-    return sign_statement(signer or identity(device), Statement(run.fleet, run.run_id, round_, device, named))
+    return sign_statement(signer or identity(device), Statement(run.fleet, run.run_id, round_, device, named, head))
 
 
 def sealed_checkpoints(device, run, round_, states):

@@ -170,7 +170,9 @@ class Crowd:
             tested=2 if assignment.evaluate else 0,
             length=len(body) // 4,
             key_version=models.key_version,
-            statement=signed_statement(one, plan, announcement.round, {offer.at for offer in models.offers}),
+            statement=signed_statement(
+                one, plan, announcement.round, {offer.at for offer in models.offers}, models.transcript
+            ),
         )
         head = channels.UPLOAD.head(plan.fleet, one.name, server.name)
         parcel = seal_message_to_member(one, server.seal_key, head, encode(upload), body)

@@ -21,7 +21,7 @@ import queue
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -38,6 +38,7 @@ from shoal.bench.load.driver import (
     target_of,
 )
 from shoal.bench.load.statements import signed_statement
+from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.membership.roster import aggregator_of
 from shoal.owner.runs.masks import round_mask
@@ -46,6 +47,8 @@ from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Action, Assignment, Control, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.shards import digest_over
+from shoal.protocol.states import NO_TRANSCRIPT
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Qos, TransportEvent
 from shoal.transport.mqtt import MqttTransport
@@ -55,6 +58,7 @@ from shoal.util.open_files import raise_open_files
 
 if TYPE_CHECKING:
     from aggregator.rounds.events import OpenRound
+    from aggregator.rounds.held_models import KeptMean, KeptStep
     from shoal.bench.load.fleet_load import LoadFleet
     from shoal.types import Float32Vector
 
@@ -141,6 +145,7 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     from aggregator.numerics.backend import select
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.events import CameOnline, OpenRound, Stored
+    from aggregator.rounds.held_models import offers_of, transcript_of
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy
@@ -162,11 +167,14 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
+    head = NO_TRANSCRIPT
     while not state.finished:
         opened = next((a for a in actions if isinstance(a, OpenRound)), None)
         if opened is None:
             raise IntegrityError(f"no round after {state.round}", hint="choose an algorithm that asks every device")
         key = round_mask(fleet.fleet, plan, opened.plan.round)
+        held = dataclasses.replace(opened.held, transcript=head, steps=_in_parts(opened.held.steps[-1:], cuts))
+        head = transcript_of(held, plan, opened.plan.round, offers_of(opened.plan, held.states))
         items, stored = [], []
         for place, identity in enumerate(fleet.identities):
             assignment = opened.plan.assignments.get(identity.name)
@@ -177,7 +185,7 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
             encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
             body = b"" if encoded is None else encoded.body
-            upload = _upload(fleet, opened, assignment, place, key.key_id, plan.length if encoded else 0)
+            upload = _upload(fleet, opened, assignment, place, (key.key_id, head), plan.length if encoded else 0)
             header, *parts = seal_pieces(identity, plan, recipient, upload, body)
             items.append(Item(identity.name, header.transfer_id, header.payload))
             items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
@@ -188,11 +196,21 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             state, actions = engine.handle(state, event)
 
 
+def _in_parts(steps: tuple[KeptStep, ...], cuts: Sequence[tuple[int, int]]) -> tuple[KeptStep, ...]:
+    """Return steps whose means have the digests of means in float32 that workers hold in parts; as they are without workers."""
+
+    def parted(mean: KeptMean) -> KeptMean:
+        parts = [sha256(mean.vector[start:stop].tobytes()) for start, stop in cuts]
+        return dataclasses.replace(mean, digest=digest_over(parts)) if parts else mean
+
+    return tuple(dataclasses.replace(step, means=tuple(map(parted, step.means))) for step in steps)
+
+
 def _upload(
-    fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, key_id: bytes, length: int
+    fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, ids: tuple[bytes, bytes], length: int
 ) -> Upload:
-    """Return the header of the upload with which the device at ``place`` answers its assignment."""
-    plan, models = fleet.plan, opened.held
+    """Return the header of an upload of the device at ``place``; ``ids`` are the mask's and the transcript of the round."""
+    plan, models, (key_id, head) = fleet.plan, opened.held, ids
     states = models.states.names.values()
     choice = place % GROUPS % len(assignment.candidates)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
@@ -218,7 +236,7 @@ def _upload(
         precision=plan.precision_up,
         model_norm=1.0 if assignment.norm else 0.0,
         key_version=models.key_version,
-        statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states),
+        statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states, head),
     )
 
 

@@ -15,10 +15,11 @@ from shoal.protocol.documents import RunPlan
 from shoal.protocol.states import HeldState, StateId, Statement
 
 
-def signed_statement(identity: Identity, plan: RunPlan, round_: int, states: Iterable[StateId]) -> bytes:
-    """Return the statement of a device that holds ``states`` in round ``round_``, signed by ``identity``."""
+def signed_statement(identity: Identity, plan: RunPlan, round_: int, states: Iterable[StateId], head: bytes) -> bytes:
+    """Return the statement of a device that holds ``states`` in a round with the transcript ``head``, signed by ``identity``."""
     held = tuple(_held(plan.run_id, state) for state in sorted(states))
-    return sign_statement(identity, Statement(plan.fleet, plan.run_id, round_, identity.name, held))
+    said = Statement(plan.fleet, plan.run_id, round_, identity.name, states=held, transcript=head)
+    return sign_statement(identity, said)
 
 
 def _held(run_id: bytes, state: StateId) -> HeldState:

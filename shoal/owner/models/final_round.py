@@ -16,7 +16,9 @@ from crypto.mask.schedule import RoundKeys, VersionKey
 from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.private_values import initial_values, joined
+from edge_client.models.store import Transcript
 from edge_client.run.held_models import assembled, check_segments, length_of
+from edge_client.run.history import certifying
 from edge_client.run.package import task_of
 from edge_client.run.policy import check_announcement
 from shoal import limits
@@ -240,7 +242,8 @@ class FinalRound:
         """
         plan, held = self.plan, self.held
         inner = open_broadcast(sealed, channels.CHECKPOINT, roster, self.version)
-        certificate = StateCertificate(held.statements)
+        claims = certifying(plan, roster, self.announcement.round, held, Transcript())
+        certificate = StateCertificate(tuple(claim.signed for claim in claims))
         state, task = open_checkpoint(
             inner,
             certificate,

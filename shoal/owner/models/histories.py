@@ -7,7 +7,7 @@ or one of the devices lies.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
@@ -43,12 +43,17 @@ def open_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory
     raise UntrustedError(f"a presence of {device} that is forged, or under keys that the owner does not have")
 
 
-def disagreements(heads: Mapping[str, TranscriptHead], runs: Mapping[bytes, int]) -> list[str]:
+def disagreements(
+    heads: Mapping[str, TranscriptHead],
+    runs: Mapping[bytes, int],
+    contrary: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
     """Return a sentence for each round of which parties give different heads, and for each device that has left its run.
 
     Args:
         heads: party -> its head; that of the aggregator is in its announcement.
         runs: run id -> number, of the owner's runs; heads of other runs are left out.
+        contrary: party -> the devices whose signatures contradict the history that it was shown, as its presence names them.
     """
     seen: dict[tuple[int, int], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     found = []
@@ -64,4 +69,11 @@ def disagreements(heads: Mapping[str, TranscriptHead], runs: Mapping[bytes, int]
         if len(parties) > 1:
             groups = "; ".join(", ".join(names) for names in parties.values())
             found.append(f"two histories of run {run}: the heads of round {round_} differ between {groups}")
+    against: dict[str, list[str]] = defaultdict(list)
+    for party, devices in sorted((contrary or {}).items()):
+        for device in devices:
+            against[device].append(party)
+    for device, told in sorted(against.items()):
+        were = "was" if len(told) == 1 else "were"
+        found.append(f"{device} has signed another history than {', '.join(told)} {were} shown")
     return found

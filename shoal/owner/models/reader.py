@@ -44,6 +44,7 @@ class ModelReader:
     Attributes:
         last: the announced round; None if none has arrived.
         heads: device -> the head of the transcript in its presence.
+        contrary: device -> the devices that have signed another history, by its presence.
         answers: online device -> number of the run whose finished model it answers with; 0 before its first.
     """
 
@@ -62,6 +63,7 @@ class ModelReader:
         self._reasons: dict[StateId, str] = {}
         self.last: FinalRound | None = None
         self.heads: dict[str, TranscriptHead] = {}
+        self.contrary: dict[str, tuple[str, ...]] = {}
         self.answers: dict[str, int] = {}
 
     def start(self) -> None:
@@ -103,6 +105,8 @@ class ModelReader:
                 presence = open_presence(transfer.payload, device, self._fleet)
                 if presence.head is not None:
                     self.heads[device] = presence.head
+                roster = self._fleet.roster
+                self.contrary[device] = tuple(d for d in presence.contrary if roster.device(d) is not None)
                 if presence.online:
                     self.answers[device] = presence.answers
         except ShoalError:
@@ -114,7 +118,7 @@ class ModelReader:
         if self.last is not None:
             a = self.last.announcement
             found[aggregator_of(self._fleet.roster).name] = TranscriptHead(a.run_id, a.round, a.held.transcript)
-        return disagreements(found, {run_id: plan.run for run_id, plan in self._plans.items()})
+        return disagreements(found, {run_id: plan.run for run_id, plan in self._plans.items()}, self.contrary)
 
     def _on_announcement(self, chunk: bytes, now_s: float) -> None:
         devices = len(self._fleet.roster.devices) + sizes.FLEET_GROWTH_DEVICES

@@ -26,8 +26,8 @@ CLASSES = ("checkable", "limited", "suspect")
 VECTORS = ("update vector", "statistics vector", "checkpoint vector")
 UNASKED = {"SealedCheckpoints", "SealedState", "UploadPart"}
 """Messages that no device of the plain scene sends."""
-NOT_SAID = {"Presence.vitals", "Presence.wire", "Statement.transcript"}
-"""Fields of a presence whose only false values are those of the fields in them, and transcripts (test_two_histories.py)."""
+NOT_SAID = {"Presence.vitals", "Presence.wire"}
+"""Fields of a presence whose only false values are those of the fields in them."""
 COUNTS, PLACES = (3, 7, 12), ("first", "middle", "last")
 WORST_ACCURACY = 0.05
 """Most that an honest device's model may lose by one liar, on the data of all honest devices."""

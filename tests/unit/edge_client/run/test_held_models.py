@@ -13,23 +13,24 @@ from edge_client.run.beginning import resume_run
 from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
-    ForkedHistoryError,
     IntegrityError,
     KeyMismatchError,
     MissingStateError,
     NotEnrolledError,
     UntrustedError,
 )
-from shoal.membership.statements import check_claims, read_claims, sign_statement
+from shoal.membership.statements import check_claims, read_claims
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
-from shoal.protocol.states import NO_TRANSCRIPT, Offer, SealedCheckpoints, StateCertificate, StateId, mean_number
+from shoal.protocol.states import (
+    SealedCheckpoints,
+    StateCertificate,
+    StateId,
+    mean_number,
+)
 from tests.helpers.plans import run_plan
-from tests.helpers.round_runs import LENGTH, TRAIN, Scene, changed, origins
-
-ONE = np.ones(LENGTH, np.float32)
-NAMES = ("dev-1", "dev-2", "dev-3")
+from tests.helpers.round_runs import LENGTH, NAMES, ONE, TRAIN, Scene, changed, origins, statements, to_round
 
 
 @pytest.fixture
@@ -42,33 +43,12 @@ def models(scene):
     return {name: scene.device(name) for name in NAMES}
 
 
-def statements(scene, models, round_, names=NAMES):
-    return tuple(
-        sign_statement(
-            scene.parties.members[n].identity,
-            models[n].states.statement(n, round_, scene.heads.get(round_, NO_TRANSCRIPT)),
-        )
-        for n in names
-    )
-
-
 def damage(scene, models, at, factor=2.0):
     """Replace a state that a device holds by another vector, with a digest that fits it."""
     held = models.states.held[at]
     theta = held.theta * np.float32(factor)
     bad = ModelState.of(at, theta, run_id=scene.plan.run_id, digest_key=held.digest_key)
     models._states = models.states.with_states([bad])
-
-
-def to_round(scene, models, rounds, names=NAMES):
-    """Let the devices take part in rounds 1 to ``rounds``; every mean is one in each coordinate. Return the retained steps."""
-    steps = ()
-    for round_ in range(1, rounds + 1):
-        announced = scene.announcement(round_, steps=steps)
-        for name in names:
-            scene.serve(models[name], announced)
-        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
-    return steps
 
 
 def test_a_device_adds_the_mean_of_each_round(scene, models):
@@ -81,7 +61,7 @@ def test_a_device_adds_the_mean_of_each_round(scene, models):
 def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
     steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
     steps = to_round(scene, {"dev-3": models["dev-3"]}, 1, names=("dev-3",)) and steps
-    announced = scene.announcement(3, steps=steps)
+    announced = scene.announcement(3, steps=steps, statements=statements(scene, models, 2, ("dev-1", "dev-2")))
     for held in models.values():
         scene.serve(held, announced)
     assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
@@ -138,8 +118,9 @@ def test_a_device_that_missed_more_takes_a_checkpoint_and_the_means_after_it(sce
 
 def test_without_a_checkpoint_the_device_lacks_the_state(scene, models):
     steps = to_round(scene, models, 5, names=("dev-1", "dev-2"))
+    signed = statements(scene, models, 5, ("dev-1", "dev-2"))
     with pytest.raises(MissingStateError, match="states 5 of model 0 can't be made"):
-        models["dev-3"].locate(scene.announcement(6, steps=steps), TRAIN)
+        models["dev-3"].locate(scene.announcement(6, steps=steps, statements=signed), TRAIN)
 
 
 def test_a_checkpoint_that_too_few_have_signed_is_not_fetched(scene, models):
@@ -333,55 +314,6 @@ def test_labels_ahead_are_those_of_the_coming_means(scene, models):
 def test_a_device_that_sits_rounds_out_subscribes_to_nothing_ahead(tmp_path):
     scene = Scene(tmp_path, "dev-1", participation=0.5)
     assert scene.device("dev-1").labels_ahead(scene.announcement(3), TRAIN) == ()
-
-
-# -- the transcript --
-
-
-def test_an_announcement_that_does_not_continue_the_history_ends_the_run_for_the_device(scene, models):
-    """Another offer, another mean or another key version in round 3, or in round 2 with the same round 3."""
-    steps = to_round(scene, models, 2)
-    honest = scene.announcement(3, steps=steps)
-    for n, altered in enumerate(
-        (
-            changed(honest, transcript=b"x" * 32),
-            changed(honest, offers=(Offer(0, StateId(0, 1)),)),
-            changed(honest, steps=(steps[0], scene.step(2, {0: 2 * ONE}))),
-        )
-    ):
-        device = models[NAMES[n]]
-        with pytest.raises(ForkedHistoryError, match="another history of run 1"):
-            device.locate(altered, TRAIN)
-        with pytest.raises(ForkedHistoryError):
-            device.locate(honest, TRAIN)
-        member = scene.parties.members[NAMES[n]]
-        _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
-        with pytest.raises(ForkedHistoryError):
-            resumed.locate(scene.announcement(4, steps=steps), TRAIN)
-
-
-def test_a_round_that_is_announced_again_has_the_same_transcript(scene, models):
-    steps = to_round(scene, models, 2)
-    honest = scene.announcement(3, steps=steps)
-    scene.serve(models["dev-1"], honest)
-    assert models["dev-1"].locate(honest, TRAIN) == {}
-    with pytest.raises(ForkedHistoryError):
-        models["dev-1"].locate(changed(honest, transcript=b"x" * 32), TRAIN)
-
-
-def test_a_device_that_missed_a_round_takes_the_transcript_unless_others_have_signed_another(scene, models):
-    steps = to_round(scene, models, 3)
-    away = models["dev-3"]
-    steps = (*steps, scene.step(4, {0: ONE}))[-2:]
-    scene.announcement(4, steps=steps)
-    believed = scene.announcement(5, steps=steps, statements=statements(scene, models, 3, ("dev-1",)))
-    away.locate(believed, TRAIN)
-    lie = models["dev-1"].states.statement("dev-1", 3, b"y" * 32)
-    signed = sign_statement(scene.parties.members["dev-1"].identity, lie)
-    forged = signed[:-1] + bytes([signed[-1] ^ 1])
-    away.locate(changed(believed, statements=(forged, b"junk")), TRAIN)
-    with pytest.raises(ForkedHistoryError):
-        away.locate(changed(believed, statements=(signed,)), TRAIN)
 
 
 # -- the job's context --

@@ -12,7 +12,7 @@ def test_a_statement_names_the_states_in_order_with_digests_that_are_equal_for_a
     found = []
     for name in ("dev-1", "dev-2"):
         identity = Identity.generate(name)
-        signed = signed_statement(identity, plan, 3, {StateId(1, 2), StateId(0, 2), StateId(0, 1)})
+        signed = signed_statement(identity, plan, 3, {StateId(1, 2), StateId(0, 2), StateId(0, 1)}, bytes(32))
         statement = open_document(signed, Statement, identity.member.sign_key)
         assert (statement.fleet, statement.run_id, statement.round) == (plan.fleet, plan.run_id, 3)
         assert statement.device == name

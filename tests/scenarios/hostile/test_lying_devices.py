@@ -1,0 +1,120 @@
+"""Devices that sign a false transcript of the run: each costs itself alone, and the honest devices finish."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from edge_client.run import held_models
+from shoal.membership.statements import sign_statement, signers_needed
+from tests.helpers.fleets import grouped_data, make_fleet, names, reasons
+from tests.helpers.owner_models import reader_of
+
+FALSE = b"f" * 32
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    """Return a set: the devices that sign a false transcript from now on, all the same one."""
+    liars = set()
+
+    def sign(identity, statement):
+        if identity.name in liars:
+            statement = dataclasses.replace(statement, transcript=FALSE)
+        return sign_statement(identity, statement)
+
+    monkeypatch.setattr(held_models, "sign_statement", sign)
+    return liars
+
+
+def left(fleet):
+    """Return the devices that have left the run."""
+    return {name for name in fleet.devices if fleet.devices[name].runtime._models._store.transcript.round > 1000}
+
+
+FEW = [(3, ("dev-00",)), (7, ("dev-00", "dev-02"))]
+MANY = [(n, (at,)) for n in (3, 5, 7, 12) for at in (names(n)[0], names(n)[n // 2], names(n)[-1])]
+MANY += [(5, ("dev-00", "dev-04")), (12, ("dev-00", "dev-05")), (12, ("dev-10", "dev-11"))]
+
+
+@pytest.mark.parametrize(
+    ("count", "liars"), [*FEW, *(pytest.param(*case, marks=pytest.mark.long, id=str(case)) for case in MANY)]
+)
+def test_liars_cost_themselves_alone(tmp_path, lying, caplog, count, liars):
+    """A device is away for two rounds, and a newcomer joins: both need what others have signed."""
+    least = 2 if count == 3 else 3
+    honest = [name for name in names(count) if name not in liars]
+    with make_fleet(tmp_path, count=count, rounds=8, min_contributors=least, mode="rotation") as fleet:
+        lying.update(liars)
+        fleet.run_until(lambda: fleet.closed() >= 1, 1000)
+        away = honest[-1] if count >= 7 else None  # the quorum of fewer needs it
+        if away:
+            fleet.kill_device(away)
+        fleet.run_until(lambda: fleet.closed() >= 3, 1000)
+        if away:
+            fleet.revive_device(away)
+        fleet.add_device("dev-99", grouped_data(count + 1)[names(count + 1)[-1]])
+        records = fleet.run(3000)
+        assert not left(fleet)
+        assert not any(set(liars) & set(r["norms"]) for r in records)
+        assert {d for r in records for d in r["declined"].items()} >= {(liar, "upload") for liar in liars}
+        found = reader_of(fleet)
+        assert found.finished_run().models
+        assert found.histories() == []
+        assert len({fleet.model(d).theta.tobytes() for d in (*honest, "dev-99")}) == 1
+        assert not set(records[-1]["missing"]) - set(liars)
+    for liar in liars:
+        assert any(f"upload of {liar}" in r and "another history" in r for r in reasons(caplog))
+    assert "odd one" not in caplog.text
+
+
+def test_the_server_blames_itself_if_as_many_devices_as_certify_a_state_agree_on_another_history(
+    tmp_path, lying, caplog
+):
+    """One above the bound: three liars of seven, where three certify a state. The others still finish."""
+    with make_fleet(tmp_path, count=7, rounds=4, min_contributors=3, mode="rotation") as fleet:
+        assert signers_needed(3, 7) == 3
+        lying.update(("dev-00", "dev-03", "dev-06"))
+        fleet.run_until(lambda: "odd one" in caplog.text, 1000)
+        facts = fleet.service.facts()
+        assert "3 devices have signed another history of run 1" in facts.shortage
+        assert "backup" in facts.advice
+        assert not any(name in facts.shortage + facts.advice for name in names(7))
+        fleet.run(3000)
+        assert not left(fleet)
+
+
+def test_a_server_restored_from_an_old_backup_says_so(tmp_path, caplog):
+    with make_fleet(tmp_path / "fleet", count=5, rounds=12, min_contributors=3, mode="rotation") as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        fleet.kill_aggregator()
+        shutil.copytree(fleet.stage.aggregator_dir, tmp_path / "backup")
+        fleet.revive_aggregator()
+        fleet.run_until(lambda: fleet.closed() >= 10, 60)
+        fleet.kill_aggregator()
+        shutil.rmtree(fleet.stage.aggregator_dir)
+        shutil.copytree(tmp_path / "backup", fleet.stage.aggregator_dir)
+        fleet.revive_aggregator()
+        fleet.run_until(lambda: fleet.service.odd, 100)
+        assert "another history of run 1" in fleet.service.status()
+    assert "odd one" in caplog.text
+
+
+def test_a_run_that_an_earlier_version_left_by_mistake_is_taken_up_again_after_the_revocation(tmp_path):
+    with make_fleet(tmp_path, count=5, rounds=8, min_contributors=3, mode="rotation") as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 3, 60)
+        victims = ("dev-01", "dev-04")
+        for name in victims:
+            fleet.devices[name].runtime._models._store.refuse_run()  # as earlier versions did for one false signature
+            fleet.kill_device(name)
+            fleet.revive_device(name)
+        fleet.run_until(lambda: fleet.closed() >= 5, 1000)
+        assert left(fleet) == set(victims)
+        fleet.stage.fleet.revoke("dev-00")
+        fleet.stage.fleet.rotate()
+        fleet.publish()
+        records = fleet.run(3000)
+        assert not left(fleet)
+        assert len({fleet.model(d).theta.tobytes() for d in names(5)[1:]}) == 1
+        assert set(victims) <= set(records[-1]["norms"])
+        assert reader_of(fleet).histories() == []
