@@ -750,6 +750,7 @@ class DeviceRuntime:
             run_id, wasted = announcement.run_id, self.session.round.wasted
             residual = residual_for(self._uplink.residual, run_id, announcement.round, wasted)
             job = self._jobs.job(announcement, assignment, thetas, models, residual)
+            self._results.warn(self._jobs.doubts)
         except (IntegrityError, UntrustedError) as error:
             self._skip(announcement, error)
             return

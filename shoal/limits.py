@@ -174,6 +174,9 @@ SESSION_EXPIRY_AGGREGATOR_S: Final = 3600
 SESSION_EXPIRY_DEVICE_S: Final = 600
 CONNECT_TIMEOUT_S: Final = 10.0
 
+MAX_STATISTICS: Final = 512
+"""Most figures in a device's statistics of its features, two for each feature and a 1: rows of the matrix that hides them."""
+
 PART_BLOCK: Final = 16
 """Coordinates between two places where a vector may be cut into parts: 64 bytes of float32, a line of a processor's cache."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NoReturn
 
 from crypto.mask.kdf import SECRET_BYTES, expand
@@ -78,17 +79,19 @@ class MaskKey:
         key_id: 16 bytes that may be sent in clear and reveal nothing about the mask.
         length: number of coordinates.
         transforms: one for each segment, in order.
+        matrix: rows of the dense matrix before the mask (`crypto.mask.dense`); 0 without one.
     """
 
     context: MaskContext
     key_id: bytes
     length: int
     transforms: tuple[Transform, ...] = field(repr=False)
+    matrix: int = 0
 
     @property
     def exact(self) -> bool:
         """Whether unmasking restores the same bits; otherwise it restores the vector to a relative l2 error of 1e-6."""
-        return registry.find(self.context.mode).exact
+        return not self.matrix and registry.find(self.context.mode).exact
 
     def apply(self, source: Float32Vector, out: Float32Vector) -> None:
         """Write the masked ``source`` to ``out``, both shape (length,), float32, C-contiguous, not overlapping."""
@@ -120,17 +123,10 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
     segment its own keys. It takes about 15 ns a coordinate, more for the blocked layout, and up to 26 bytes a coordinate
     while it runs. The key then holds 4 bytes a coordinate for a permutation, 5 with signs, 7 for a rotation.
     """
-    raw = secret.reveal()
-    fleet = context.fleet.encode()
     mode = registry.find(context.mode)
 
     def transform_of(segment: Segment) -> Transform:
-        def subkey(purpose: str) -> bytes:
-            # The mode is not among these fields: each mode has purposes of its own.
-            context_fields = (fleet, context.run_id, context.times, context.task_digest, _segment_field(segment))
-            return expand(raw, SECRET_BYTES, *context_fields, purpose.encode())
-
-        return mode.build(subkey, segment.length)
+        return mode.build(partial(subkey, secret, context, segment.name, segment.length), segment.length)
 
     return MaskKey(
         context=context,
@@ -138,6 +134,13 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
         length=context.length,
         transforms=tuple(transform_of(segment) for segment in context.segments),
     )
+
+
+def subkey(secret: MaskSecret, context: MaskContext, part: str, length: int, purpose: str) -> bytes:
+    """Return the 32-byte key of one purpose for a part of the vectors, such as a segment of ``length`` coordinates."""
+    # The mode is not among these fields: each mode has purposes of its own.
+    place = (context.fleet.encode(), context.run_id, context.times, context.task_digest, f"{part}:{length}".encode())
+    return expand(secret.reveal(), SECRET_BYTES, *place, purpose.encode())
 
 
 def segment_keys(key: MaskKey) -> dict[str, MaskKey]:

@@ -72,7 +72,11 @@ def _name(column: int, manifest: TaskManifest) -> str:
     return f"column {names[column]!r}" if names else f"value {column}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMED])
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
     more = len(names) - MOST_NAMED
-    return f"{shown}{f' and {more} more' if more > 0 else ''} {'has' if len(names) == 1 else 'have'}"
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{listed(names)} {'has' if len(names) == 1 else 'have'}"

@@ -25,7 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from edge_client.learning.data_doubts import listed
+from edge_client.learning.norm_noise import CLIP
 from edge_client.storage.scales import Scale
+from shoal import limits
 from shoal.errors import DataError, IntegrityError
 
 if TYPE_CHECKING:
@@ -34,14 +37,18 @@ if TYPE_CHECKING:
     from shoal.task.data_declaration import DataDeclaration
     from shoal.types import Float32Vector
 
-LEAST_DEVIATION: Final = 1e-3
-"""Smallest deviation, in halves of the declared range: below it is rounding of the masks, about 1e-6 of the vector."""
+LEAST_DEVIATION: Final = 1 / 16
+"""Smallest deviation, in halves of the declared range. So no device can stretch a feature, by false statistics, to more than 32
+deviations from one bound to the other; and no honest scale changes where the bounds are at most 32 deviations apart."""
 
 TOLERANCE: Final = 1e-3
 """Distance by which a mean of statistics may be outside of its bounds: rounding of masks and of weights."""
 
-LEAST_COUNT: Final = 0.2
-"""Smallest last entry of a mean: with noise on the length of each vector it is 1 to within a few deviations of up to 0.2."""
+COUNT: Final = "the count of devices"
+"""Name of the last entry: 1 but for noise on the length of vectors, and for long vectors that the aggregator has shortened."""
+
+SHORTENED: Final = 1 / 4
+"""Most that shortened vectors take off the count: where half of the weight is of vectors that lose half of their length."""
 
 
 def statistics_of(x: NDArray[Any], data: DataDeclaration, length: int) -> Float32Vector:
@@ -73,31 +80,49 @@ def statistics_of(x: NDArray[Any], data: DataDeclaration, length: int) -> Float3
     return found
 
 
-def scale_from(mean: Float32Vector, data: DataDeclaration, run_id: bytes) -> Scale:
-    """Return the scale that the fleet's mean of statistics gives.
+def scale_from(
+    mean: Float32Vector, data: DataDeclaration, run_id: bytes, noise: float = limits.MAX_NORM_NOISE
+) -> Scale:
+    """Return the scale that the fleet's mean of statistics gives, whatever a device has made of it.
+
+    A mean is limited to the declared bounds, a deviation to `LEAST_DEVIATION` and the largest one that values with that mean and
+    those bounds can have. What was out of its limits is named in ``doubted``.
 
     Args:
         mean: (d,), float32, unmasked.
         data: the declaration by which the statistics were made.
         run_id: the run.
+        noise: relative standard deviation of the noise on the length of each vector.
 
     Raises:
-        IntegrityError: no statistics of devices have such a mean.
+        IntegrityError: a figure is not finite, which an aggregator refuses from a device.
     """
     centre, half = _range(data)
     width = len(centre)
     values = mean[: 2 * width + 1].astype(np.float64)
-    count = values[2 * width]
-    if not (np.isfinite(values).all() and count >= LEAST_COUNT):
-        raise IntegrityError("the fleet's statistics have no count of devices", hint="the owner should start a new run")
-    first, second = values[:width] / count, values[width : 2 * width] / count
-    if (np.abs(first) > 1 + TOLERANCE).any() or (second < first**2 - TOLERANCE).any() or (second > 1 + TOLERANCE).any():
-        raise IntegrityError(
-            "the fleet's statistics are outside of their bounds",
-            hint="a device or the aggregator has changed them: the owner should start a new run",
-        )
-    deviations = np.maximum(np.sqrt(np.maximum(second - first**2, 0.0)), LEAST_DEVIATION)
-    return Scale(run_id, tuple((centre + half * first).tolist()), tuple((half * deviations).tolist()))
+    if not np.isfinite(values).all():
+        raise IntegrityError("the fleet's statistics are not finite", hint="the owner should start a new run")
+    count = np.clip(values[2 * width], (1 - SHORTENED) * (1 - CLIP * noise), 1 + CLIP * noise)
+    first = np.clip(values[:width] / count, -1.0, 1.0)
+    variances = values[width : 2 * width] / count - first**2
+    least, most = LEAST_DEVIATION**2, np.maximum(1 - first**2, LEAST_DEVIATION**2)
+    false = (np.abs(values[:width] / count) > 1 + TOLERANCE) | (variances < least) | (variances > most + TOLERANCE)
+    doubted = [f"feature {data.features[at]!r}" for at in np.flatnonzero(false)]
+    if abs(values[2 * width] - count) > TOLERANCE:
+        doubted.append(COUNT)
+    deviations = half * np.sqrt(np.clip(variances, least, most))
+    return Scale(run_id, tuple((centre + half * first).tolist()), tuple(deviations.tolist()), tuple(doubted))
+
+
+def scale_doubts(scale: Scale | None) -> tuple[str, ...]:
+    """Return the doubt about a fleet's scale, one sentence; none if its statistics were within their limits."""
+    if scale is None or not scale.doubted:
+        return ()
+    return (
+        f"the fleet's statistics are out of their limits for {listed(scale.doubted)}: training goes on with the nearest value "
+        f"within them; either the declared bounds are more than {2 / LEAST_DEVIATION:.0f} deviations apart, or a device has sent "
+        "false statistics; check the bounds and `shoal-edge doctor --data` on each device",
+    )
 
 
 def _range(data: DataDeclaration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

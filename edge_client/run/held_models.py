@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from crypto.mask.dense import behind_matrix
 from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
 from edge_client.models.catching_up import CatchUp, catch_up
@@ -388,7 +389,7 @@ class HeldModels:
         limit = mean_limit(announced, self._store.longest, model_norm, plan)
         check_mean(header, plan, segment_of(self._held, header.model), body_bytes, norm, limit)
         keys = self._keys_named(round_, header.key_id)
-        return unmask(MaskedVector(masked, header.key_id), self._mask(keys)[header.segment])
+        return unmask(MaskedVector(masked, header.key_id), self._mask_of(keys, header.model, header.segment))
 
     def _decoded(self, round_: int, model: int, body: memoryview) -> Float32Vector:
         """Return a mean as all devices decode it; an empty vector if it has another number of bytes, which is refused later.
@@ -492,7 +493,7 @@ class HeldModels:
         return RoundContext(
             keys=keys,
             # From these keys, not the store: a job runs in another thread, while `store` replaces the stored ones.
-            derive_mask=lambda: self._mask(keys)[""],
+            derive_mask=lambda: self._mask_of(keys, assignment.candidates[0]),
             key_id=self._mask_id(keys),
             statement=statement,
             to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
@@ -524,6 +525,13 @@ class HeldModels:
             self._mask(keys)
 
         return derive_it
+
+    def _mask_of(self, keys: RoundKeys, model: int, segment: str = "") -> MaskKey:
+        """Return the mask of a model's vectors in a round; that of the statistics has a dense matrix before it."""
+        key, run = self._mask(keys)[segment], self._run
+        if model != STATISTICS_MODEL or not run.plan.hides_statistics:
+            return key
+        return behind_matrix(key, keys.mask, run.bundle.manifest.statistics_size)
 
     def _mask(self, keys: RoundKeys) -> dict[str, MaskKey]:
         at = (keys.key_version, keys.round)

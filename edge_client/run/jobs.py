@@ -14,7 +14,7 @@ from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import device_model
 from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
-from edge_client.learning.statistics import scale_from, statistics_of
+from edge_client.learning.statistics import scale_doubts, scale_from, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
@@ -101,6 +101,7 @@ class JobFactory:
             self.left_out = found.left_out
             self.doubts = doubts(found, run.bundle.manifest)
             self._scale = self._begin_scale(run, samples)
+            self.doubts += scale_doubts(self._scale)
             self._shares = (digest, prepared(samples, self._scale))
         elif self._scale is not None and self._scale.run_id != run.plan.run_id:
             self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
@@ -187,13 +188,14 @@ class JobFactory:
         """Standardise the samples by the fleet's mean of statistics, (d,) float32, once it has arrived.
 
         Raises:
-            IntegrityError: it has not, or no statistics have such a mean.
+            IntegrityError: it has not, or it is not finite.
         """
         assert self._shares is not None
         assert self._workshop is not None
         if mean is None:
             raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
-        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id)
+        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id, run.plan.norm_noise)
+        self.doubts += scale_doubts(scale)
         self._keep_scale(scale)
         digest, raw = self._shares
         self._scale, self._shares = scale, (digest, prepared(raw, scale))

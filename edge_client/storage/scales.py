@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from shoal.errors import IntegrityError
-from shoal.protocol.codec import Fixed16, decode_prefix, encode, message
+from shoal.protocol.codec import Fixed16, Trailing, decode_prefix, encode, message
 from shoal.util.checked_files import make_folder, verified, write_checked
 from shoal.util.files import read_if_there, write_failed
 
@@ -32,11 +32,13 @@ class Scale:
         run_id: the run whose models take samples of this scale.
         means: (p,), in the units of the data.
         deviations: (p,), above 0; 1 for a feature that does not vary.
+        doubted: what the fleet's statistics tell falsely, such as features whose figures had to be limited.
     """
 
     run_id: Fixed16
     means: tuple[float, ...]
     deviations: tuple[float, ...]
+    doubted: Annotated[tuple[str, ...], Trailing()] = ()
 
 
 class Scales:

@@ -28,7 +28,7 @@ from shoal.protocol.codec import (
     message,
 )
 from shoal.protocol.precision.lengths import require
-from shoal.protocol.wire_versions import SHARDED
+from shoal.protocol.wire_versions import HIDING, SHARDED
 from shoal.types import Segment, check_name
 
 
@@ -475,6 +475,11 @@ class RunPlan:
     def statistics(self) -> bool:
         """Whether the run begins with a round of statistics, by which devices standardise their samples."""
         return any(setting.name == STATISTICS_SETTING for setting in self.settings)
+
+    @property
+    def hides_statistics(self) -> bool:
+        """Whether a dense matrix hides the statistics from the aggregator; false in runs that earlier versions have begun."""
+        return self.statistics and self.wire >= HIDING
 
     @property
     def without_statistics(self) -> RunPlan:

@@ -42,6 +42,8 @@ PLAIN: Final = 1
 """The version of runs whose aggregator is one process."""
 SHARDED: Final = 2
 """The first version of runs whose uploads and means travel in parts, see `shoal.protocol.shards`."""
+HIDING: Final = 2
+"""The first version of runs that begin with a round of statistics behind a dense matrix, see `crypto.mask.dense`."""
 
 
 def newest_common(ranges: Iterable[WireRange]) -> int | None:

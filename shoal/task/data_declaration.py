@@ -33,6 +33,8 @@ MAX_BOUND: Final = 1e30
 """Largest bound of a feature: its square is still a float64, and the range is one after rounding to float32."""
 
 Standardise = Literal["off", "local", "federated"]
+STANDARDISE_LOCALLY: Final = "compile the task with --standardise local"
+"""The hint where the fleet's figures can't be had."""
 STANDARDISE: Final[tuple[Standardise, ...]] = ("off", "local", "federated")
 Missing = Literal["error", "mean"]
 MISSING: Final[tuple[Missing, ...]] = ("error", "mean")

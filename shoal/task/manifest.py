@@ -19,6 +19,8 @@ from shoal.util.state_codec import decode_state, encode_state
 
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 * 1024
+STATISTICS_STEP: Final = 32
+"""A device's statistics are filled up with zeros to a multiple of this, so that their number does not tell that of features."""
 MAX_PARAMETERS: Final = 4096
 """Most parameter tensors of one model."""
 
@@ -268,6 +270,11 @@ class TaskManifest:
     def lengths(self) -> tuple[int, ...]:
         """Coordinates of each tensor, in the order of the flat vector."""
         return tuple(p.length for p in self.parameters)
+
+    @property
+    def statistics_size(self) -> int:
+        """Rows of the matrix that hides a device's statistics: their number, up to a multiple of 32 where the vector has room."""
+        return min(self.federated_length, -(-statistics_length(self.width) // STATISTICS_STEP) * STATISTICS_STEP)
 
     @property
     def width(self) -> int:

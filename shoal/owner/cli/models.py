@@ -126,10 +126,11 @@ def get(
 
     Devices have sealed the models in the final round, and at least --min-contributors devices have signed each.
     """
+    from edge_client.learning.statistics import scale_doubts
     from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
-    from shoal.owner.models.files import LIST_FILE, check_folder, write_models
+    from shoal.owner.models.files import LIST_FILE, check_folder, fleet_scale, write_models
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
@@ -141,6 +142,8 @@ def get(
     fleet.forget_versions_before(found.key_version)
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
+    for doubt in scale_doubts(fleet_scale(found)):
+        note(f"warning: {doubt}")
     if private := written["private_coordinates"]:
         names = ", ".join(p["name"] for p in written["parameters"] if p["segment"] == "private")
         note(

@@ -275,7 +275,7 @@ def start(
         precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,
-        wire=_wire(fleet, link, wire, sends=out is None and ctx.info_name != "sign"),
+        wire=_wire(fleet, bundle, link, wire, sends=out is None and ctx.info_name != "sign"),
     )
     draft = draft_plan(fleet, bundle, options)
     if bundle.private:
@@ -348,17 +348,18 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
 
 
-def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool) -> int:
+def _wire(fleet: FleetDirectory, bundle: TaskBundle, link: Link, wanted: int | None, *, sends: bool) -> int:
     """Return the run's wire version; without a choice and without an aggregator to ask, the newest that such a run needs."""
     from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
-    from shoal.protocol.wire_versions import PLAIN, SHARDED, SPOKEN, WireRange
+    from shoal.protocol.wire_versions import HIDING, PLAIN, SHARDED, SPOKEN, WireRange
 
     if wanted is not None:
         check_spoken(wanted, SPOKEN)
         return wanted
-    spoken = WireRange(SHARDED, SPOKEN.most) if fleet.workers else SPOKEN
-    # A run without workers is one that the oldest software follows, also of devices that have not connected yet.
-    newest = SPOKEN.most if fleet.workers else max(SPOKEN.least, PLAIN)
+    hiding = HIDING if bundle.manifest.data.standardise == "federated" else PLAIN
+    spoken = WireRange(max(hiding, SHARDED if fleet.workers else PLAIN), SPOKEN.most)
+    # Any other run is one that the oldest software follows, also of devices that have not connected yet.
+    newest = SPOKEN.most if spoken.least > PLAIN else PLAIN
     if not sends:
         return newest
     from aggregator.status.answers import StatusPage, decoded

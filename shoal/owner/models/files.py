@@ -163,12 +163,12 @@ def fleet_scale(run: FinishedRun) -> Scale | None:
     """Return the scale by which all devices of a run standardised their samples; None if they have none in common.
 
     Raises:
-        IntegrityError: the fleet's statistics are not those of samples.
+        IntegrityError: the fleet's statistics are not finite.
     """
     data = run.bundle.manifest.data
     if data.standardise != "federated" or run.statistics is None:
         return None
-    return scale_from(run.statistics, data, run.plan.run_id)
+    return scale_from(run.statistics, data, run.plan.run_id, run.plan.norm_noise)
 
 
 def _write(run: FinishedRun, model: FinalModel, folder: Path, scale: Scale | None) -> dict[str, Any]:

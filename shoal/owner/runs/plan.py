@@ -16,6 +16,7 @@ from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
+from shoal import limits
 from shoal.errors import ConfigError, UsageError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
@@ -25,8 +26,9 @@ from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
-from shoal.protocol.wire_versions import PLAIN, SHARDED
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.wire_versions import HIDING, PLAIN, SHARDED
+from shoal.task.data_declaration import STANDARDISE_LOCALLY
+from shoal.task.manifest import LocalTraining, statistics_length
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
     except WireError as error:
         raise ConfigError(str(error), hint=RANGES_HINT) from error
     _check_hidden(plan)
-    _check_statistics(plan)
+    _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
     check_compared(plan, len(fleet.roster.active()))
     return dataclasses.replace(plan, max_models=models_needed(plan))
@@ -133,7 +135,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
     settings = settings_of(options.algorithm, options.settings)
     statistics = ((STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
-        wire=options.wire or (SHARDED if fleet.workers else PLAIN),
+        wire=options.wire or (SHARDED if fleet.workers else HIDING if statistics else PLAIN),
         fleet=fleet.name,
         run=fleet.secrets.next_run,
         run_id=os.urandom(16),
@@ -168,18 +170,28 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
     )
 
 
-def _check_statistics(plan: RunPlan) -> None:
-    """Refuse to round statistics: the squares of small features would drown in the rounding errors of large ones.
+def _check_statistics(plan: RunPlan, width: int) -> None:
+    """Refuse statistics that the aggregator could read, and rounded ones: squares of small features would drown in errors.
 
     Raises:
-        ConfigError: the task standardises with the fleet's figures, and vectors are not sent in float32.
+        ConfigError: the task standardises with the fleet's figures of too many features, in an early wire version, or in
+            vectors that are not float32.
     """
-    if STATISTICS_SETTING in {s.name for s in plan.settings} and {plan.precision_up, plan.precision_down} != {
-        "float32"
-    }:
+    if not plan.statistics:
+        return
+    if statistics_length(width) > limits.MAX_STATISTICS:
+        raise ConfigError(
+            f"the fleet's figures of {width} features are more than a device can hide", hint=STANDARDISE_LOCALLY
+        )
+    if not plan.hides_statistics:
+        raise ConfigError(
+            f"in wire version {plan.wire} the aggregator can read each device's statistics of features",
+            hint=f"use wire version {HIDING}, and upgrade Shoal on devices that don't speak it; or {STANDARDISE_LOCALLY}",
+        )
+    if {plan.precision_up, plan.precision_down} != {"float32"}:
         raise ConfigError(
             "a task that standardises with the fleet's figures needs float32 both ways",
-            hint="leave --precision and --precision-down away, or compile the task with --standardise local",
+            hint=f"leave --precision and --precision-down away, or {STANDARDISE_LOCALLY}",
         )
 
 

@@ -10,8 +10,10 @@ import csv
 from pathlib import Path
 from typing import Final
 
+from shoal import limits
 from shoal.errors import TaskError
-from shoal.task.data_declaration import DataDeclaration
+from shoal.task.data_declaration import STANDARDISE_LOCALLY, DataDeclaration
+from shoal.task.manifest import statistics_length
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Largest file of features."""
@@ -26,8 +28,8 @@ def declare(
         features: a file of features, or their names with commas between.
         label: name of the label column.
         labels: names of the classes, with commas between.
-        standardise: ``off``, ``local`` or ``federated``; empty for ``federated`` if every feature has bounds, ``local`` if
-            features are named without, and ``off`` otherwise.
+        standardise: ``off``, ``local`` or ``federated``; empty for ``federated`` if every feature has bounds and devices can
+            hide the statistics of so many (`limits.MAX_STATISTICS`), else ``local`` if features are named, else ``off``.
         missing: ``error`` or ``mean``.
 
     Raises:
@@ -41,7 +43,12 @@ def declare(
         raise TaskError(
             f"feature {first!r} has no bounds, and others have", hint="write NAME,LOW,HIGH for all, or for none"
         )
-    default = "federated" if bounded else "local" if rows else "off"
+    hidden = statistics_length(len(rows)) <= limits.MAX_STATISTICS
+    if standardise == "federated" and not hidden:
+        raise TaskError(
+            f"the fleet's figures of {len(rows)} features are more than a device can hide", hint=STANDARDISE_LOCALLY
+        )
+    default = "federated" if bounded and hidden else "local" if rows else "off"
     return DataDeclaration(
         features=tuple(row[0] for row in rows),
         low=low,
