@@ -15,6 +15,7 @@ All devices must get the same bits: float64, +, -, *, / and square root alone, a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -63,7 +64,7 @@ class Dense:
         self._key.invert(source, out)
         out[: len(self._normals)] = self._reflected(out, reversed(range(len(self._normals))))
 
-    def _reflected(self, vector: Float32Vector, order: range | reversed[int]) -> NDArray[np.float64]:
+    def _reflected(self, vector: Float32Vector, order: Iterable[int]) -> NDArray[np.float64]:
         size, width = self._normals.shape
         found = np.zeros(width)
         found[:size] = vector[:size]

@@ -2,7 +2,7 @@
 
 A value x with the declared bounds a and b becomes u = (2 x - a - b) / (b - a), clipped to [-1, 1]. The statistics are a vector of
 the model's length: the mean of u over the training share for each of the p features, then the mean of u squared, then a 1, and
-zeros. They are masked and uploaded like an update. Means rather than sums, so that the vector says nothing of the number of
+zeros. They are multiplied by a dense secret matrix (`crypto.mask.dense`), and masked and uploaded like an update. Means rather than sums, so that the vector says nothing of the number of
 samples; the 1 is divided by at the end, so that noise on the vector's length cancels. Clipping bounds one sample's part, and
 gives all coordinates one unit: a mask that mixes coordinates has an error in float32 that grows with the largest.
 
@@ -95,13 +95,16 @@ def scale_from(
         noise: relative standard deviation of the noise on the length of each vector.
 
     Raises:
-        IntegrityError: a figure is not finite, which an aggregator refuses from a device.
+        IntegrityError: a figure is not finite, which an aggregator refuses from a device; or all are zero, as the model of the
+            statistics is before their round.
     """
     centre, half = _range(data)
     width = len(centre)
     values = mean[: 2 * width + 1].astype(np.float64)
-    if not np.isfinite(values).all():
-        raise IntegrityError("the fleet's statistics are not finite", hint="the owner should start a new run")
+    if not (np.isfinite(values).all() and values.any()):
+        raise IntegrityError(
+            "the fleet has no statistics yet, or not finite ones", hint="the owner should start a new run"
+        )
     count = np.clip(values[2 * width], (1 - SHORTENED) * (1 - CLIP * noise), 1 + CLIP * noise)
     first = np.clip(values[:width] / count, -1.0, 1.0)
     variances = values[width : 2 * width] / count - first**2

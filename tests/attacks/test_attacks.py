@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from crypto.mask.modes.registry import MODES
+from shoal.bench.attacks.features.rows import WAYS
 from shoal.bench.attacks.registry import ATTACKS
 
 pytestmark = pytest.mark.torch
@@ -176,6 +177,31 @@ def test_probing_shows_layers_under_permutations_and_not_under_rotation(attacked
         assert result.success >= 0.5
     else:
         assert abs(result.success - result.chance) <= 0.12
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_statistics_are_read_under_a_mask_alone_and_not_behind_the_dense_matrix(attacked, mode):
+    """The rotation's blocks give them to a few hundredths of their spread, its integers relations; the matrix leaves neither."""
+    found = attacked.results("feature statistics", mode)
+    alone, sent = (found[f"statistics-blocks, p 8, {way}"] for way in WAYS)
+    assert alone.works
+    assert alone.success >= 0.5
+    assert sent.success == sent.chance == 0
+    if mode in MIXING:
+        assert alone.success == 1
+        alone, sent = (found[f"statistics-lattice, p 4, {way}"] for way in WAYS)
+        assert alone.success == 1
+        assert max(sent.success, sent.chance) <= 0.1
+
+
+def test_dot_products_tell_the_statistics_of_few_features(attacked):
+    """All of one or two features, part of four, none of eight."""
+    found = attacked.results("feature statistics", "rotation")
+    shares = [found[f"statistics-gram, p {p}"].success for p in (1, 2, 4, 8)]
+    assert shares[0] == 1
+    assert shares[1] >= 0.75
+    assert shares[2] <= 0.5
+    assert shares[3] == found["statistics-gram, p 8"].chance == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from crypto.mask.dense import behind_matrix
 from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
@@ -76,6 +77,13 @@ def masks() -> Iterator[tuple[str, bool]]:
         if case["step"] == 1:  # the file has all coordinates: unmask those that the other implementation computed
             masked = MaskedVector(values=known.astype(np.float32), key_id=bytes.fromhex(case["key_id"]))
         yield f"unmask {_name(case)}", close(unmask(masked, key), ramp, exact)
+    for case in MASKS["matrices"]:
+        key = behind_matrix(key_of(case), MaskSecret.from_bytes(bytes.fromhex(MASKS["secret"])), case["matrix"])
+        figures = np.zeros(key.length, np.float32)
+        figures[: case["matrix"]] = 1 / np.arange(1, case["matrix"] + 1)
+        masked = mask(figures, key)
+        yield f"matrix of {case['matrix']} rows, {_name(case)}", masked.values.tolist() == case["masked"]
+        yield f"back from {case['matrix']} rows, {_name(case)}", close(unmask(masked, key), figures, exact=False)
 
 
 def schedule() -> Iterator[tuple[str, bool]]:

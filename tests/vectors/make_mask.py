@@ -107,6 +107,78 @@ def ramp_case(
     }
 
 
+def uniform(key: bytes, count: int) -> list[float]:
+    """Multiples of 2^-53 below 1."""
+    return [(word >> 11) / 2**53 for word in struct.unpack_from(f"<{count}Q", keystream(key, count // 2 + 1))]
+
+
+def folded(values: list[float]) -> float:
+    """The sum in the order that all devices add in: the upper half is added to the lower one."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [a + b for a, b in zip(values[:half], values[half:], strict=True)]
+    return values[0]
+
+
+def reflections(circle: bytes, lengths: bytes, size: int) -> list[tuple[list[float], float, float]]:
+    """For each dimension k = 1 to n: the normal, 2 divided by its squared length, and the sign."""
+    total, width = sum((k + 1) // 2 for k in range(1, size + 1)), 1
+    while width < size:
+        width *= 2
+    draws = uniform(circle, 4 * total + 512)
+    points = []
+    for a, b in zip(draws[::2], draws[1::2], strict=True):
+        x, y = 2 * a - 1 + 2.0**-53, 2 * b - 1 + 2.0**-53
+        if x * x + y * y < 1:
+            points.append((x / math.sqrt(x * x + y * y), y / math.sqrt(x * x + y * y)))
+    cuts, found, at = uniform(lengths, total), [], 0
+    for k in range(1, size + 1):
+        half = (k + 1) // 2
+        ends = [0.0, *sorted(cuts[at : at + half - 1]), 1.0]
+        direction = []
+        for i in range(half):
+            length = math.sqrt(ends[i + 1] - ends[i])
+            direction += [length * points[at + i][0], length * points[at + i][1]]
+        normal = [0.0] * (size - k) + direction[:k] + [0.0] * (width - size)
+        sign = -math.copysign(1.0, normal[size - k])
+        normal[size - k] -= sign * math.sqrt(folded([v * v for v in normal]))
+        found.append((normal, 2.0 / folded([v * v for v in normal]), sign))
+        at += half
+    return found
+
+
+def matrix_case(mode: str, size: int, length: int) -> dict[str, object]:
+    """What becomes of 1, 1/2, 1/3, ... in the first ``size`` coordinates and zeros behind, rounded to float32."""
+    fleet, run, times, field = "fleet-a", bytes(range(16)), (0, 3, 7), f"cluster:{length}".encode()
+    place = (fleet.encode(), run, struct.pack(">QQQ", *times), DIGEST)
+    circle, lengths = (hkdf(SECRET, 32, *place, f"dense:{size}".encode(), p) for p in (b"circle", b"lengths"))
+    rows = reflections(circle, lengths, size)
+    values = [single(1 / (i + 1)) for i in range(size)] + [0.0] * (len(rows[0][0]) - size)
+    for at, (normal, ahead, sign) in enumerate(rows):
+        step = ahead * folded([n * v for n, v in zip(normal, values, strict=True)])
+        values = [v - n * step for n, v in zip(normal, values, strict=True)]
+        values[size - 1 - at :] = [v * sign for v in values[size - 1 - at :]]
+    sent = [single(v) for v in values[:size]] + [0.0] * (length - size)
+    if mode == "permutation":
+        sent = gather(sent, permutation(hkdf(SECRET, 32, *place, field, b"permutation"), length))
+    return {
+        "fleet": fleet,
+        "run_id": run.hex(),
+        "times": list(times),
+        "task_digest": DIGEST.hex(),
+        "mode": mode,
+        "segments": [["cluster", length]],
+        "key_id": key_id(fleet, run, times, mode, [field]),
+        "matrix": size,
+        "masked": sent,
+    }
+
+
+def single(value: float) -> float:
+    found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return found
+
+
 def key_id(fleet: str, run: bytes, times: tuple[int, int, int], mode: str, fields: list[bytes]) -> str:
     context = (fleet.encode(), run, struct.pack(">QQQ", *times), DIGEST, mode.encode(), b",".join(fields))
     return hkdf(SECRET, 16, b"key-id", *context).hex()
@@ -205,6 +277,8 @@ def main() -> None:
         "cases": cases,
         "about_ramps": "masked_ramp is every step-th value of 1, 2, 3, ... under the mask; rotation in double precision",
         "ramps": ramps,
+        "about_matrices": "masked is 1, 1/2, 1/3, ... and zeros from place matrix on, behind the dense matrix of that size",
+        "matrices": [matrix_case("permutation", *sizes) for sizes in ((1, 1), (2, 9), (9, 9), (32, 40), (96, 100))],
     }
     Path(__file__).with_name("mask.json").write_text(json.dumps(document, indent=1) + "\n", encoding="ascii")
 

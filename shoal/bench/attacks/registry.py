@@ -21,6 +21,7 @@ from shoal.bench.attacks import (
     shadow_matching,
 )
 from shoal.bench.attacks.base import Attack
+from shoal.bench.attacks.features import rows
 from shoal.bench.attacks.past import restored, rounds
 from shoal.bench.attacks.structure import active, images, independence, linking, passive
 
@@ -44,6 +45,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     images.ATTACK,
     linking.ATTACK,
     independence.ATTACK,
+    rows.ATTACK,
     rounds.PAST,
     rounds.SINCE,
     restored.ATTACK,

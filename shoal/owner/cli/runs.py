@@ -254,6 +254,7 @@ def start(
     check_roster(fleet.roster, now_s)
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
+    hides_statistics = bundle.manifest.data.standardise == "federated"
     options = RunOptions(
         algorithm=algorithm,
         settings=pairs(setting or []),
@@ -275,7 +276,7 @@ def start(
         precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,
-        wire=_wire(fleet, bundle, link, wire, sends=out is None and ctx.info_name != "sign"),
+        wire=_wire(fleet, link, wire, sends=out is None and ctx.info_name != "sign", hides=hides_statistics),
     )
     draft = draft_plan(fleet, bundle, options)
     if bundle.private:
@@ -348,7 +349,7 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
 
 
-def _wire(fleet: FleetDirectory, bundle: TaskBundle, link: Link, wanted: int | None, *, sends: bool) -> int:
+def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool, hides: bool = False) -> int:
     """Return the run's wire version; without a choice and without an aggregator to ask, the newest that such a run needs."""
     from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
     from shoal.protocol.wire_versions import HIDING, PLAIN, SHARDED, SPOKEN, WireRange
@@ -356,10 +357,10 @@ def _wire(fleet: FleetDirectory, bundle: TaskBundle, link: Link, wanted: int | N
     if wanted is not None:
         check_spoken(wanted, SPOKEN)
         return wanted
-    hiding = HIDING if bundle.manifest.data.standardise == "federated" else PLAIN
-    spoken = WireRange(max(hiding, SHARDED if fleet.workers else PLAIN), SPOKEN.most)
-    # Any other run is one that the oldest software follows, also of devices that have not connected yet.
-    newest = SPOKEN.most if spoken.least > PLAIN else PLAIN
+    least = max(SPOKEN.least, SHARDED if fleet.workers else PLAIN, HIDING if hides else PLAIN)
+    spoken = WireRange(least, SPOKEN.most)
+    # A run without workers and statistics is one that the oldest software follows, also of devices that have not connected yet.
+    newest = SPOKEN.most if fleet.workers or hides else least
     if not sends:
         return newest
     from aggregator.status.answers import StatusPage, decoded

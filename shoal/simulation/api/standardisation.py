@@ -17,10 +17,9 @@ from aggregator.numerics.averaging import capped_weights, weighted_mean
 from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scale
-from shoal import limits
 from shoal.errors import UsageError
 from shoal.simulation.data import Population, Shard
-from shoal.task.data_declaration import STANDARDISE, DataDeclaration
+from shoal.task.data_declaration import MAX_NAMES, STANDARDISE, DataDeclaration
 from shoal.task.manifest import statistics_length
 
 _NO_RUN: Final = bytes(16)
@@ -47,10 +46,9 @@ def scales_of(population: Population, standardise: str, weight_cap: float) -> tu
     if standardise == "local":
         return tuple(local_scale(shard.x, _NO_RUN) for shard in population.train)
     width = int(np.prod(first.shape[1:], dtype=np.int64))
-    if statistics_length(width) > limits.MAX_STATISTICS:
-        most = (limits.MAX_STATISTICS - 1) // 2
+    if width > MAX_NAMES:
         raise UsageError(
-            f"federated standardisation takes up to {most} features, not {width}", hint="give standardise='local'"
+            f"federated standardisation takes up to {MAX_NAMES} features, not {width}", hint="give standardise='local'"
         )
     data = _declared(population.train, width)
     vectors = [statistics_of(shard.x, data, statistics_length(width)) for shard in population.train]

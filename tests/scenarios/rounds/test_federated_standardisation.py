@@ -7,10 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.uploads.validation import UploadVerifier
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scales
+from shoal.bench.attacks.features.reading import blocks
 from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.messages import Phase
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
@@ -25,6 +28,8 @@ DATA = DataDeclaration(
     missing="mean",
 )
 LIMIT_S = 3600.0
+WIDE = 160_000
+"""Coordinates of a model in which the rotation has as many blocks as the attack needs."""
 UNITS = np.array([1, 1e4, 0.1, 50], np.float32), np.array([0, 100, 0, 500], np.float32)
 
 
@@ -148,3 +153,42 @@ def test_statistics_of_too_few_devices_are_repeated_and_nothing_is_trained(tmp_p
         assert [[event["kind"] for event in r["events"]] for r in fleet.records()] == [["statistics"]] * 3
         assert set(scales(fleet).values()) == {None}
         assert not fleet.finished
+
+
+@pytest.mark.parametrize("matrix", [False, True], ids=["under the mask alone", "as fleets send them"])
+def test_the_aggregator_of_a_fleet_reads_no_statistics_from_its_uploads(tmp_path, monkeypatch, matrix):
+    """The attack reads them to a few hundredths of their spread in a fleet whose devices leave the dense matrix out."""
+    if not matrix:
+        monkeypatch.setattr("edge_client.run.held_models.behind_matrix", lambda key, _secret, _size: key)
+    uploads = []
+    real = UploadVerifier.upload
+
+    def verified(self, *given):
+        found = real(self, *given)
+        uploads.append(found)
+        return found
+
+    monkeypatch.setattr(UploadVerifier, "upload", verified)
+    rng = np.random.default_rng(3)
+    data, shifts = DataDeclaration(features=tuple("abcd"), low=(-9,) * 4, high=(9,) * 4, standardise="federated"), {}
+    for i in range(12):
+        x, y = samples(40, seed=i)
+        shifts[f"dev-{i:02}"] = Dataset(
+            x * np.float32(rng.uniform(0.5, 1.5)) + rng.normal(0, 2, 4).astype(np.float32), y
+        )
+    wide = logistic_bundle(classes=WIDE // 5, data=data)
+    with LoopbackFleet(tmp_path, wide, shifts, options(rounds=1)) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 1, LIMIT_S)
+        seed = fleet.stage.fleet.name
+        clear = [statistics_of(split(d, f"{seed}/{n}".encode()).train.x, data, 9) for n, d in sorted(shifts.items())]
+    rows = {u.header.device: np.frombuffer(u.body, "<f4", WIDE) for u in uploads if u.header.phase is Phase.STATISTICS}
+    found = blocks(np.stack([rows[name] for name in sorted(rows)]).astype(np.float64), 9)
+    truth = np.array(clear, np.float64)[:, :8]
+    nearest = np.minimum(
+        np.abs(found[:, :, None] - truth[:, None]).mean(0), np.abs(found[:, :, None] + truth[:, None]).mean(0)
+    )
+    errors = nearest.min(0) / truth.std(0)
+    if matrix:
+        assert np.median(errors) > 0.5
+    else:
+        assert np.median(errors) < 0.1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.learning.statistics import LEAST_DEVIATION, scale_from, statistics_of
+from edge_client.learning.statistics import COUNT, LEAST_DEVIATION, scale_doubts, scale_from, statistics_of
+from edge_client.storage.scales import Scales
 from shoal.errors import DataError, IntegrityError
 from shoal.task.data_declaration import DataDeclaration
 
@@ -58,17 +59,53 @@ def test_a_constant_feature_has_the_least_deviation_of_its_range():
 
 
 @pytest.mark.parametrize(
-    ("mean", "message"),
+    ("mean", "doubted", "means", "deviations"),
     [
-        ([0, 0, 1, 1, 0], "no count of devices"),
-        ([0, 0, 1, 1, -1], "no count of devices"),
-        ([0, 0, np.nan, 1, 1], "no count of devices"),
-        ([1.1, 0, 1, 1, 1], "outside of their bounds"),
-        ([0, 0, 1.1, 1, 1], "outside of their bounds"),
-        ([0.9, 0, 0.5, 1, 1], "outside of their bounds"),
+        ([0, 0, 1, 1, 1], (), (0, 0), (1, 1)),
+        ([0.5, 0, 0.5, 1, 1], (), (0.5, 0), (0.5, 1)),
+        ([0.9, 0, 0.5, 1, 1], ("feature 'a'",), (0.9, 0), (LEAST_DEVIATION, 1)),
+        ([0.9, 0, 0.8, -0.9, 1], ("feature 'a'", "feature 'b'"), (0.9, 0), (LEAST_DEVIATION, LEAST_DEVIATION)),
+        ([1.1, 0, 1, 1, 1], ("feature 'a'",), (1, 0), (LEAST_DEVIATION, 1)),
+        ([0.6, -1e30, 1.1, 1e30, 1], ("feature 'a'", "feature 'b'"), (0.6, -1), (0.8, LEAST_DEVIATION)),
+        ([0, 0, 1, 1, 0], ("feature 'a'", "feature 'b'", COUNT), (0, 0), (1, 1)),
+        ([0, 0, 1, 1, -1e30], ("feature 'a'", "feature 'b'", COUNT), (0, 0), (1, 1)),
+        ([0, 0, 0.8, 0.8, 0.8], (), (0, 0), (1, 1)),
+        ([0, 0, 1, 1, 3], (COUNT,), (0, 0), (1, 1)),
     ],
 )
-def test_a_mean_that_no_statistics_have_is_refused(mean, message):
-    with pytest.raises(IntegrityError, match=message) as caught:
+def test_a_mean_that_no_statistics_have_is_limited_and_named(mean, doubted, means, deviations):
+    """In halves of the declared range, of 10 and 2500."""
+    scale = scale_from(np.array(mean, np.float32), DATA, RUN, noise=0.0)
+    assert scale.doubted == doubted
+    np.testing.assert_allclose(scale.means, [10 * means[0], 2500 + 2500 * means[1]], atol=1e-2)
+    np.testing.assert_allclose(scale.deviations, [10 * deviations[0], 2500 * deviations[1]], rtol=1e-5)
+    told = scale_doubts(scale)
+    assert len(told) == bool(doubted)
+    assert all(name in told[0] for name in doubted)
+
+
+def test_no_statistics_stretch_a_feature_beyond_32_deviations():
+    """Whatever a device sends that is finite: the bounds are at most so far apart, and the declared range is not exceeded."""
+    rng = np.random.default_rng(7)
+    size = 10.0 ** rng.uniform(-8, 30, (2000, 5))
+    for mean in (rng.choice([-1, 1], size.shape) * size).astype(np.float32):
+        scale = scale_from(mean, DATA, RUN, noise=rng.choice([0.0, 0.2]))
+        for at in range(2):
+            low, high = ((end - scale.means[at]) / scale.deviations[at] for end in (DATA.low[at], DATA.high[at]))
+            assert low <= 1e-9
+            assert high >= -1e-9
+            assert 2 - 1e-9 <= high - low <= 2 / LEAST_DEVIATION + 1e-9
+
+
+@pytest.mark.parametrize("mean", [[0, 0, np.nan, 1, 1], [0, 0, 1, 1, np.inf], [0] * 5])
+def test_a_mean_that_is_not_finite_or_that_is_none_yet_is_refused(mean):
+    with pytest.raises(IntegrityError, match="no statistics yet, or not finite ones") as caught:
         scale_from(np.array(mean, np.float32), DATA, RUN)
     assert "start a new run" in caught.value.hint
+
+
+def test_a_scale_that_names_features_is_stored_with_them(tmp_path):
+    scale = scale_from(np.array([0, 0, -1, 1, 1], np.float32), DATA, RUN)
+    Scales(tmp_path).save(scale)
+    assert Scales(tmp_path).load(RUN) == scale
+    assert scale.doubted == ("feature 'a'",)

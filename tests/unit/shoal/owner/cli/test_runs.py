@@ -137,6 +137,9 @@ def test_a_run_gets_the_newest_wire_version_that_the_fleet_speaks(fleet, monkeyp
     assert capsys.readouterr().err == "wire version 1: the aggregator (shoal 0.1.0) speaks no newer\n"
     assert runs._wire(fleet.stage.fleet, link, None, sends=False) == 1
     assert runs._wire(fleet.stage.fleet, link, 2, sends=True) == 2
+    assert runs._wire(fleet.stage.fleet, link, None, sends=False, hides=True) == 3
+    with pytest.raises(ConfigError, match=r"speaks wire version 2 to 3, the aggregator \(shoal 0\.1\.0\) 1$"):
+        runs._wire(fleet.stage.fleet, link, None, sends=True, hides=True)
     monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(2, 3))
     with pytest.raises(
         ConfigError, match=r"this program speaks wire version 2 to 3, the aggregator \(shoal 0\.1\.0\) 1$"

@@ -32,6 +32,17 @@ def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_pa
     assert declare(features=str(path), standardise="off").standardise == "off"
 
 
+@pytest.mark.parametrize(("count", "chosen"), [(255, "federated"), (256, "local")])
+def test_more_features_than_a_device_hides_are_standardised_locally(tmp_path, count, chosen):
+    path = tmp_path / "features.txt"
+    path.write_text("".join(f"f{i},0,1\n" for i in range(count)))
+    assert declare(features=str(path)).standardise == chosen
+    if chosen == "local":
+        with pytest.raises(TaskError, match="of 256 features are more than a device can hide") as caught:
+            declare(features=str(path), standardise="federated")
+        assert "--standardise local" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,0 +1,118 @@
+"""A device's statistics of its features, read by the aggregator from the vectors of one round.
+
+The vectors differ in 2 p + 1 coordinates alone, which all devices have at the same places.
+
+- `blocks`: a rotation spreads each coordinate unevenly over the output's blocks, which are at public places. After whitening,
+  the blocks' Gram matrices are diagonal in one basis: Cardoso and Souloumiac, "Jacobi angles for simultaneous
+  diagonalization" (1996).
+- `relations`: each masked coordinate of a small model is a sum of the figures with small integers. So a few of them have integer
+  relations, which hold for every device: Nguyen and Stern, "Merkle-Hellman revisited" (1997); Lenstra, Lenstra and Lovasz,
+  "Factoring polynomials with rational coefficients" (1982).
+- `plausible`: the Gram matrix of the vectors gives the figures but for an orthogonal matrix. One figure is 1, and a mean square
+  follows from the mean but for a variance that differs little between devices: so the most plausible matrix is searched for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.protocol.precision.hadamard import MAX_BLOCK_BITS
+
+Rows = NDArray[np.float64]
+SWEEPS: Final = 6
+DELTA: Final = 0.99
+"""Of Lovasz' condition."""
+BITS: Final = 20
+"""Bits of a masked float32 that count: the last ones are rounding."""
+HOLDS: Final = 1e-3
+"""A relation holds for a device if it leaves at most this share of what it would leave of random numbers."""
+STARTS: Final = 32
+OUTSIDE: Final = 10.0
+"""Weight of impossible figures in the search, against one spread of the variances."""
+
+
+def axes(rows: Rows, rank: int) -> tuple[Rows, Rows]:
+    """Return vectors (n, d) of a rank as coordinates (n, rank) along orthonormal axes (rank, d)."""
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    left, lengths = vectors[:, -rank:], np.sqrt(np.maximum(values[-rank:], 1e-12))
+    return left * lengths, (left / lengths).T @ rows
+
+
+def blocks(rows: Rows, rank: int) -> Rows:
+    """Return the figures (n, rank), up to signs and order, from masked vectors (n, d)."""
+    found, along = axes(rows, rank)
+    count = max(rows.shape[1] >> MAX_BLOCK_BITS, 1)
+    grams = np.stack([along[:, at::count] @ along[:, at::count].T for at in range(count)])
+    for _ in range(SWEEPS):
+        for a in range(rank):
+            for b in range(a + 1, rank):
+                pair = np.stack([grams[:, a, a] - grams[:, b, b], 2 * grams[:, a, b]])
+                (own, cross), (_, other) = pair @ pair.T
+                angle = np.arctan2(2 * cross, own - other + np.hypot(2 * cross, own - other)) / 2
+                turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+                grams[:, :, [a, b]] = grams[:, :, [a, b]] @ turn
+                grams[:, [a, b]] = turn.T @ grams[:, [a, b]]
+                found[:, [a, b]] = found[:, [a, b]] @ turn
+    return found
+
+
+def relations(rows: Rows, known: int, rank: int) -> float:
+    """Return the share of integer relations, found from ``known`` of the vectors (n, m), that hold for the others."""
+    count = rows.shape[1]
+    scaled = np.rint(rows[:known].T * (2.0**BITS / np.abs(rows[:known]).max())).astype(np.int64)
+    basis = reduced(np.concatenate([np.eye(count, dtype=np.int64), scaled], 1))
+    short = basis[np.argsort((basis.astype(np.float64) ** 2).sum(1))][: count - rank, :count]
+    left = np.abs(short @ rows[known:].T)
+    return float((left < HOLDS * np.linalg.norm(short, axis=1)[:, None] * rows[known:].std(1)).all(1).mean())
+
+
+def reduced(basis: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the basis of a lattice (n, m), reduced by Lenstra, Lenstra and Lovasz."""
+    basis, count = basis.copy(), len(basis)
+    orthogonal, part, squares = np.zeros(basis.shape), np.eye(count), np.ones(count)
+
+    def project(at: int) -> None:
+        part[at, :at] = orthogonal[:at] @ basis[at] / squares[:at]
+        orthogonal[at] = basis[at] - part[at, :at] @ orthogonal[:at]
+        squares[at] = orthogonal[at] @ orthogonal[at]
+
+    at = 0
+    while at < count:
+        project(at)
+        for before in range(at - 1, -1, -1):
+            times = round(part[at, before])
+            basis[at] -= times * basis[before]
+            part[at, : before + 1] -= times * part[before, : before + 1]
+        project(at)
+        if at == 0 or squares[at] >= (DELTA - part[at, at - 1] ** 2) * squares[at - 1]:
+            at += 1
+        else:
+            basis[[at - 1, at]] = basis[[at, at - 1]]
+            at -= 1
+    return basis
+
+
+def plausible(rows: Rows, features: int, steps: int) -> Rows:
+    """Return the most plausible figures (n, 2 p), up to signs and order, from vectors (n, d) by their Gram matrix alone."""
+    import torch
+
+    coordinates = axes(rows, 2 * features + 1)[0]
+    ones = np.linalg.lstsq(coordinates, np.ones(len(rows)), rcond=None)[0]
+    others = torch.from_numpy(coordinates @ np.linalg.svd(ones[None])[2][1:].T)
+    draws = torch.from_numpy(np.random.default_rng(0).standard_normal((STARTS, 2 * features, 2 * features)))
+    first, turns = torch.linalg.qr(draws)[0], torch.zeros_like(draws, requires_grad=True)
+    search = torch.optim.Adam([turns], lr=0.03)
+    for _ in range(steps):
+        figures = others @ (first @ torch.matrix_exp(turns - turns.mT))
+        means, squares = figures[..., :features], figures[..., features:]
+        variances = squares - means**2
+        impossible = torch.relu(-variances) ** 2 + torch.relu(means.abs() - 1) ** 2
+        doubt = OUTSIDE * impossible.sum((1, 2)) + (variances.var(1) / (squares.var(1) + 1e-6)).sum(1)
+        search.zero_grad()
+        doubt.sum().backward()
+        search.step()
+    best: Rows = figures[int(doubt.argmin())].detach().numpy()
+    return best
