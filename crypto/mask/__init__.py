@@ -7,8 +7,8 @@
 - Secrets move forward only: `RunChain.take` steps a run's chain on, and no round before follows from it.
 
 `derivation` derives masks, `schedule` the secrets of runs and rounds, `masking` applies masks, `secret` is the secret,
-`modes` the kinds of masks, `dense` the matrix before the mask of statistics, `kdf` and `stream` their primitives. Mode ``rotation`` takes its transform from
-`shoal.protocol.precision.hadamard`.
+`modes` the kinds of masks, `dense` the matrix before the mask of statistics, `kdf` and `stream` their primitives. Mode
+``rotation`` takes its transform from `shoal.protocol.precision.hadamard`.
 
 Example: mask a vector and unmask it again.
 

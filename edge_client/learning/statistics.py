@@ -2,9 +2,10 @@
 
 A value x with the declared bounds a and b becomes u = (2 x - a - b) / (b - a), clipped to [-1, 1]. The statistics are a vector of
 the model's length: the mean of u over the training share for each of the p features, then the mean of u squared, then a 1, and
-zeros. They are multiplied by a dense secret matrix (`crypto.mask.dense`), and masked and uploaded like an update. Means rather than sums, so that the vector says nothing of the number of
-samples; the 1 is divided by at the end, so that noise on the vector's length cancels. Clipping bounds one sample's part, and
-gives all coordinates one unit: a mask that mixes coordinates has an error in float32 that grows with the largest.
+zeros. They are multiplied by a dense secret matrix (`crypto.mask.dense`), and masked and uploaded like an update. Means rather
+than sums, so that the vector says nothing of the number of samples; the 1 is divided by at the end, so that noise on the vector's
+length cancels. Clipping bounds one sample's part, and gives all coordinates one unit: a mask that mixes coordinates has an error
+in float32 that grows with the largest.
 
 Example: one feature from 0 to 10 in which the device has the values 0 and 10.
 
@@ -117,14 +118,13 @@ def scale_from(
     return Scale(run_id, tuple((centre + half * first).tolist()), tuple(deviations.tolist()), tuple(doubted))
 
 
-def scale_doubts(scale: Scale | None) -> tuple[str, ...]:
-    """Return the doubt about a fleet's scale, one sentence; none if its statistics were within their limits."""
+def scale_doubt(scale: Scale | None) -> str:
+    """Return the doubt about a fleet's scale, one sentence; empty if its statistics were within their limits."""
     if scale is None or not scale.doubted:
-        return ()
+        return ""
     return (
-        f"the fleet's statistics are out of their limits for {listed(scale.doubted)}: training goes on with the nearest value "
-        f"within them; either the declared bounds are more than {2 / LEAST_DEVIATION:.0f} deviations apart, or a device has sent "
-        "false statistics; check the bounds and `shoal-edge doctor --data` on each device",
+        f"the fleet's statistics are out of their limits for {listed(scale.doubted)}: the declared bounds are too far apart, or "
+        "a device has sent false ones; training goes on with the nearest figures"
     )
 
 

@@ -14,7 +14,7 @@ from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import device_model
 from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
-from edge_client.learning.statistics import scale_doubts, scale_from, statistics_of
+from edge_client.learning.statistics import scale_doubt, scale_from, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
@@ -101,7 +101,7 @@ class JobFactory:
             self.left_out = found.left_out
             self.doubts = doubts(found, run.bundle.manifest)
             self._scale = self._begin_scale(run, samples)
-            self.doubts += scale_doubts(self._scale)
+            self._doubt(self._scale)
             self._shares = (digest, prepared(samples, self._scale))
         elif self._scale is not None and self._scale.run_id != run.plan.run_id:
             self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
@@ -137,6 +137,10 @@ class JobFactory:
         scale = local_scale(samples.train.x, run_id)
         self._keep_scale(scale)
         return scale
+
+    def _doubt(self, scale: Scale | None) -> None:
+        doubt = scale_doubt(scale)
+        self.doubts += (doubt,) if doubt else ()
 
     def _needs_own_units(self, run: Run) -> bool:
         """Whether the samples held are in another run's scale, from which the run's can't follow."""
@@ -195,7 +199,7 @@ class JobFactory:
         if mean is None:
             raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
         scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id, run.plan.norm_noise)
-        self.doubts += scale_doubts(scale)
+        self._doubt(scale)
         self._keep_scale(scale)
         digest, raw = self._shares
         self._scale, self._shares = scale, (digest, prepared(raw, scale))

@@ -30,6 +30,7 @@ MADE_ELSEWHERE = {
     ("aggregator/status/record.py", "versions.left_out(heard.version, heard.wire, run.wire)"),
     ("edge_client/cli.py", "f'warning: {fault}'"),
     ("edge_client/reporting.py", "'%s'"),
+    ("shoal/owner/cli/models.py", "f'warning: {doubt}'"),
     ("shoal/owner/cli/runs.py", "f'warning: {doubt}'"),
     ("shoal/util/checks.py", "name"),
 }

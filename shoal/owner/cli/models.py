@@ -126,7 +126,7 @@ def get(
 
     Devices have sealed the models in the final round, and at least --min-contributors devices have signed each.
     """
-    from edge_client.learning.statistics import scale_doubts
+    from edge_client.learning.statistics import scale_doubt
     from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
@@ -142,7 +142,7 @@ def get(
     fleet.forget_versions_before(found.key_version)
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
-    for doubt in scale_doubts(fleet_scale(found)):
+    if doubt := scale_doubt(fleet_scale(found)):
         note(f"warning: {doubt}")
     if private := written["private_coordinates"]:
         names = ", ".join(p["name"] for p in written["parameters"] if p["segment"] == "private")

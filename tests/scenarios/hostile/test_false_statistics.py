@@ -9,7 +9,6 @@ import pytest
 
 from edge_client.learning.data import Dataset
 from edge_client.learning.statistics import COUNT, LEAST_DEVIATION
-from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.scales import Scales
 from edge_client.storage.state import DeviceState
@@ -134,4 +133,3 @@ def test_statistics_are_doubted_in_no_honest_fleet(tmp_path, monkeypatch):
     with fleet_with(tmp_path, monkeypatch, 3, "", squares) as fleet:
         scale = finished(fleet)
         assert scale.doubted == ()
-        assert jobs.scale_doubts(scale) == ()

@@ -103,7 +103,10 @@ def plausible(rows: Rows, features: int, steps: int) -> Rows:
     ones = np.linalg.lstsq(coordinates, np.ones(len(rows)), rcond=None)[0]
     others = torch.from_numpy(coordinates @ np.linalg.svd(ones[None])[2][1:].T)
     draws = torch.from_numpy(np.random.default_rng(0).standard_normal((STARTS, 2 * features, 2 * features)))
-    first, turns = torch.linalg.qr(draws)[0], torch.zeros_like(draws, requires_grad=True)
+    turned, upper = torch.linalg.qr(draws)
+    # The signs of the other factor's diagonal: without them the starts are not uniformly distributed.
+    first = turned * upper.diagonal(dim1=1, dim2=2).sign()[:, None]
+    turns = torch.zeros_like(draws, requires_grad=True)
     search = torch.optim.Adam([turns], lr=0.03)
     for _ in range(steps):
         figures = others @ (first @ torch.matrix_exp(turns - turns.mT))

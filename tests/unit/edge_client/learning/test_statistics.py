@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.learning.statistics import COUNT, LEAST_DEVIATION, scale_doubts, scale_from, statistics_of
+from edge_client.learning.statistics import COUNT, LEAST_DEVIATION, scale_doubt, scale_from, statistics_of
 from edge_client.storage.scales import Scales
 from shoal.errors import DataError, IntegrityError
 from shoal.task.data_declaration import DataDeclaration
@@ -79,9 +79,9 @@ def test_a_mean_that_no_statistics_have_is_limited_and_named(mean, doubted, mean
     assert scale.doubted == doubted
     np.testing.assert_allclose(scale.means, [10 * means[0], 2500 + 2500 * means[1]], atol=1e-2)
     np.testing.assert_allclose(scale.deviations, [10 * deviations[0], 2500 * deviations[1]], rtol=1e-5)
-    told = scale_doubts(scale)
-    assert len(told) == bool(doubted)
-    assert all(name in told[0] for name in doubted)
+    told = scale_doubt(scale)
+    assert bool(told) == bool(doubted)
+    assert all(name in told for name in doubted)
 
 
 def test_no_statistics_stretch_a_feature_beyond_32_deviations():
