@@ -95,13 +95,7 @@ def ramp_case(
             masked += signed(blocks(gather(inner, index)), last)
     step = 1 if len(masked) <= 64 else len(masked) // 40
     return {
-        "fleet": fleet,
-        "run_id": run.hex(),
-        "times": list(times),
-        "task_digest": DIGEST.hex(),
-        "mode": mode,
-        "segments": [list(segment) for segment in segments],
-        "key_id": key_id(fleet, run, times, mode, fields),
+        **context(fleet, run, times, mode, segments),
         "step": step,
         "masked_ramp": masked[::step],
     }
@@ -162,13 +156,7 @@ def matrix_case(mode: str, size: int, length: int) -> dict[str, object]:
     if mode == "permutation":
         sent = gather(sent, permutation(hkdf(SECRET, 32, *place, field, b"permutation"), length))
     return {
-        "fleet": fleet,
-        "run_id": run.hex(),
-        "times": list(times),
-        "task_digest": DIGEST.hex(),
-        "mode": mode,
-        "segments": [["cluster", length]],
-        "key_id": key_id(fleet, run, times, mode, [field]),
+        **context(fleet, run, times, mode, [("cluster", length)]),
         "matrix": size,
         "masked": sent,
     }
@@ -179,9 +167,21 @@ def single(value: float) -> float:
     return found
 
 
-def key_id(fleet: str, run: bytes, times: tuple[int, int, int], mode: str, fields: list[bytes]) -> str:
-    context = (fleet.encode(), run, struct.pack(">QQQ", *times), DIGEST, mode.encode(), b",".join(fields))
-    return hkdf(SECRET, 16, b"key-id", *context).hex()
+def context(
+    fleet: str, run: bytes, times: tuple[int, int, int], mode: str, segments: list[tuple[str, int]]
+) -> dict[str, object]:
+    """The public inputs of a case, and its key id."""
+    fields = b",".join(f"{name}:{length}".encode() for name, length in segments)
+    place = (fleet.encode(), run, struct.pack(">QQQ", *times), DIGEST, mode.encode(), fields)
+    return {
+        "fleet": fleet,
+        "run_id": run.hex(),
+        "times": list(times),
+        "task_digest": DIGEST.hex(),
+        "mode": mode,
+        "segments": [list(segment) for segment in segments],
+        "key_id": hkdf(SECRET, 16, b"key-id", *place).hex(),
+    }
 
 
 def case(
@@ -196,13 +196,7 @@ def case(
         gathered += [start + index for index in local]
         start += length
     answer: dict[str, object] = {
-        "fleet": fleet,
-        "run_id": run.hex(),
-        "times": list(times),
-        "task_digest": DIGEST.hex(),
-        "mode": mode,
-        "segments": [list(segment) for segment in segments],
-        "key_id": key_id(fleet, run, times, mode, fields),
+        **context(fleet, run, times, mode, segments),
     }
     if start <= 64:
         answer["masked_range"] = gathered
