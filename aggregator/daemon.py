@@ -39,7 +39,7 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, reason_of
 from shoal.protocol.chunking import LaterKindError
-from shoal.transport.base import Message, TakenOver
+from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.cores import usable_cores
@@ -449,3 +449,5 @@ class Daemon:
             self._read_mail(event)
         else:
             self._watch.connection.on_event(event)
+            if isinstance(event, Connected):
+                self._presences.subscribe(self._transport)

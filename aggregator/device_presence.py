@@ -43,7 +43,7 @@ class DevicePresence:
         self._wire = wire
         self._membership = membership
         self._watch = watch
-        self._births: dict[str, int] = {}
+        self._births = {} if watch is None else watch.births
         self.heads: dict[str, TranscriptHead] = {}
 
     def take(self, device: str, transfer: Transfer, *, retained: bool = False) -> CameOnline | WentOffline | None:
@@ -101,7 +101,7 @@ class PresenceInbox:
         self._chunks = Reassembler(PRESENCE.largest, whole_transfers=1, max_per_source=1)
 
     def subscribe(self, transport: Transport) -> None:
-        """Subscribe to the presences of all devices."""
+        """Subscribe to the presences of all devices; repeat it after a reconnection, since the broker may have lost some."""
         transport.subscribe(self._topics.filter(TopicKind.STATE))
 
     def take(self, message: Message, now_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from aggregator.relayed_models import RelayedModels
 from aggregator.rounds.events import OpenRound
 from aggregator.rounds.held_models import offers_of
 from aggregator.workers import InlineWorkers, Workers
-from crypto.seal.envelope import GroupKey, seal_message_to_group, seal_message_to_member
+from crypto.seal.envelope import GroupKey, SealedMessage, seal_message_to_group, seal_message_to_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
@@ -91,6 +92,7 @@ class Publisher:
         self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
         self._sealed_bytes: dict[Channel, int] = {}
+        self._announcement: SealedMessage | None = None
         self._relayed = RelayedModels(self._publish_group, self._label)
         if ledger.exists():
             self._listed = _read_ledger(ledger)
@@ -187,6 +189,8 @@ class Publisher:
         head = channel.head(self._group.fleet, self._identity.name)
         parcel = seal_message_to_group(self._identity, self._group, head, plain)
         self._sealed_bytes[channel] = len(parcel.payload)
+        if channel is channels.ANNOUNCEMENT:
+            self._announcement = parcel
         base = self._topics.at(channel.topic, label)
         return self._retained.publish(base, parcel.payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
 
@@ -222,6 +226,15 @@ class Publisher:
             reason="chunks missing",
         )
         self._control(member, nack)
+
+    def announce_again(self, devices: Iterable[str], round_: int) -> None:
+        """Send the announcement of round ``round_``, the one published last, to single devices, which may not have heard it."""
+        parcel, kind, size = self._announcement, channels.ANNOUNCED_AGAIN.kind, self._transport.chunk_bytes
+        assert parcel is not None, "a round is announced before it waits for devices"
+        chunks = split(parcel.payload, kind=kind, round=round_, chunk_bytes=size, name=parcel.transfer_id)
+        for device in devices:
+            for chunk in chunks:
+                self._transport.publish(self._topics.ctl(device), chunk)
 
     def revoked(self, member: Member, signed: bytes) -> None:
         """Send the owner's newest roster to a device that it revokes, sealed to the device, which lacks the broadcast key."""

@@ -68,7 +68,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
 """Interval between two searches for stalled and expired transfers."""
+ANNOUNCE_AGAIN_S: Final = 60.0
+"""Time from the announcement of a round until it is sent once more to each device that it waits for; then twice as long."""
 AGAIN_S: Final = 1.0
 """Time until a close is repeated that a worker has interrupted."""
 UNCLOSABLE_HINT: Final = (
@@ -199,6 +201,7 @@ class RunService:
         self._bytes_up = 0
         self._now_s = 0.0
         self._looked_s = -math.inf
+        self._announced_s, self._announce_pause_s = 0.0, ANNOUNCE_AGAIN_S
         self._lost = False
         self._said = ""
         self.finished = False
@@ -304,6 +307,8 @@ class RunService:
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected() if self._lost:  # messages published before the first connection are still queued
                 self._lost = False
+                # The broker may have lost presences that were queued for us; what it retains is newer than those that it has.
+                resubscribe(self._transport, self._topics.filter(TopicKind.STATE))
                 self._publisher.republish()
             case Disconnected(reason):
                 self._lost = True
@@ -362,10 +367,21 @@ class RunService:
             self._looked_s = now_s
             self.uploads.tick(now_s)
             self._compare_histories()
+        self._announce_again(now_s)
         if not self.finished:
             lost = bool(self.watch.connection.facts.reason)
             workers = self.obstacle or self.odd or self.waits_for_workers
             self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing, workers=workers)
+
+    def _announce_again(self, now_s: float) -> None:
+        """Send the announcement to the devices that the round waits for, if that is due: their subscription may be lost."""
+        if now_s - self._announced_s < self._announce_pause_s or self.finished or self.computing:
+            return
+        self._announced_s, self._announce_pause_s = now_s, 2 * self._announce_pause_s
+        state = self._state
+        silent = [d for d in state.waiting if d in state.online and d not in state.unable]
+        if silent:
+            self._publisher.announce_again(silent, state.round)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
@@ -435,10 +451,13 @@ class RunService:
             self._handle(self._events.popleft()[1])
 
     def on_committed(self, stored: Sequence[Stored]) -> None:
-        """Let the engine handle uploads that have just become durable."""
-        for event in stored:
-            self.watch.devices.uploaded(event.contribution.device)
-        self._handle(*stored)
+        """Let the engine handle uploads that have just become durable: signs of life, unless the device has left meanwhile."""
+        left = {event.device for _, event in self._events if isinstance(event, WentOffline)}
+        uploaders = [event.contribution.device for event in stored]
+        for device in uploaders:
+            self.watch.devices.uploaded(device, leaving=device in left)
+        here = [CameOnline(d) for d in uploaders if d not in left and d not in self._state.online]
+        self._handle(*here, *stored)
 
     def on_refused(self, device: str, error: ShoalError) -> None:
         """Log that an upload is not used, and name a device that has signed a false one."""
@@ -582,6 +601,7 @@ class RunService:
             # Before the announcement: no device's part may come before the order that allows it.
             self._messages.order(opened.plan, opened.nonce, opened.held)
         self._publisher.open_round(self._run, self._membership.roster, opened)
+        self._announced_s, self._announce_pause_s = self._now_s, ANNOUNCE_AGAIN_S
         if follows:
             keep()
 

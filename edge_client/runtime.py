@@ -408,7 +408,7 @@ class DeviceRuntime:
         match channel:
             case channels.ROSTER_CHANGE:
                 return decode(plain, RosterChange)
-            case channels.ANNOUNCEMENT:
+            case channels.ANNOUNCEMENT | channels.ANNOUNCED_AGAIN:
                 return decode(plain, Announcement)
             case channels.CONTROL:
                 return decode(plain, Control)

@@ -85,12 +85,17 @@ class DeviceWatch:
         if facts.online is not False:
             self._devices[device] = dataclasses.replace(facts, online=False, since_s=self._now_s())
 
-    def uploaded(self, device: str) -> None:
-        """Record that an upload of a device is durable."""
-        now_s = self._now_s()
-        self._devices[device] = dataclasses.replace(
-            self._of(device), last_seen_s=now_s, last_upload_s=now_s, declined=""
-        )
+    def uploaded(self, device: str, *, leaving: bool = False) -> None:
+        """Record that an upload of a device is durable, and so that the device is there.
+
+        Args:
+            device: its name.
+            leaving: whether a word that it is offline arrived meanwhile: then it is away since now.
+        """
+        facts, now_s = self._of(device), self._now_s()
+        if facts.online is not True:
+            facts = dataclasses.replace(facts, online=not leaving, since_s=now_s)
+        self._devices[device] = dataclasses.replace(facts, last_seen_s=now_s, last_upload_s=now_s, declined="")
 
     def declined(self, device: str, reason: DeclineReason) -> None:
         """Record that a device declined a round, or that its upload was refused."""
@@ -150,6 +155,7 @@ class FleetWatch:
     Attributes:
         clock: as given.
         connection, devices: the recorders.
+        births: device -> its newest incarnation (`Presence.birth`).
     """
 
     def __init__(
@@ -158,6 +164,7 @@ class FleetWatch:
         self.clock = clock
         self.connection = ConnectionWatch(broker, clock)
         self.devices = DeviceWatch(clock, known)
+        self.births: dict[str, int] = {}
 
     def came(self, presence: Presence, *, retained: bool) -> None:
         """Record a verified presence."""

@@ -42,14 +42,16 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
         UntrustedError: the device has never subscribed to the topic.
     """
     devices = members + sizes.FLEET_GROWTH_DEVICES
+    announcement = sizes.announcement_bytes(devices, _most_models(session))
     match topic.kind:
         case TopicKind.CTL if topic.device == session.name:
             # The aggregator sends a roster here only to a device that was revoked while it was offline.
-            return {**channels.CONTROL.limit(), **channels.REVOCATION.limit(sizes.roster_bytes(devices))}
+            revocation = channels.REVOCATION.limit(sizes.roster_bytes(devices))
+            return {**channels.CONTROL.limit(), **revocation, **channels.ANNOUNCED_AGAIN.limit(announcement)}
         case TopicKind.KEYS if topic.device == session.name:
             return channels.KEYS.limit()
         case TopicKind.ROUND:
-            return channels.ANNOUNCEMENT.limit(sizes.announcement_bytes(devices, _most_models(session)))
+            return channels.ANNOUNCEMENT.limit(announcement)
         case TopicKind.NOTICE:
             return channels.NOTICE.limit()
         case TopicKind.PLAN:

@@ -7,6 +7,7 @@ has the head of the run's transcript: the owner compares the heads of all device
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from edge_client.protocol.session_io import Facts
     from shoal.protocol.messages import Vitals
     from shoal.protocol.states import TranscriptHead
+
+SILENT_S: Final = 300.0
+"""Longest time without any message until a device publishes its presence and re-requests announcement and notice: it may have
+lost a subscription, and the aggregator its presence."""
 
 PRESENCE_AGAIN_S: Final = 4.0
 """Longest time after a connection until a device publishes its presence once more and re-requests the announcement: a broker
@@ -104,11 +109,14 @@ class Attendance:
 
     Attributes:
         group: the broadcast key under which the presence was published last.
-        repeat_s: time at which both are published once more; None if that is done.
+        repeat_s: time at which both are published once more; None before the first connection.
+        settled: whether that has happened since the connection, or since the aggregator asked: the next time is for a device
+            that has heard nothing.
     """
 
     group: GroupKey | None = field(default=None, repr=False)
     repeat_s: float | None = None
+    settled: bool = False
 
     def is_stale(self, facts: Facts) -> bool:
         """Whether the broadcast key has changed since the presence was last published."""
@@ -119,12 +127,30 @@ class Attendance:
         return dataclasses.replace(self, group=facts.group), (PublishPresence(),)
 
     def connected(self, facts: Facts) -> Step:
-        """Publish presence and receiving keys now, and once more after half to all of PRESENCE_AGAIN_S seconds."""
-        repeat_s = facts.now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * facts.jitter)
-        return Attendance(facts.group, repeat_s), (PublishPresence(), OfferReceivingKeys())
+        """Publish presence and receiving keys now, and once more `soon`."""
+        return Attendance(facts.group).soon(facts), (PublishPresence(), OfferReceivingKeys())
 
-    def ticked(self, facts: Facts) -> Step:
-        """Repeat presence and receiving keys if that is due."""
+    def soon(self, facts: Facts) -> Attendance:
+        """Publish presence and receiving keys after half to all of PRESENCE_AGAIN_S seconds."""
+        return dataclasses.replace(self, repeat_s=_within(PRESENCE_AGAIN_S, facts), settled=False)
+
+    def ticked(self, facts: Facts, heard_s: float = math.inf) -> Step:
+        """Repeat presence and receiving keys if that is due, the second time and later only if no message has come for long.
+
+        Without a connection the presence waits for the broker, and no second one is added.
+
+        Args:
+            facts: the surroundings.
+            heard_s: time of the last message.
+        """
         if self.repeat_s is None or facts.now_s < self.repeat_s:
             return self, ()
-        return Attendance(facts.group), (PublishPresence(), OfferReceivingKeys())
+        later = Attendance(facts.group, _within(SILENT_S, facts), settled=True)
+        if self.settled and (facts.now_s - heard_s < SILENT_S / 2 or facts.busy):
+            return dataclasses.replace(later, group=self.group), ()
+        return later, (PublishPresence(), OfferReceivingKeys())
+
+
+def _within(longest_s: float, facts: Facts) -> float:
+    """Return a random time between half of ``longest_s`` seconds from now and all of it."""
+    return facts.now_s + longest_s * (0.5 + 0.5 * facts.jitter)

@@ -260,12 +260,12 @@ class DeviceSession:
                 return self, (io.OpenRun(content),)
             case channels.MEAN | channels.CHECKPOINT | channels.MEAN_PART:
                 return self, self._model(content)
-            case channels.ANNOUNCEMENT:
+            case channels.ANNOUNCEMENT | channels.ANNOUNCED_AGAIN:
                 return self._announced(content, facts)
             case channels.CONTROL:
                 return self._controlled(content, facts)
             case channels.NOTICE:
-                return self._noticed(content)
+                return self._noticed(content, facts)
         raise AssertionError(channel.name)
 
     def happened(self, event: Any, facts: Facts) -> Steps:
@@ -322,7 +322,7 @@ class DeviceSession:
         if session.remind_at_s is not None and facts.now_s >= session.remind_at_s:
             session, reminded = session._reminder_due(facts)
             done = (*done, *reminded)
-        presence, repeated = session.presence.ticked(facts)
+        presence, repeated = session.presence.ticked(facts, session.lookout.heard_s)
         lookout, asked = session.lookout.asking() if repeated else (session.lookout, ())
         lookout, looked = lookout.ticked(facts.now_s, session.missing)
         if (presence, lookout) != (session.presence, session.lookout):
@@ -413,14 +413,19 @@ class DeviceSession:
         session, done = self._in_round(rounds.Answered(control), facts)
         return session, (*told, *done, io.PublishStatus())
 
-    def _noticed(self, notice: Notice) -> Steps:
-        """Take the owner's orders, unless it is an older notice that the broker repeats."""
+    def _noticed(self, notice: Notice, facts: Facts) -> Steps:
+        """Take the owner's orders, unless it is an older notice that the broker repeats.
+
+        A newer one may be that of an aggregator that has just started and knows no presences: the device repeats its own.
+        """
         before = self.notice
         if notice.fleet != self.fleet:
             return self, (io.Refuse(UntrustedError(f"a notice of fleet {notice.fleet!r}")),)
         if before is not None and notice.sequence < before.sequence:
             return self, ()
         session = dataclasses.replace(self, notice=notice)
+        if before is not None and notice.sent_at_s > before.sent_at_s:
+            session = dataclasses.replace(session, presence=self.presence.soon(facts))
         done: list[Do] = []
         if session.order != self.order:
             done.append(io.Log("info", session.order or "no order of the owner any more", {}))

@@ -378,6 +378,19 @@ WORKER_STATE: Final = Channel(
     recipients=(Party.AGGREGATOR,),
     largest=limits.MAX_NOTE_BYTES,
 )
+ANNOUNCED_AGAIN: Final = Channel(
+    name="announcement, to one device",
+    topic=TopicKind.CTL,
+    kind=ChunkKind.ROUND_AGAIN,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="Announcement",
+    seal=Seal.BROADCAST,
+    purpose=ANNOUNCEMENT.purpose,
+    largest=ANNOUNCEMENT.largest,
+    formula=ANNOUNCEMENT.formula,
+    retained=False,
+)
 REVOCATION: Final = Channel(
     name="roster, to a revoked device",
     topic=TopicKind.CTL,
@@ -501,6 +514,7 @@ CHANNELS: Final = (
     DECLINE,
     REMINDER,
     CONTROL,
+    ANNOUNCED_AGAIN,
     REVOCATION,
     PRESENCE,
     RECEIVING,

@@ -72,10 +72,11 @@ class ChunkKind(IntEnum):
     REPORT = 22
     ORDER = 23
     DONE = 24
+    ROUND_AGAIN = 160
 
 
 OPTIONAL_KINDS: Final = range(128, 256)
-"""Kinds of later versions that a receiver may leave unread: they are skipped, where any other unknown kind is refused."""
+"""Kinds that a receiver which does not know them skips, where it refuses any other unknown kind."""
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
 
 
@@ -204,9 +205,9 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
         raise WireError("the chunk does not begin with SHL1", hint="a peer that is not Shoal writes to this topic")
     if version != VERSION:
         raise WireError(f"chunk format {version} is not known", hint=f"this side speaks format {VERSION}: update it")
-    if kind in OPTIONAL_KINDS:
-        raise LaterKindError(f"a message of the optional kind {kind}, which this version does not read")
     if kind not in _KINDS:
+        if kind in OPTIONAL_KINDS:
+            raise LaterKindError(f"a message of the optional kind {kind}, which this version does not read")
         raise WireError(f"chunk kind {kind} is not known")
     # Refused rather than ignored, so that a later version may give them a meaning.
     if flags:

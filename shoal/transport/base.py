@@ -106,7 +106,10 @@ class Transport(Protocol):
         """
 
     def subscribe(self, topic_filter: str) -> None:
-        """Subscribe to ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection.
+
+        A repeated call has the broker send its retained messages again.
+        """
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Unsubscribe from ``topic_filter``."""
@@ -119,8 +122,11 @@ class Transport(Protocol):
 
 
 def resubscribe(transport: Transport, topic_filter: str) -> None:
-    """Make the broker send its retained messages for ``topic_filter`` again."""
-    transport.unsubscribe(topic_filter)
+    """Make the broker send its retained messages for ``topic_filter`` again.
+
+    A repeated SUBSCRIBE does so (MQTT 3.1.1, 3.8.4-3; MQTT 5 with retain handling 0). There is no UNSUBSCRIBE before it: a
+    broker that handles both at once, such as aedes, may finish them in the other order.
+    """
     transport.subscribe(topic_filter)
 
 

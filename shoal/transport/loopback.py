@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from shoal.transport.base import (
     Will,
     check_publish,
 )
+from shoal.transport.exact_topics import ExactTopics, Request
 from shoal.transport.faults import Faults, Hop, Passage
 
 MAX_STEPS: Final = 10_000_000
@@ -49,19 +50,22 @@ class LoopbackBroker:
     Args:
         faults: delays, losses and duplicates of messages; none by default. May be replaced at any time.
         queue_offline: queue messages for disconnected clients, as mosquitto does and amqtt for anonymous ones does not.
+        wildcards: send retained messages to filters with wildcards, as MQTT asks and RabbitMQ 3.10 does not.
 
     Attributes:
+        wildcards: as given; may be replaced at any time.
         now_s: virtual time in seconds.
         retained: the retained messages, payload by topic.
         delivered: messages handed to sinks so far.
     """
 
-    def __init__(self, faults: Faults | None = None, *, queue_offline: bool = True) -> None:
+    def __init__(self, faults: Faults | None = None, *, queue_offline: bool = True, wildcards: bool = True) -> None:
         self.faults = faults
         self.retained: dict[str, bytes] = {}
         self.now_s = 0.0
         self.delivered = 0
         self._queue_offline = queue_offline
+        self.wildcards = wildcards
         self._sessions: dict[str, _Session] = {}
         self._lost_s: dict[str, float] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -175,7 +179,7 @@ class LoopbackBroker:
         session = self._sessions[client]
         known = topic_filter in session.filters
         session.filters[topic_filter] = None
-        if again and known:
+        if (again and known) or not (self.wildcards or topic_filter in self.retained):
             return
         for topic, payload in self.retained.items():
             if matches(topic_filter, topic):
@@ -258,6 +262,7 @@ class LoopbackTransport:
         self.will = will
         self.filters: dict[str, None] = {}
         self.asked_offline: dict[str, None] = {}
+        self._exact = ExactTopics()
         self._broker = broker
         self._sink = sink
         self._queue: deque[tuple[Message, Qos]] = deque()
@@ -302,18 +307,28 @@ class LoopbackTransport:
             self.flush()
 
     def subscribe(self, topic_filter: str) -> None:
-        """Subscribe to ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection; a repeated call requests what is retained again."""
+        again = topic_filter in self.filters
         self.filters[topic_filter] = None
         if self._online:
             self._broker.subscribe(self.client_id, topic_filter)
+            self._request(self._exact.requested(topic_filter, again=again))
         else:
             self.asked_offline[topic_filter] = None
+
+    def _request(self, requests: Iterable[Request]) -> None:
+        for topic, wanted in requests:
+            if wanted:
+                self._broker.subscribe(self.client_id, topic)
+            else:
+                self._broker.unsubscribe(self.client_id, topic)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Unsubscribe from ``topic_filter``."""
         self.filters.pop(topic_filter, None)
         if self._online:
             self._broker.unsubscribe(self.client_id, topic_filter)
+            self._request(self._exact.dropped(topic_filter))
         else:
             self.asked_offline[topic_filter] = None
 
@@ -348,6 +363,8 @@ class LoopbackTransport:
                 self._closed = True
             case Message():
                 self._bytes_received += len(event.payload)
+                if event.retained:
+                    self._request(self._exact.arrived(event.topic))
         self._sink(event)
 
     def _settled(self) -> None:

@@ -41,6 +41,7 @@ from shoal.transport.base import (
     Will,
     check_publish,
 )
+from shoal.transport.exact_topics import ExactTopics
 from shoal.transport.jitter import uniform
 from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
 from shoal.transport.pacing import Pace
@@ -155,6 +156,7 @@ class MqttTransport:
         self._waiting_bytes = 0
         self._requests: deque[tuple[str, bool]] = deque()
         self._filters: tuple[str, ...] = ()
+        self._exact = ExactTopics()
         self._started = self._closing = False
         self._close_by_s = 0.0
         self._handled: deque[_Receipt] = deque()
@@ -242,7 +244,7 @@ class MqttTransport:
             self._wake()
 
     def subscribe(self, topic_filter: str) -> None:
-        """Subscribe to ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection; a repeated call requests what is retained again."""
         self._request(topic_filter, wanted=True)
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -300,6 +302,9 @@ class MqttTransport:
             return
         if message.retain and message.qos == 0 and not any(matches(wanted, topic) for wanted in self._filters):
             return  # at QoS 0 there is nothing to acknowledge
+        if message.retain and not message.dup:
+            with self._lock:
+                self._requests.extend(self._exact.arrived(topic))
         payload = bytes(message.payload)
         self._bytes_received += len(payload)
         if not self._manual_ack:
@@ -336,8 +341,11 @@ class MqttTransport:
     def _request(self, topic_filter: str, *, wanted: bool) -> None:
         with self._lock:
             others = tuple(known for known in self._filters if known != topic_filter)
+            again = len(others) < len(self._filters)
             self._filters = (*others, topic_filter) if wanted else others
             self._requests.append((topic_filter, wanted))
+            exact = self._exact
+            self._requests += exact.requested(topic_filter, again=again) if wanted else exact.dropped(topic_filter)
             self._wake()
 
     def _wake(self) -> None:
