@@ -141,7 +141,7 @@ class DeviceRuntime:
             metered: hours in which the device declines all rounds but the final one; None if there are none.
             vitals: measures the machine's condition, for the presence; None if the operator has not asked for that.
         """
-        self._vitals, self._vitals_due_s = vitals, math.inf
+        self._vitals, self._presence_due_s = vitals, math.inf
         self._told: tuple[bool, tuple[str, ...]] = False, ()
         self._broker = broker
         self._metered, self._clock_s = metered, clock_s
@@ -294,7 +294,7 @@ class DeviceRuntime:
             self._go_on(self.session.tick(self._facts()))
             if not self.session.stopped:
                 self._results.keep_up(now_s)
-                if now_s >= self._vitals_due_s and self._results.is_connected:
+                if now_s >= self._presence_due_s and self._results.is_connected:
                     self._publish_presence(online=True)
             if self._disk_error is None:
                 self._results.keep_status(self.session, now_s)
@@ -506,9 +506,9 @@ class DeviceRuntime:
         models = self._models
         head, contrary = (None, ()) if models is None else (models.head, models.contrary)
         self._told = models is not None and models.left, contrary
-        vitals = None
-        if online and self._vitals is not None:
-            vitals, self._vitals_due_s = self._vitals(), self._now_s + EVERY_S
+        # Repeated, since an earlier life's will may have replaced it at the broker.
+        self._presence_due_s = self._now_s + EVERY_S
+        vitals = self._vitals() if online and self._vitals is not None else None
         answers = self._results.answers if online else 0
         told = presence(
             self._membership,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.signed import sign_document
-from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence
+from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence, Resubscribe
 from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence, contrary_field, left_out_field
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.base import Will
 from shoal.version import VERSION
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shoal.protocol.states import TranscriptHead
 
 SILENT_S: Final = 300.0
-"""Longest time without any message until a device publishes its presence and re-requests announcement and notice: it may have
-lost a subscription, and the aggregator its presence."""
+"""Longest time without any message until a device subscribes to announcement, notice and answers again: the broker may have
+lost its subscriptions."""
 
 PRESENCE_AGAIN_S: Final = 4.0
 """Longest time after a connection until a device publishes its presence once more and re-requests the announcement: a broker
@@ -45,7 +45,7 @@ may lose a retained message while another client subscribes to it."""
 HEAD_EVERY: Final = 10
 """Rounds whose numbers are multiples of this end with a presence, so that all devices state their heads of the same rounds."""
 
-Step = tuple["Attendance", tuple[PublishPresence | OfferReceivingKeys, ...]]
+Step = tuple["Attendance", tuple[PublishPresence | OfferReceivingKeys | Resubscribe, ...]]
 
 
 def presence(
@@ -110,8 +110,7 @@ class Attendance:
     Attributes:
         group: the broadcast key under which the presence was published last.
         repeat_s: time at which both are published once more; None before the first connection.
-        settled: whether that has happened since the connection, or since the aggregator asked: the next time is for a device
-            that has heard nothing.
+        settled: whether that has happened since; then ``repeat_s`` is the time of the next look for silence.
     """
 
     group: GroupKey | None = field(default=None, repr=False)
@@ -135,9 +134,7 @@ class Attendance:
         return dataclasses.replace(self, repeat_s=_within(PRESENCE_AGAIN_S, facts), settled=False)
 
     def ticked(self, facts: Facts, heard_s: float = math.inf) -> Step:
-        """Repeat presence and receiving keys if that is due, the second time and later only if no message has come for long.
-
-        Without a connection the presence waits for the broker, and no second one is added.
+        """Repeat presence and receiving keys if that is due; later subscribe again whenever no message has come for long.
 
         Args:
             facts: the surroundings.
@@ -145,10 +142,10 @@ class Attendance:
         """
         if self.repeat_s is None or facts.now_s < self.repeat_s:
             return self, ()
-        later = Attendance(facts.group, _within(SILENT_S, facts), settled=True)
-        if self.settled and (facts.now_s - heard_s < SILENT_S / 2 or facts.busy):
-            return dataclasses.replace(later, group=self.group), ()
-        return later, (PublishPresence(), OfferReceivingKeys())
+        later = dataclasses.replace(self, repeat_s=_within(SILENT_S, facts), settled=True)
+        if not self.settled:
+            return dataclasses.replace(later, group=facts.group), (PublishPresence(), OfferReceivingKeys())
+        return later, () if facts.now_s - heard_s < SILENT_S / 2 else (Resubscribe(TopicKind.CTL),)
 
 
 def _within(longest_s: float, facts: Facts) -> float:

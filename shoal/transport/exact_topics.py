@@ -39,6 +39,7 @@ class ExactTopics:
     def __init__(self) -> None:
         self.served = self.needed = False
         self._asked: dict[str, _Asked] = {}
+        self._spelled_out: set[str] = set()
 
     def requested(self, topic_filter: str, *, again: bool) -> list[Request]:
         """Return the requests to send beside a SUBSCRIBE for ``topic_filter``.
@@ -47,6 +48,8 @@ class ExactTopics:
             topic_filter: the filter; one that does not end with ``/#`` or has another wildcard needs none, or can have none.
             again: whether the client has subscribed to it before.
         """
+        if not topic_filter.endswith("#") and "+" not in topic_filter:
+            self._spelled_out.add(topic_filter)
         if self.served or not (again or self.needed) or not topic_filter.endswith("/#") or "+" in topic_filter:
             return []
         return [self._ask(topic_filter, -1), self._ask(topic_filter, 0)]
@@ -59,7 +62,7 @@ class ExactTopics:
 
     def arrived(self, topic: str) -> list[Request]:
         """Return the requests to send after a retained message on ``topic``."""
-        if self.served:
+        if self.served or topic in self._spelled_out:
             return []
         asked = self._asked.get(topic)
         if asked is None or not asked.unanswered:

@@ -310,9 +310,10 @@ class LoopbackTransport:
         """Subscribe to ``topic_filter``, now and after every reconnection; a repeated call requests what is retained again."""
         again = topic_filter in self.filters
         self.filters[topic_filter] = None
+        exact = self._exact.requested(topic_filter, again=again)
         if self._online:
             self._broker.subscribe(self.client_id, topic_filter)
-            self._request(self._exact.requested(topic_filter, again=again))
+            self._request(exact)
         else:
             self.asked_offline[topic_filter] = None
 

@@ -2,17 +2,20 @@
 
 import pytest
 
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import LOST, Wiretap, make_fleet
 
 
 def test_a_device_restarts_at_a_broker_that_sends_nothing_retained_to_wildcards(tmp_path):
-    """As RabbitMQ 3.10. The package is longer than one chunk, the device has lost the run, and the aggregator restarts too."""
+    """As RabbitMQ 3.10. The devices come after the run was announced; one is killed later, and the aggregator too."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=6, deadline_s=600.0) as fleet:
         fleet.broker.wildcards = False
+        for name in fleet.stage.devices:
+            fleet.kill_device(name)
+        fleet.settle()
+        for name in fleet.stage.devices:
+            fleet.revive_device(name)
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
         fleet.kill_device("dev-00")
-        fleet.stage.device_dir("dev-00").joinpath("run").unlink(missing_ok=True)
         fleet.kill_aggregator()
         fleet.revive_aggregator()
         fleet.run_until(lambda: fleet.closed() >= 3 or "dev-00" in fleet.service.status(), 200)

@@ -38,6 +38,12 @@ def test_a_message_that_was_not_requested_by_its_topic_shows_it_too():
     assert exact.served
 
 
+def test_an_answer_to_a_filter_without_wildcards_shows_nothing():
+    exact = ExactTopics()
+    assert exact.requested("s/notice", again=False) == exact.arrived("s/notice") == []
+    assert not exact.served
+
+
 def test_two_requests_may_have_two_answers():
     """Two copies of one topic show nothing if it was requested twice."""
     exact = ExactTopics()

@@ -1,0 +1,79 @@
+"""Fleets of five at every broker that can be had here: a device is killed in the middle of a run and started again.
+
+`.ci/brokers` installs the brokers and runs all of these tests; the default tests include the lightest of each kind.
+"""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from shoal.owner.runs.plan import RunOptions
+from shoal.task.manifest import LocalTraining
+from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.other_brokers import missing, running
+
+pytestmark = [pytest.mark.broker, pytest.mark.process]
+
+DEFAULT, OTHERS = ("mosquitto", "amqtt", "aedes"), ("bridged", "rabbitmq", "ejabberd")
+DEVICES = tuple(f"dev-{i}" for i in range(5))
+INPUTS, CLASSES = 25_000, 3
+"""The model's upload takes three chunks, and so does its mean."""
+WAIT_S = 100.0
+OPTIONS = RunOptions(
+    "fedavg",
+    rounds=6,
+    local=LocalTraining(epochs=1, batch_size=0, lr=0.1),
+    min_contributors=5,
+    quorum=1.0,
+    deadline_s=600.0,
+    seed=7,
+)
+
+
+@pytest.fixture(params=[*DEFAULT, *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
+def addresses(request, tmp_path):
+    """The devices' and the aggregator's address of a broker."""
+    reason = missing(request.param)
+    if reason:
+        pytest.skip(reason)
+    with running(request.param, tmp_path / "broker") as found:
+        yield found
+
+
+def until(stage, reached, what):
+    end_s = time.monotonic() + WAIT_S
+    while not reached():
+        stage.check()
+        assert time.monotonic() < end_s, f"{what} not in {WAIT_S:g} s\n{stage.programs['aggregator'].tail(40)}"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(400)
+def test_a_device_and_the_aggregator_are_killed_in_mid_run(addresses, tmp_path, logistic):
+    """The broker holds plan, roster, announcement and models before the devices come, and again when one comes back."""
+    at_site, at_server = addresses
+    data = tmp_path / "data.npz"
+    rng = np.random.default_rng(1)
+    np.savez(data, x=rng.normal(size=(20, INPUTS)).astype(np.float32), y=rng.integers(0, CLASSES, 20))
+    bundle = logistic(INPUTS, CLASSES)
+    with ForkedStage(tmp_path / "fleet", at_site, DEVICES) as stage:
+        plan = stage.add_run(bundle, rng.normal(size=(1, bundle.length)).astype(np.float32), OPTIONS)
+        stage.start_aggregator("--broker", at_server)
+        log = stage.log_of("aggregator")
+        until(stage, lambda: "gathering" in log.read_text(), "the aggregator's wait for devices")
+        for name in DEVICES:
+            stage.start_device(name, data)
+        until(stage, lambda: stage.closed(plan.run) >= 2, "the second round")
+        stage.stop("dev-0", signal.SIGKILL)
+        stage.start_device("dev-0", data)
+        came_back_in = stage.closed(plan.run) + 1
+        until(
+            stage, lambda: stage.closed(plan.run) >= min(came_back_in + 1, 5), "a round with the device that was killed"
+        )
+        stage.stop("aggregator", signal.SIGKILL)
+        stage.start_aggregator("--broker", at_server)
+        records = stage.wait(plan.run, WAIT_S)
+        assert records[-1]["final"]
+        assert [r["contributed"] for r in records] == [5] * (OPTIONS.rounds + 1)
