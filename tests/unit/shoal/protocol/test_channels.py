@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from aggregator import run_service
 from crypto.seal.envelope import GROUP_MAGIC, MEMBER_MAGIC, read_head
 from edge_client.learning.data import Dataset
 from shoal import limits
@@ -127,7 +128,7 @@ class Ledger:
                 assert self.party_of(head.recipient) in channel.recipients
 
 
-def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
+def test_a_fleet_sends_only_what_the_table_lists(tmp_path, monkeypatch):
     """Enrolment, then a run with a lost upload, an unfit device and a revoked one: each channel is seen, from end to end."""
     tap = Wiretap()
     scene = Scene(tmp_path)
@@ -140,6 +141,8 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
         enrolment.take(passage)
     assert enrolment.seen == {channels.ENROLMENT, channels.GRANT, channels.OWNER_ROSTER, channels.KEYS}
 
+    # Before the device whose upload is lost sends a reminder.
+    monkeypatch.setattr(run_service, "ANNOUNCE_AGAIN_S", 0.5)
     tap = Wiretap()
     data = grouped_data(6)
     data[ODD] = Dataset(data[ODD].x[:, 1:].copy(), data[ODD].y)
