@@ -381,6 +381,18 @@ class Scene:
         fleet.settle()
         return self.found
 
+    def live(self, seconds=2000):
+        """Tell the only lie wherever it can be told, from the first round to the end; return what that showed."""
+        fleet, liar = self.fleet, self.liar
+        (liar.lie,) = self.lies
+        fleet.run_until(lambda: fleet.finished, seconds)
+        fleet.settle()
+        rounds = [r["round"] for r in fleet.records()]
+        named = {device: why for at in rounds for device, why in self.accused(at).items()}
+        missing = sorted({name for r in fleet.records() for name in r["missing"]})
+        self.found = [Told(saying, named, missing) for saying in liar.told[:1]]
+        return self.found
+
     def _tell(self, lie, seconds):
         fleet, liar = self.fleet, self.liar
         at, told = self.open_round, len(liar.told)

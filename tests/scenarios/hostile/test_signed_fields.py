@@ -9,6 +9,7 @@ docs/threat-model.md has a table of all fields that a device signs, each of one 
 A message that can't be decoded names its signer, whatever the field's class.
 """
 
+import dataclasses
 import re
 
 import numpy as np
@@ -16,18 +17,34 @@ import pytest
 
 from shoal.protocol.channels import CHANNELS, Party
 from shoal.simulation.loopback_fleet import LoopbackError
+from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.documents import text_of
 from tests.helpers.falsehoods import fields_of
-from tests.helpers.fleets import grouped_data, make_fleet, thetas
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, thetas
 from tests.helpers.lying_devices import SIGNED, Scene, lies_of, one_lie_of, paths
+from tests.helpers.tasks import logistic_bundle
 
 PAGE = "docs/threat-model.md"
-CLASSES = ("checkable", "limited", "suspect")
+KINDS = ("checkable", "limited", "suspect")
 VECTORS = ("update vector", "statistics vector", "checkpoint vector")
 UNASKED = {"SealedCheckpoints", "SealedState", "UploadPart"}
 """Messages that no device of the plain scene sends."""
 NOT_SAID = {"Presence.vitals", "Presence.wire"}
 """Fields of a presence whose only false values are those of the fields in them."""
+GROUPS_OF_TWO = {"settings": {"groups": "2", "eta_g": "0.1"}}
+ASKED = {
+    "Upload.model_norm": {"algorithm": "fedgroup", **GROUPS_OF_TWO},
+    "Upload.nearest": {"algorithm": "fesem", "settings": {"k": "2"}},
+    "Upload.margins": {"algorithm": "cfl", "rounds": 12},
+    "statistics vector": {},
+}
+"""Fields that only some runs ask for, with the options of such a run."""
+FEATURES = DataDeclaration(
+    features=tuple(f"f{i}" for i in range(INPUTS)), low=(-10,) * INPUTS, high=(10,) * INPUTS, standardise="federated"
+)
+PARTS = [row for row in paths() if row.startswith("UploadPart.")]
+PARTED_INPUTS = 40
+"""Inputs of a model that is long enough for two workers."""
 COUNTS, PLACES = (3, 7, 12), ("first", "middle", "last")
 WORST_ACCURACY = 0.05
 """Most that an honest device's model may lose by one liar, on the data of all honest devices."""
@@ -54,7 +71,7 @@ ROWS = [row for row in paths() if row.split(".")[0] not in UNASKED and row not i
 def test_the_threat_model_classifies_each_signed_field():
     """A new field, or a new message that devices sign, needs a row in the table, and so a lie in the matrix."""
     found = table()
-    assert set(found.values()) == set(CLASSES)
+    assert set(found.values()) == set(KINDS)
     expected = {field for message in SIGNED for field in fields_of(message)}
     assert set(found) == expected | set(VECTORS)
 
@@ -95,7 +112,17 @@ def honest_accuracy(tmp_path_factory):
 
 
 def assert_only_the_liar_pays(scene, expected):
-    """Honest devices were never blamed or left out, the liar is named as the table says, and the models are as good as ever."""
+    """The liar alone is named, as the table says, and the models of the others are as good as ever."""
+    assert_named_as_listed(scene)
+    data = [batch for name, batch in grouped_data(len(scene.all)).items() if name in scene.honest]
+    models = {name: np.frombuffer(theta, np.float32) for name, theta in thetas(scene.fleet).items()}
+    honest = [models[name] for name in scene.honest]
+    assert len({theta.tobytes() for theta in honest}) == 1
+    assert accuracy(honest[0], data) > expected - WORST_ACCURACY
+
+
+def assert_named_as_listed(scene):
+    """Honest devices were never blamed or left out, and the liar is named as the table says."""
     classes, liar = table(), scene.liar.name
     for told in scene.found:
         lie, said = told.saying.lie, (told.saying.lie.row, told.saying.lie.name, told.named, told.missing)
@@ -107,10 +134,6 @@ def assert_only_the_liar_pays(scene, expected):
             assert seen or not told.saying.fits, said
         elif classes[lie.row] == "suspect":
             assert not seen or not told.saying.fits, said
-    data = [batch for name, batch in grouped_data(len(scene.all)).items() if name != liar]
-    models = {name: np.frombuffer(theta, np.float32) for name, theta in thetas(scene.fleet).items() if name != liar}
-    assert len({theta.tobytes() for theta in models.values()}) == 1
-    assert accuracy(models[scene.honest[0]], data) > expected - WORST_ACCURACY
 
 
 GROUPS = sorted({row.split(".")[0] for row in ROWS})
@@ -135,8 +158,55 @@ def test_every_lie(tmp_path, honest_accuracy, row, count, place):
         assert scene.found
         assert_only_the_liar_pays(scene, honest_accuracy(count))
         named = {bool(t.named or t.missing) for t in scene.found if t.saying.fits and t.saying.readable}
-        if table()[row] == "limited":
+        if table()[row] == "limited" and row not in ASKED:
             assert named != {True}, "a row whose every false value is named is checkable"
+
+
+def asking_scene(root, row, lie, count, place):
+    """Return a scene in which devices are asked for a field, and its liar says something false whenever it is."""
+    bundle = logistic_bundle(INPUTS, CLASSES)
+    if row == "statistics vector":
+        bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, data=FEATURES))
+    asked = dataclasses.replace(lie, make=lambda true, *rest: lie.make(true, *rest) if np.size(true) and np.any(true) else None)
+    options = {"rounds": 5, **ASKED[row]}
+    return Scene(root, place, [asked], count=count, data=grouped_data(count, groups=2), bundle=bundle, **options)
+
+
+def refused_lie(row):
+    return next(lie for lie in lies_of(row) if lie.name in ("NaN", "largest"))
+
+
+@pytest.mark.parametrize("row", ASKED)
+def test_a_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row):
+    lie = refused_lie(row)
+    with asking_scene(tmp_path / "fleet", row, lie, 5, 2) as scene:
+        scene.live()
+        (told,) = scene.found
+        assert told.named == {scene.liar.name: told.named[scene.liar.name]}
+        assert_named_as_listed(scene)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("count", COUNTS[1:])
+@pytest.mark.parametrize("row", ASKED)
+def test_every_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row, count, place):
+    told = 0
+    for i, lie in enumerate(lies_of(row)):
+        with asking_scene(tmp_path / f"fleet-{i}", row, lie, count, place_of(place, count)) as scene:
+            told += len(scene.live())
+            assert_named_as_listed(scene)
+    assert told >= 2
+
+
+def test_one_lie_about_each_field_of_a_part(tmp_path):
+    """Parts go to the workers of a sharded aggregator; the device whose part is refused is missing."""
+    data = grouped_data(5, inputs=PARTED_INPUTS)
+    bundle, lies = logistic_bundle(PARTED_INPUTS, CLASSES), [one_lie_of(row) for row in PARTS]
+    with Scene(tmp_path / "fleet", 2, lies, data=data, bundle=bundle, count=5, shards=2) as scene:
+        scene.play()
+        assert {told.saying.lie.row for told in scene.found} == set(PARTS)
+        assert_named_as_listed(scene)
 
 
 def test_a_fleet_that_needs_all_three_waits_and_names_the_liar(tmp_path):
