@@ -167,7 +167,9 @@ def asking_scene(root, row, lie, count, place):
     bundle = logistic_bundle(INPUTS, CLASSES)
     if row == "statistics vector":
         bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, data=FEATURES))
-    asked = dataclasses.replace(lie, make=lambda true, *rest: lie.make(true, *rest) if np.size(true) and np.any(true) else None)
+    asked = dataclasses.replace(
+        lie, make=lambda true, *rest: lie.make(true, *rest) if np.size(true) and np.any(true) else None
+    )
     options = {"rounds": 5, **ASKED[row]}
     return Scene(root, place, [asked], count=count, data=grouped_data(count, groups=2), bundle=bundle, **options)
 
