@@ -20,9 +20,10 @@ from aggregator.device_presence import PresenceInbox
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership, FalseMessageError
 from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend, select
-from aggregator.owner_inbox import OwnerInbox
+from aggregator.owner_inbox import OwnerInbox, check_place
 from aggregator.owner_requests import OwnerRequests
 from aggregator.page.service import FleetPage
+from aggregator.publisher import LEDGER_FILE, TOLD_FILE, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.status.live_file import LiveFile, known_devices
@@ -38,6 +39,7 @@ from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, reason_of
+from shoal.membership.roster import ReplacedError
 from shoal.protocol.chunking import LaterKindError
 from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
@@ -116,7 +118,7 @@ class Daemon:
         self._erased: set[bytes] = set()
         self._refusals = Refusals(LOG)
         self._inbox = Inbox()
-        address = BrokerAddress.parse(
+        self._address = address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
         )
         self._transport = MqttTransport(
@@ -148,6 +150,7 @@ class Daemon:
         Raises:
             BrokerUnreachableError: the first connection failed.
             UntrustedError: another aggregator uses the same client id.
+            ReplacedError: the owner has put another aggregator in the place of this one.
             IntegrityError: with ``once``, a run was skipped because its directory is damaged.
         """
         try:
@@ -170,7 +173,11 @@ class Daemon:
         self._mail.subscribe(self._transport)
         self._requests.subscribe()
         self._presences.subscribe(self._transport)
+        if (self._membership.directory / TOLD_FILE).exists():
+            # Before anything is published, or the session of another aggregator is taken over: our disk may be an old one.
+            check_place(self._membership, self._address)
         self._transport.start(require=True)
+        self._introduce()
         LOG.info(
             "serving",
             extra={"kv": {"fleet": self._membership.fleet, "devices": len(self._membership.roster.active())}},
@@ -204,6 +211,12 @@ class Daemon:
             self._let_go()
             self._requests.close()
             self._transport.close()
+
+    def _introduce(self) -> None:
+        """Publish the roster at this aggregator's first start: devices that knew another one must not wait for the next run."""
+        if not (self._membership.directory / TOLD_FILE).exists():
+            m = self._membership
+            Publisher(m.identity, m.group, self._transport, m.directory / LEDGER_FILE).roster(m.roster_bytes, m.roster)
 
     def _next_run(self) -> RunFile | None:
         self._reload_roster()
@@ -261,6 +274,8 @@ class Daemon:
                 self._membership.reload()
             else:
                 self._service.reload_roster()
+        except ReplacedError:
+            raise
         except ShoalError as error:
             self._say_once(f"roster file refused: {error}", hint=error.hint)
 
@@ -375,6 +390,8 @@ class Daemon:
                 self._presences.take(message, time.monotonic())
         except LaterKindError as error:
             LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
+        except ReplacedError:
+            raise
         except ShoalError as error:
             if isinstance(error, FalseMessageError):
                 self._watch.devices.refused(error.device, str(error))

@@ -12,8 +12,9 @@ from crypto.seal.identity import fingerprint
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import AGGREGATOR_ROLE
+from shoal.membership.roster import ReplacedError
 from shoal.protocol import channels
-from shoal.protocol.documents import AggregatorGrant, Member, RunPlan
+from shoal.protocol.documents import AggregatorGrant, Member, Roster, RunPlan
 from shoal.util.files import private_directory
 
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
@@ -49,14 +50,21 @@ class AggregatorMembership(Membership[AggregatorGrant]):
 
         Raises:
             NotEnrolledError: the directory holds no membership.
-            UntrustedError: the roster is not the owner's, expired, or names another aggregator.
+            UntrustedError: the roster is not the owner's, or expired.
+            ReplacedError: it names another aggregator.
         """
         super().__init__(directory, AggregatorGrant)
-        if self.roster.aggregator != self.identity.member:
-            raise UntrustedError(
-                f"the roster does not name this aggregator ({fingerprint(self.identity.member)})",
-                hint="shoal-fleet add-aggregator FLEET_DIR CARD, then join with the new grant",
-            )
+
+    def _open(self, data: bytes, least_sequence: int, *, expired: bool = False) -> Roster:
+        """Open a roster as every party does, and check that it names this aggregator.
+
+        Raises:
+            ReplacedError: it names another.
+        """
+        roster = super()._open(data, least_sequence, expired=expired)
+        if roster.aggregator != self.identity.member:
+            raise ReplacedError(roster.sequence, fingerprint(self.identity.member))
+        return roster
 
     def open_from_device(self, member: Member, payload: memoryview, signed: bytes) -> memoryview:
         """Open a device's group envelope with any stored broadcast key; return the plaintext.

@@ -6,26 +6,41 @@ Both are retained, so that they arrive again with every connection; a roster or 
 from __future__ import annotations
 
 import logging
-from typing import Final
+import queue
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import open_from_member, read_head
-from shoal.errors import UntrustedError
+from crypto.seal.envelope import SealError, is_from, open_from_member, read_head
+from crypto.seal.identity import fingerprint
+from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership
 from shoal.membership.grants import OWNER_NAME
-from shoal.membership.roster import RosterForkError
+from shoal.membership.roster import ReplacedError, RosterForkError, read_owner_purpose
 from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Transport
+from shoal.transport.base import Message, Transport
+from shoal.transport.mqtt import MqttTransport
+
+if TYPE_CHECKING:
+    from shoal.address import BrokerAddress
+    from shoal.transport.base import TransportEvent
 
 LOG = logging.getLogger("shoal.aggregator")
+LOOK_S: Final = 1.0
+"""Time for the broker to send the owner's roster, which it retains; a fleet that joined by file has none there."""
 FROM_OWNER: Final = {channel.topic: channel for channel in (channels.OWNER_ROSTER, channels.KEYS)}
 """The owner's channels to the aggregator, by kind of topic."""
 
 
 class GrantInbox:
-    """Applies the owner's newer keys to a membership."""
+    """Applies the owner's newer keys to a membership.
+
+    Attributes:
+        has_seen_roster: the broker has delivered a roster that names the owner as its sender.
+    """
 
     topics: tuple[TopicKind, ...] = (TopicKind.KEYS,)
 
@@ -33,6 +48,7 @@ class GrantInbox:
         self._membership = membership
         self._topics = Topics(membership.fleet)
         self._chunks = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1)
+        self.has_seen_roster = False
 
     def subscribe(self, transport: Transport) -> None:
         """Subscribe to the owner's topics."""
@@ -50,6 +66,7 @@ class GrantInbox:
 
         Raises:
             UntrustedError: not from the owner, not for this aggregator, a rolled back roster or a forked one.
+            ReplacedError: the owner has signed a newer roster for another aggregator: the program must end.
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)
@@ -74,10 +91,18 @@ class GrantInbox:
     def _on_roster(self, transfer: Transfer) -> None:
         member = self._membership
         head, at = read_head(transfer.payload)
-        ours = (head.fleet, head.sender, head.recipient) == (member.fleet, OWNER_NAME, member.identity.name)
-        if not ours or head.purpose.partition("/")[0] != channels.OWNER_ROSTER.stem:
+        found = read_owner_purpose(head.purpose)
+        if found is None or (head.fleet, head.sender) != (member.fleet, OWNER_NAME):
             raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's roster belongs")
-        signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
+        try:
+            signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
+        except SealError as error:
+            # The owner seals each roster to the aggregator that it names. Its signature tells whether it is the owner's.
+            if found[0] > member.roster.sequence and is_from(transfer.payload, head, member.owner_key, transfer.signed):
+                raise ReplacedError(found[0], fingerprint(member.identity.member)) from error
+            raise
+        finally:
+            self.has_seen_roster = True
         try:
             newer = member.adopt(bytes(signed))
         except RosterForkError as error:
@@ -92,3 +117,37 @@ class OwnerInbox(GrantInbox):
     """Applies the owner's newer rosters and keys to the aggregator's membership."""
 
     topics = (TopicKind.OWNER_ROSTER, TopicKind.KEYS)
+
+
+def check_place(membership: Membership[AggregatorGrant], address: BrokerAddress) -> None:
+    """Look at the owner's newest roster on the broker, under a client id of its own; without one return after LOOK_S.
+
+    Args:
+        membership: the aggregator's.
+        address: the broker's.
+
+    Raises:
+        ReplacedError: the owner has put another aggregator in the place of this one.
+        BrokerUnreachableError: no broker answers.
+    """
+    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+    client = f"shoal-{membership.fleet}-aggregator-look-{secrets.token_hex(4)}"
+    transport = MqttTransport(address, client, inbox.put, session_expiry_s=0)
+    mail = OwnerInbox(membership)
+    transport.subscribe(Topics(membership.fleet).filter(TopicKind.OWNER_ROSTER))
+    transport.start(require=True)
+    end_s = time.monotonic() + LOOK_S
+    try:
+        while not mail.has_seen_roster and (left_s := end_s - time.monotonic()) > 0:
+            try:
+                event = inbox.get(timeout=left_s)
+                if isinstance(event, Message):
+                    mail.take(event.topic, event.payload, time.monotonic())
+            except queue.Empty:
+                return
+            except ReplacedError:
+                raise
+            except ShoalError as error:  # the daemon refuses it again, and logs that
+                LOG.debug("refused", extra={"kv": {"reason": error}})
+    finally:
+        transport.close()

@@ -44,6 +44,7 @@ from shoal.transport.retained import RetainedPublisher
 from shoal.util.files import write_atomic
 
 TOLD_FILE: Final = "roster.told"
+LEDGER_FILE: Final = "retained.json"
 LOG = logging.getLogger("shoal.aggregator")
 CONTROL_BYTES: Final = 768
 """Upper bound for the size of a sealed answer without its list of missing chunks."""

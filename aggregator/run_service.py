@@ -25,7 +25,7 @@ from aggregator.membership import AggregatorMembership, FalseMessageError
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import OwnerInbox
-from aggregator.publisher import Publisher
+from aggregator.publisher import LEDGER_FILE, Publisher
 from aggregator.revocations import Revocations
 from aggregator.rounds.duplicates_and_limits import other_head
 from aggregator.rounds.engine import Engine
@@ -63,6 +63,7 @@ from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
+from shoal.membership.roster import ReplacedError
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -174,7 +175,7 @@ class RunService:
         self._again: tuple[EngineState, EngineState] | None = None
         self._again_s = -math.inf
         self._publisher = Publisher(
-            membership.identity, membership.group, transport, directory / "retained.json", workers.intake
+            membership.identity, membership.group, transport, directory / LEDGER_FILE, workers.intake
         )
         self._inbound = Inbound(membership, self._engine, self._store.directory)
         self.uploads = Uploads(
@@ -292,7 +293,11 @@ class RunService:
             self.feed(KeysHeld(member.next.keys_since))
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
-        """Handle one event of the transport; a message that is refused is logged and changes nothing else."""
+        """Handle one event of the transport; a message that is refused is logged and changes nothing else.
+
+        Raises:
+            ReplacedError: the owner has put another aggregator in the place of this one.
+        """
         self._now_s = now_s
         self.watch.connection.on_event(event)
         match event:
@@ -301,6 +306,8 @@ class RunService:
                     self._on_message(topic, payload, retained=retained)
                 except LaterKindError as error:
                     LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
+                except ReplacedError:
+                    raise
                 except ShoalError as error:
                     if isinstance(error, FalseMessageError):
                         self._on_false(error, topic)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.envelope import SealError, is_from, open_from_member, peek_from_group, read_head
+from crypto.seal.signed import peek_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE
@@ -16,15 +18,19 @@ from shoal.membership.plans import open_plan
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
-from shoal.protocol.documents import DeviceGrant, Member, RunPackage
+from shoal.protocol.documents import DeviceGrant, Member, Roster, RosterChange, RunPackage
 from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
+    from crypto.seal.envelope import GroupKey
+    from shoal.protocol.messages import Sealed
 
 REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
 
 
+ROSTERS: Final = (channels.ROSTER.purpose, channels.ROSTER_CHANGE.purpose)
+"""Messages that may come from an aggregator that our roster does not name yet."""
 EARLIER_FILE: Final = "versions.earlier"
 """File with the secrets of key versions before the one in force, for runs that the owner signed under them earlier."""
 MOST_EARLIER: Final = 8
@@ -103,7 +109,8 @@ class DeviceMembership(Membership[DeviceGrant]):
         """Open a message from the aggregator to the fleet; return its purpose and plaintext.
 
         A run package that the owner made with newer secrets puts those in force. Any message under a newer broadcast key
-        makes that the key for our own messages: the next round is under the newer secrets.
+        makes that the key for our own messages: the next round is under the newer secrets. A roster, or a change, may come
+        from an aggregator that the owner has put in the place of ours: see `_from_successor`.
 
         Args:
             payload: a group envelope.
@@ -115,6 +122,9 @@ class DeviceMembership(Membership[DeviceGrant]):
         """
         head, at = read_head(payload)
         sender = aggregator_of(self.roster)
+        if head.purpose in ROSTERS and not is_from(payload, head, sender.sign_key, signed):
+            self.group, plain = self._from_successor(payload, head, at, signed)
+            return head.purpose, plain
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
         group, plain = self.open_under_any(payload, head, at, sender.sign_key, signed)
@@ -123,6 +133,33 @@ class DeviceMembership(Membership[DeviceGrant]):
         if group != self.group:
             self.group = group
         return head.purpose, plain
+
+    def _from_successor(self, payload: memoryview, head: Sealed, at: int, signed: bytes) -> tuple[GroupKey, memoryview]:
+        """Open a roster, or a change, of an aggregator that our roster does not name: the owner may have replaced ours.
+
+        The contents must name their sender as the aggregator, and be sealed under secrets that the owner drew after our roster:
+        the aggregator that was replaced does not have those. Whoever adopts the roster checks that the owner signed it.
+
+        Returns:
+            The key that opened the message, and its plaintext.
+
+        Raises:
+            UntrustedError: it is another party's, or under older secrets.
+        """
+        newer = (grant for grant in (self.grant, *self.later) if grant.keys_since > self.roster.sequence)
+        for group in map(self._broadcast, newer):
+            with suppress(SealError):
+                plain = peek_from_group(group, payload, at)
+                whole = head.purpose == channels.ROSTER.purpose
+                named_ = peek_document(plain, Roster) if whole else decode(plain, RosterChange)
+                sender = named_.aggregator
+                if (
+                    sender is not None
+                    and sender.name == head.sender
+                    and is_from(payload, head, sender.sign_key, signed)
+                ):
+                    return group, plain
+        raise UntrustedError(f"a {head.purpose} of {head.sender!r}, who is not this fleet's aggregator")
 
     def open_from_worker(self, workers: Sequence[Member], payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
         """Open a message from a worker of the run's aggregator to the fleet; return its purpose and plaintext.

@@ -595,6 +595,7 @@ class DeviceRuntime:
 
     def _adopt(self, signed: bytes, change: RosterChange | None = None) -> None:
         member = self._membership
+        before = member.roster.aggregator
         try:
             if member.adopt(signed):
                 LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
@@ -603,7 +604,10 @@ class DeviceRuntime:
                 LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
             raise
         finally:  # also after a refusal: `adopt` may have read a newer roster that was copied here by hand
-            self._tell(io.RosterTaken(change))
+            replaced = member.roster.aggregator != before
+            if replaced:  # the run ends here
+                self._results.save_model(self._now_s, durable=True)
+            self._tell(io.RosterTaken(change, replaced=replaced))
 
     def _apply(self, change: RosterChange) -> None:
         try:

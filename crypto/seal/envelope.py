@@ -223,11 +223,23 @@ def open_from_group(
     Raises:
         SealError: the payload was altered, is under another key, or is not signed by the sender.
     """
+    try:
+        _check_signature(memoryview(data), head.purpose, sender_sign_key, digest)
+    except ShoalError as error:
+        raise SealError from error
+    return peek_from_group(key, data, at)
+
+
+def peek_from_group(key: GroupKey, data: bytes | memoryview, at: int) -> memoryview:
+    """Return the plaintext WITHOUT checking who of the group has sealed it: check `is_from` before it is used.
+
+    Raises:
+        SealError: the payload was altered, or is under another key.
+    """
     view = memoryview(data)
     try:
         if bytes(view[:4]) != GROUP_MAGIC:
             raise WireError("it is sealed to a member, not to a group")
-        _check_signature(view, head.purpose, sender_sign_key, digest)
         nonce, sealed = view[at : at + NONCE_BYTES], view[at + NONCE_BYTES : -SIGNATURE_BYTES]
         return memoryview(key.aead().decrypt(bytes(nonce), sealed, view[:at]))
     except InvalidTag:

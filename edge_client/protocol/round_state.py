@@ -137,7 +137,14 @@ class Reconnected:
     """The connection to the broker is restored; messages in flight may be lost."""
 
 
-Event = Planned | Announced | ModelArrived | Located | WorkDone | WorkFailed | Answered | TimerFired | Reconnected
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run has ended before its time: the owner has replaced its aggregator, and nobody takes the upload."""
+
+
+Event = (
+    Planned | Announced | ModelArrived | Located | WorkDone | WorkFailed | Answered | TimerFired | Reconnected | Ended
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +214,11 @@ class RunDone:
 Do = Follow | Locate | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
 Transition = tuple[RoundState, tuple[Do, ...]]
 
-_DROPPED: Final[Mapping[type[Event], str]] = {Announced: "next round without an assignment", Planned: "newer plan"}
+_DROPPED: Final[Mapping[type[Event], str]] = {
+    Announced: "next round without an assignment",
+    Planned: "newer plan",
+    Ended: "aggregator replaced",
+}
 TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = MappingProxyType(
     {
         (Stage.IDLE, Stage.FETCHING): {Announced: "round with an assignment"},
@@ -252,6 +263,11 @@ def step(state: RoundState, event: Event) -> Transition:
             return state, ()
         case Answered(control):
             return _answered(state, control)
+        case Ended():
+            state = dataclasses.replace(
+                state, announcement=None, assignment=None, stage=Stage.IDLE, done=True, refused=False
+            )
+            return dataclasses.replace(state, models={}), (CancelWork(), ClearTimer(), Follow(()))
         case TimerFired() | Reconnected():
             if state.stage is not Stage.SENDING:
                 return state, ()

@@ -275,10 +275,13 @@ class DeviceSession:
                 session, reminded = self._in_round(rounds.Reconnected(), facts)
                 session, present = session._connected(facts)
                 return session, (*reminded, *present)
-            case io.RosterTaken(change):
+            case io.RosterTaken(change, replaced):
                 roster, over = self.roster.taken(change, facts)
-                stop = (rounds.CancelWork(),) if roster.revoked else ()
-                return dataclasses.replace(self, roster=roster), (*over, *stop)
+                session = dataclasses.replace(self, roster=roster)
+                if replaced and not roster.revoked:
+                    session, ended = session._replaced(facts)
+                    return session, (*over, *ended)
+                return session, (*over, *((rounds.CancelWork(),) if roster.revoked else ()))
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
                 roster, again = self.roster.keys_changed()
@@ -394,6 +397,16 @@ class DeviceSession:
         if waiting is None:
             return self, ()
         return dataclasses.replace(self, waiting=None)._announced(waiting, facts)
+
+    def _replaced(self, facts: Facts) -> Steps:
+        """End the run of an aggregator that the owner has replaced, and ask for what the new one has published."""
+        session = dataclasses.replace(self, latest=None, waiting=None, unchecked=None, late=None, notice=None)
+        session, ended = session._in_round(rounds.Ended(), facts)
+        run = "-" if self.plan is None else self.plan.run
+        line = io.Log(
+            "warning", "the owner has replaced the aggregator: the run ends here, with its newest model", {"run": run}
+        )
+        return session, (line, *ended, *RETAINED)
 
     def _begins_late(self, announcement: Announcement, labels: tuple[str, ...]) -> Steps:
         session, done = self._followed(tuple(sorted(labels)))

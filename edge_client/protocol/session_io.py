@@ -81,9 +81,15 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class RosterTaken:
-    """A roster was adopted or refused; ``change`` is the change that it was made from, None for a whole roster."""
+    """A roster was adopted or refused.
+
+    Attributes:
+        change: the change that it was made from; None for a whole roster.
+        replaced: it names another aggregator than the roster before.
+    """
 
     change: RosterChange | None = None
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

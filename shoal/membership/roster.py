@@ -26,6 +26,20 @@ class RosterForkError(UntrustedError):
         super().__init__(f"two different rosters of sequence {sequence}, both signed by the owner", hint=FORK_HINT)
 
 
+class ReplacedError(UntrustedError):
+    """The owner has put another aggregator in the place of this one, whose keys are of no use any more."""
+
+    def __init__(self, sequence: int, print_: str) -> None:
+        super().__init__(
+            f"roster {sequence} does not name this aggregator ({print_}): the owner has put another one in its place",
+            hint=REPLACED_HINT,
+        )
+
+
+REPLACED_HINT: Final = (
+    "keep this program off. To make this machine the aggregator again: shoal-aggregator init in a new directory, and "
+    "shoal-fleet replace-aggregator FLEET_DIR CARD on the owner's machine"
+)
 EXPIRED_HINT: Final = (
     "is this machine's clock right? if so, the owner runs `shoal-fleet renew` and `shoal-fleet publish`"
 )

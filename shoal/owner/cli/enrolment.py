@@ -202,6 +202,44 @@ def _note_too_few(fleet: FleetDirectory) -> None:
         )
 
 
+def replace_aggregator(
+    directory: Directory,
+    card: Annotated[
+        Path, typer.Argument(help="The card of the new aggregator, from init.", exists=True, dir_okay=False)
+    ],
+    fingerprint: Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")] = "",
+    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Put a new aggregator in the place of one whose machine or directory is lost; prints the grant to carry to it.
+
+    Signs a roster that names the new one, and draws new secrets. Devices go over to it by themselves, also those that come back
+    weeks later, and nobody takes the old one's messages any more. The run in progress ends: each device keeps its newest model.
+    Again with the same card it publishes again.
+    """
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    grant = fleet.replace_aggregator(card.read_bytes(), fingerprint)
+    made = {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence}
+    if not json:
+        say(str(grant))
+    if offline:
+        note(f"next: shoal-fleet replace-aggregator {directory} {card} again, which publishes it")
+    else:
+        _publish_signed(
+            fleet, ca, cert, key, again=f"replace-aggregator {directory} {card}", replaced=fleet.users.last_replaced
+        )
+    if json:
+        say_json({**made, "published": not offline})
+    broker_users(fleet, "accepts the new aggregator and shuts the old one out", published=True)
+    note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}, then shoal-aggregator serve DIR")
+    note("then start a run: the one in progress has ended, and its devices keep their newest models")
+
+
 def rotate(
     directory: Directory,
     offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
@@ -320,15 +358,20 @@ def broker_config(
         note("warning: the fleet's broker address begins with mqtt://: passwords are sent unencrypted")
 
 
-def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+def _publish_signed(
+    fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None, *, again: str = "", replaced: str = ""
+) -> None:
+    """Publish what was signed just now; ``again`` is the command that does so later, and ``replaced`` as in `publish`."""
     from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
 
     try:
         with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
-            connection.publish()
+            connection.publish(replaced)
     except ShoalError as error:
-        _add_hint(error, f"it is signed and stored: shoal-fleet publish {fleet.path} when the broker is back")
+        _add_hint(
+            error, f"it is signed and stored: shoal-fleet {again or f'publish {fleet.path}'} when the broker is back"
+        )
         raise
 
 
@@ -390,4 +433,5 @@ def register(app: typer.Typer) -> None:
     app.command("token", hidden=True)(invite)
     for command in (invite, devices, approve, revoke, rotate, publish):
         app.command()(command)
+    app.command("replace-aggregator")(replace_aggregator)
     app.command("broker-config")(broker_config)

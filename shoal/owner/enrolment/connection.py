@@ -130,8 +130,11 @@ class OwnerConnection:
             update_users(self._fleet, self._tls, admitted=[pending[each].name for each in wanted if each in pending])
             return self.registrar.approve_all(wanted, int(time.time()))
 
-    def publish(self) -> None:
+    def publish(self, replaced: str = "") -> None:
         """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.
+
+        Args:
+            replaced: name of the aggregator that was replaced, whose user at the broker the new one's takes the place of.
 
         Raises:
             BrokerUnreachableError, TakenOverError: as `flush`.
@@ -145,6 +148,10 @@ class OwnerConnection:
             self.registrar.publish_keys()
             self.flush()
             roster = self._fleet.roster
+            if replaced and roster.aggregator is not None:
+                # Two batches: the new one may have the name of the old.
+                update_users(self._fleet, self._tls, removed=[replaced])
+                update_users(self._fleet, self._tls, admitted=[roster.aggregator.name])
             # After the roster, so that a revoked device can still read that it is.
             update_users(self._fleet, self._tls, admitted=list(roster.active()), removed=roster.revoked)
 

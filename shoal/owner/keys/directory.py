@@ -366,18 +366,53 @@ class FleetDirectory:
             UntrustedError: the card is not an aggregator's, or does not have the expected fingerprint.
             ConfigError: the fleet has another aggregator, or the name is reserved.
         """
-        card = self._checked(card_bytes, AGGREGATOR_ROLE, expected_fingerprint)
-        if card.member.name in (OWNER_NAME, ENROL_USER):
-            raise ConfigError(f"an aggregator can't be called {card.member.name!r}", hint="init it with another name")
+        card = self._aggregator_card(card_bytes, expected_fingerprint)
         with self.changing():
             if self.roster.aggregator is None:
                 self._sign(aggregator=card.member)
             elif self.roster.aggregator != card.member:
                 raise ConfigError(
                     f"the fleet has an aggregator already ({fingerprint(self.roster.aggregator)})",
-                    hint="a fleet keeps one aggregator; make a new fleet to change it",
+                    hint="shoal-fleet replace-aggregator puts another one in its place, if its machine or directory is lost",
                 )
             return self._write_grant(card)
+
+    def replace_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Put another aggregator in the place of the fleet's, under new secrets, and return the path of its grant.
+
+        The keys of the one before are never accepted again, and its user at the broker gets another password. Again with the
+        same card it only writes the grant.
+
+        Raises:
+            UntrustedError: as `add_aggregator`, or the card is of an aggregator that was replaced before.
+            ConfigError: the fleet has no aggregator yet, or another party has the name.
+        """
+        card = self._aggregator_card(card_bytes, expected_fingerprint)
+        name = card.member.name
+        with self.changing():
+            before = self.roster.aggregator
+            if before is None:
+                raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator DIR CARD")
+            if card.member == before:
+                return self._write_grant(card)
+            if self.users.is_replaced(fingerprint(card.member)):
+                raise UntrustedError(
+                    f"this aggregator ({fingerprint(card.member)}) was replaced before, and its keys are never taken again",
+                    hint="make new ones in a new directory: shoal-aggregator init DIR",
+                )
+            if name in {member.name for member in (*self.roster.devices, *self.workers)}:
+                raise ConfigError(f"another party of the fleet is called {name!r}", hint="init it with another name")
+            # First: after a crash in between, the same call goes on from here.
+            self.users.replace(before.name, fingerprint(before))
+            self._grant_path(before.name).unlink(missing_ok=True)
+            self._draw_secrets(self.receiving.advanced(self.roster.active()), aggregator=card.member)
+            return self._write_grant(card)
+
+    def _aggregator_card(self, data: bytes, expected: str) -> Card:
+        card = self._checked(data, AGGREGATOR_ROLE, expected)
+        if card.member.name in (OWNER_NAME, ENROL_USER):
+            raise ConfigError(f"an aggregator can't be called {card.member.name!r}", hint="init it with another name")
+        return card
 
     @property
     def workers(self) -> tuple[Member, ...]:

@@ -1,0 +1,125 @@
+"""The server burns with the aggregator's directory while a run is under way, as real programs: the owner replaces it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from aggregator.storage.run_status import read_last_record
+from edge_client.membership import DeviceMembership
+from edge_client.storage.state import DeviceState
+from shoal.errors import UntrustedError
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers import calls
+from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.run_places import LONG_RUN, SLOWLY
+from tests.helpers.tasks import logistic_bundle, samples
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+WAIT_S = 120.0
+OFF = "dev-01"
+
+
+class Scene:
+    """A fleet of real programs, and the owner's commands."""
+
+    def __init__(self, root, stage):
+        self.root, self.stage = root, stage
+
+    def until(self, reached, name="aggregator"):
+        end_s = time.monotonic() + WAIT_S
+        while not reached():
+            assert time.monotonic() < end_s, self.stage.log_of(name).read_text()[-3000:]
+            time.sleep(0.1)
+
+    def call(self, program, *arguments, status=0):
+        done = calls.call(program, list(map(str, arguments)), self.root, {}, "")
+        assert done.status == status, done.out + done.err
+        return done.out + done.err
+
+    def start_device(self, name):
+        return self.stage.start_device(name, self.root / f"{name}.npz")
+
+    def roster_of(self, name):
+        return DeviceMembership(self.stage.device_dir(name)).roster
+
+    def sign(self, rounds):
+        """Let the owner sign a run in its directory, and return its number."""
+        fleet = FleetDirectory(self.stage.fleet.path)
+        bundle = logistic_bundle()
+        options = RunOptions(
+            "fedavg", rounds=rounds, local=LONG_RUN.local, min_contributors=1, quorum=0.5, deadline_s=2.0
+        )
+        plan = make_plan(fleet, bundle, options)
+        write_run(fleet, plan, bundle, np.zeros((1, bundle.length), np.float32))
+        return plan.run
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
+    names = tuple(f"dev-{i:02d}" for i in range(count))
+    for seed, name in enumerate(names):
+        x, y = samples(60, seed=seed)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    with (
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        ForkedStage(tmp_path / "s", broker.url, names, environment=SLOWLY) as stage,
+    ):
+        scene, owner, server = Scene(tmp_path, stage), stage.fleet.path, stage.aggregator_dir
+        bundle = logistic_bundle()
+        first = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
+        stage.start_aggregator()
+        for name in names:
+            scene.start_device(name)
+        scene.until(lambda: stage.closed(first) >= 1)
+        stage.stop(OFF)
+        scene.until(lambda: stage.closed(first) >= 3)
+
+        shutil.copytree(server, tmp_path / "old", ignore=shutil.ignore_patterns("*-wal", "*-shm", "lock"))
+        stage.stop("aggregator", signal.SIGKILL)
+        shutil.rmtree(server)
+        scene.call("shoal-aggregator", "init", server)
+        said = scene.call("shoal-fleet", "add-aggregator", owner, server / "aggregator.card", status=3)
+        assert "replace-aggregator" in said
+        said = scene.call("shoal-fleet", "replace-aggregator", owner, server / "aggregator.card")
+        assert "shoal-aggregator join" in said
+        assert FleetDirectory(owner).roster.sequence == stage.fleet.roster.sequence + 1
+        fleet = FleetDirectory(owner)
+        grant = owner / "grants" / "aggregator.grant"
+        scene.call("shoal-aggregator", "join", server, grant, "--owner", fleet.fingerprint)
+        new = stage.start_aggregator()
+        online = [name for name in names if name != OFF]
+        # Before any run: the new aggregator has said who it is.
+        scene.until(lambda: all(scene.roster_of(n).aggregator == fleet.roster.aggregator for n in online))
+        for name in online:
+            model = DeviceState(stage.device_dir(name)).load_model()
+            assert (model.run, model.round >= 1) == (first, True)
+
+        run = scene.sign(rounds=6)
+        scene.call("shoal-fleet", "run", "start", owner, "--run", run)
+        scene.until(lambda: stage.closed(run) >= 1)
+
+        old = stage._start("old", "aggregator", ["serve", str(tmp_path / "old")])
+        assert old.process.wait(WAIT_S) == UntrustedError.exit_code == 6, old.log.read_text()[-3000:]
+        assert "does not name this aggregator" in old.log.read_text()
+        assert "shoal-fleet replace-aggregator" in old.log.read_text()
+        stage.stop("old")
+
+        scene.start_device(OFF)
+        scene.until(lambda: scene.roster_of(OFF).aggregator == fleet.roster.aggregator, OFF)
+        scene.until(lambda: (read_last_record(server / f"run-{run:06d}") or {}).get("final"))
+        assert new.process.poll() is None
+        scene.until(lambda: all(DeviceState(stage.device_dir(n)).load_model().run == run for n in online))
+        thetas = {DeviceState(stage.device_dir(n)).load_model().theta.tobytes() for n in online}
+        assert len(thetas) == 1

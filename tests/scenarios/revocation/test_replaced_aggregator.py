@@ -1,0 +1,169 @@
+"""The aggregator is lost with its directory in the middle of a run: the owner signs another one into its place."""
+
+import shutil
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.membership import AggregatorMembership
+from crypto.seal.identity import Identity
+from edge_client.membership import DeviceMembership
+from edge_client.protocol.round_state import Stage
+from shoal.errors import ShoalError
+from shoal.membership.directory import KEY_FILE
+from shoal.membership.roster import ReplacedError
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol import channels
+from shoal.simulation.loopback_fleet import draw_origins
+from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish
+from tests.helpers.sessions import hand_over
+
+ASLEEP = "dev-02"
+
+
+def lose_aggregator(fleet, tmp_path, name="aggregator"):
+    """Remove the aggregator's directory after a copy was made, and let the owner replace it; return the copy."""
+    old = tmp_path / "old"
+    shutil.copytree(fleet.stage.aggregator_dir, old)
+    fleet.kill_aggregator()
+    shutil.rmtree(fleet.stage.aggregator_dir)
+    card = aggregators.init(fleet.stage.aggregator_dir, name)
+    grant = fleet.stage.fleet.replace_aggregator(card.read_bytes())
+    aggregators.join(fleet.stage.aggregator_dir, grant.read_bytes(), fleet.stage.fleet.fingerprint)
+    return old
+
+
+def next_run(fleet):
+    """Sign another run of two rounds, carry it to the new aggregator and start that."""
+    chosen = RunOptions(
+        **{
+            "algorithm": "fedavg",
+            "rounds": 2,
+            "local": FULL_BATCH,
+            "seed": 2,
+            "min_contributors": 1,
+            "quorum": 0.5,
+            **options,
+        }
+    )
+    fleet.plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 7), chosen)
+    fleet.revive_aggregator()
+
+
+def aggregator_known_to(fleet, name):
+    return DeviceMembership(fleet.stage.device_dir(name)).roster.aggregator
+
+
+@pytest.mark.parametrize("name", ["aggregator", "aggregator-2"], ids=["same name", "another name"])
+@pytest.mark.parametrize("count", [4, 12])
+def test_devices_go_over_to_the_new_one(tmp_path, name, count):
+    """One of them is off all the time, and all end the new run with one model; the run before ends with its newest."""
+    with make_fleet(tmp_path / "fleet", count=count, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        fleet.kill_device(ASLEEP)
+        fleet.run_until(lambda: fleet.closed() >= 4, 400)
+        lose_aggregator(fleet, tmp_path, name)
+        publish(fleet)
+        first = fleet.plan.run
+        next_run(fleet)
+        fleet.run_until(lambda: fleet.closed() >= 1, 400)
+        online = [each for each in names(count) if each != ASLEEP]
+        for each in online:
+            assert aggregator_known_to(fleet, each) == fleet.stage.fleet.roster.aggregator
+        fleet.revive_device(ASLEEP)
+        fleet.run(600)
+        assert fleet.plan.run > first
+        assert aggregator_known_to(fleet, ASLEEP) == fleet.stage.fleet.roster.aggregator
+        assert len({fleet.model(each).theta.tobytes() for each in online}) == 1
+        assert {fleet.model(each).run for each in online} == {fleet.plan.run}
+
+
+def test_a_device_that_slept_through_a_whole_run_of_the_new_one_takes_part_in_the_next(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
+        fleet.kill_device(ASLEEP)
+        lose_aggregator(fleet, tmp_path)
+        publish(fleet)
+        next_run(fleet)
+        fleet.run(900)
+        fleet.kill_aggregator()
+        fleet.stage.fleet.rotate()
+        publish(fleet)
+        fleet.broker._sessions[fleet.client_id(ASLEEP)].backlog.clear()
+        fleet.revive_device(ASLEEP)
+        next_run(fleet)
+        fleet.run(900)
+        assert any(ASLEEP in record["norms"] for record in fleet.records())
+        assert fleet.model(ASLEEP).run == fleet.plan.run
+
+
+def test_the_run_in_progress_ends_and_its_newest_model_stays(tmp_path):
+    """Also on a device that was training, or waited for an answer."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 3, 60)
+        lose_aggregator(fleet, tmp_path)
+        fleet.run_until(lambda: all(d.runtime.session.round.stage is Stage.SENDING for d in fleet.devices.values()), 60)
+        publish(fleet)
+        next_run(fleet)
+        fleet.run_until(lambda: aggregator_known_to(fleet, ASLEEP) == fleet.stage.fleet.roster.aggregator, 30)
+        held = {name: fleet.model(name) for name in names(4)}
+        assert len({(m.round, m.theta.tobytes()) for m in held.values()}) == 1
+        assert all(m.round >= 3 for m in held.values())
+        fleet.run(600)
+
+
+def test_the_old_one_is_refused_by_devices(tmp_path):
+    """It comes back with its disk, and announces its next round as if nothing had happened."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        announcement = fleet.devices[ASLEEP].runtime.session.latest
+        old = lose_aggregator(fleet, tmp_path)
+        rogue = Identity.load(old / KEY_FILE)
+        publish(fleet)
+        next_run(fleet)
+        fleet.run_until(lambda: fleet.closed() >= 1, 200)
+        run = fleet.plan
+        announce(fleet, announcement, signer=rogue)
+        fleet.settle()
+        assert all(d.runtime.following == run.run for d in fleet.devices.values())
+        fleet.run(600)
+
+
+def test_the_old_one_ends_when_it_sees_the_owners_roster(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=3, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        first = fleet.plan
+        old = lose_aggregator(fleet, tmp_path)
+        publish(fleet)
+        new, fleet.stage.aggregator_dir = fleet.stage.aggregator_dir, old
+        fleet.revive_aggregator()
+        with pytest.raises(ReplacedError, match="does not name this aggregator") as caught:
+            fleet.run_until(lambda: fleet.closed() > 40, 60)
+        assert "init in a new directory" in caught.value.hint
+        fleet.service = None
+        # With the roster carried by hand it ends before it connects.
+        shutil.copy(fleet.stage.fleet.path / "roster.signed", old)
+        with pytest.raises(ReplacedError):
+            AggregatorMembership(old)
+        fleet.stage.aggregator_dir = new
+        fleet.broker.disconnect(fleet.client_id("aggregator"))
+        next_run(fleet)
+        fleet.run(600)
+        assert fleet.plan.run > first.run
+
+
+def test_a_member_can_t_make_itself_the_aggregator(tmp_path):
+    """A device holds the newest broadcast key, and the owner has not signed the roster that it makes."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
+        lose_aggregator(fleet, tmp_path)
+        device = fleet.devices[ASLEEP].runtime
+        roster = device._membership.roster
+        publish(fleet)
+        liar = Identity.load(fleet.stage.device_dir("dev-01") / KEY_FILE)
+        from shoal.protocol.codec import encode
+
+        forged = bytes(64) + encode(__import__("dataclasses").replace(roster, sequence=99, aggregator=liar.member))
+        with pytest.raises(ShoalError):
+            hand_over(device, channels.ROSTER, forged)
+        assert device._membership.roster == roster
