@@ -221,10 +221,10 @@ class RunControl:
                 Outcome.NOT_NOW, f"run {plan.run} was stopped", hint="a stopped run does not go on: sign a new one"
             )
         closed = self._closed(plan)
-        if order.stops and plan.rounds - closed > limits.MAX_SKIPPED_ROUNDS:
+        if order.stops and plan.rounds - closed > limits.MAX_ROUNDS:
             raise UnfulfilledError(
                 Outcome.NOT_NOW,
-                f"run {plan.run} has {plan.rounds - closed} rounds left, and devices skip {limits.MAX_SKIPPED_ROUNDS} at most",
+                f"run {plan.run} has {plan.rounds - closed} rounds left, and devices skip {limits.MAX_ROUNDS} at most",
                 hint="pause it, or take its file out of the aggregator's runs directory; a later run takes its place",
             )
 

@@ -16,11 +16,11 @@ from typing import Final
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError
+from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError, printable
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, load_receiving, make_identity, store_grant
 from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
-from shoal.membership.tokens import make_request, token_id
+from shoal.membership.tokens import make_request, open_refusal, token_id
 from shoal.protocol import channels
 from shoal.protocol.chunking import LaterKindError, split
 from shoal.protocol.documents import DeviceGrant
@@ -101,6 +101,7 @@ class Enrolling:
 
     Attributes:
         granted: whether the owner's grant is stored.
+        refused: the owner's refusal; None without one.
     """
 
     def __init__(self, directory: Path, token: Token, transport: Transport, complain: Callable[[str], None]) -> None:
@@ -116,6 +117,7 @@ class Enrolling:
         self._chunks = Reassembler(channels.GRANT.largest, whole_transfers=1)
         self._request = b""
         self.granted = False
+        self.refused: NotEnrolledError | None = None
 
     def start(self, now_s: int) -> None:
         """Make the request and subscribe to the grant; ``now_s`` is unix seconds."""
@@ -128,7 +130,7 @@ class Enrolling:
             case Connected():
                 (chunk,) = split(self._request, kind=channels.ENROLMENT.kind, round=0)
                 self._transport.publish(self._topics.enrol(self._id), chunk, retain=True)
-            case Message(topic, payload) if payload and not self.granted:
+            case Message(topic, payload) if payload and not self.granted and self.refused is None:
                 try:
                     self._on_message(topic, payload, now_s)
                 except ConfigError:
@@ -144,10 +146,19 @@ class Enrolling:
         parsed = self._topics.parse(topic)
         if parsed.kind is not TopicKind.GRANT or parsed.label != self._id:
             return
-        transfer = self._chunks.add("grant", payload, float(now_s), channels.GRANT.limit())
-        if transfer is not None:
-            store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
-            self.granted = True
+        allowed = {**channels.GRANT.limit(), **channels.REFUSAL.limit()}
+        transfer = self._chunks.add("grant", payload, float(now_s), allowed)
+        if transfer is None:
+            return
+        if transfer.kind is channels.REFUSAL.kind:
+            refusal = open_refusal(transfer.payload, self._token, self._identity.member)
+            reason, hint = printable(refusal.reason), printable(refusal.hint)
+            self.refused = NotEnrolledError(f"the owner has refused this device: {reason}", hint=hint)
+            # Or the request would wait for the owner once more.
+            self._transport.publish(self._topics.enrol(self._id), b"", retain=True)
+            return
+        store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
+        self.granted = True
 
     def _checked(self, data: bytes, now_s: int) -> DeviceGrant:
         """Return the grant if it is from the owner that the token pins.
@@ -180,7 +191,7 @@ def enrol(
         ConfigError: the grant can't be stored: the disk is full, or another program uses ``directory``.
         BrokerUnreachableError: no broker answers at the token's address.
         NotEnrolledError: no grant arrived within ``timeout_s`` seconds, and a later call with the same token continues the
-            wait; or the token has expired.
+            wait; or the token has expired; or the owner has refused the request.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
     address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
@@ -206,6 +217,8 @@ def enrol(
             if isinstance(event, TakenOver):
                 raise UntrustedError("another device asks with the same line", hint="each device needs its own line")
             enrolling.on_event(event, int(time.time()))
+            if enrolling.refused is not None:
+                raise enrolling.refused
     finally:
         transport.close()
     return DeviceMembership(directory)

@@ -119,6 +119,11 @@ class DataError(TaskError):
     """A data file is missing, malformed or does not fit the task."""
 
 
+def printable(text: str) -> str:
+    """Return a text with a question mark for each character that could control a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def reason_of(error: BaseException) -> str:
     """Return the text of an error followed by that of its cause, unless it ends with that already. Neither part is empty."""
     text, cause = text_of(error), error.__cause__

@@ -91,8 +91,12 @@ REASSEMBLY_MEMORY_BYTES are in memory."""
 MAX_ANSWER_BYTES: Final = 16 << 20
 """Largest sealed answer to the owner: the status of a fleet of MAX_DEVICES would take more, and is cut."""
 
-MAX_SKIPPED_ROUNDS: Final = 100_000
-"""Most rounds, or runs, of a key chain that are skipped at once; each costs some 5 microseconds."""
+MAX_ROUNDS: Final = 100_000
+"""Most rounds of a run that the owner signs."""
+
+MAX_SKIPPED_ROUNDS: Final = MAX_ROUNDS + 1
+"""Most rounds, or runs, of a key chain that are skipped at once: from round 0 to the final round of the longest run. Each costs
+some 5 microseconds."""
 
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from aggregator.status.record import FleetStatus, Problem
 from shoal import limits
-from shoal.errors import DocumentError, WireError
+from shoal.errors import DocumentError, WireError, printable
 from shoal.util.state_codec import decode_state, encode_state
 
 QUEUED: Final = "queued"
@@ -159,11 +159,6 @@ def decoded(kind: type[D], data: bytes | memoryview) -> D:
         raise WireError(f"the aggregator's answer is malformed: {error}") from error
     cleaned: D = _clean(page)
     return cleaned
-
-
-def printable(text: str) -> str:
-    """Return a text with a question mark for each character that could control a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _clean(value: Any) -> Any:

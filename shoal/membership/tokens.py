@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head, seal_to_group
-from crypto.seal.identity import Identity
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, make_card, open_card
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import Card, ReceivingKeys
-from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from shoal.protocol.documents import Card, Member, ReceivingKeys
+from shoal.protocol.enrolment import MAX_REASON_BYTES, EnrolRefusal, EnrolRequest, EnrolStatement, Token
 
 TOKEN_SECRET_BYTES: Final = 16
 PROOF_BYTES: Final = 32
@@ -117,6 +118,29 @@ def peek_request(data: bytes | memoryview) -> EnrolRequest:
         WireError: the bytes are no request.
     """
     return decode(data, EnrolRequest)
+
+
+def make_refusal(owner: Identity, fleet: str, token: str, member: Member, error: ShoalError) -> bytes:
+    """Return the owner's signed refusal of the request that ``member`` made under the token with the id ``token``."""
+    reason, hint = (text.encode()[:MAX_REASON_BYTES].decode(errors="ignore") for text in (str(error), error.hint))
+    refusal = EnrolRefusal(
+        owner=owner.member, fleet=fleet, token=token, device=fingerprint(member), reason=reason, hint=hint
+    )
+    return sign_document(owner, refusal)
+
+
+def open_refusal(data: bytes | memoryview, token: Token, member: Member) -> EnrolRefusal:
+    """Return the refusal of the request that ``member`` has made with ``token``, after checking that the owner signed it.
+
+    Raises:
+        UntrustedError: the line pins another owner, or the refusal is of another request.
+        WireError: the bytes are no refusal.
+    """
+    claimed = peek_document(data, EnrolRefusal)
+    wanted = (token.owner, token.fleet, token_id(token.secret), fingerprint(member))
+    if (fingerprint(claimed.owner), claimed.fleet, claimed.token, claimed.device) != wanted:
+        raise UntrustedError("a refusal of another request, or of another owner than the enrolment line names")
+    return open_document(data, EnrolRefusal, claimed.owner.sign_key)
 
 
 def _key(token: Token) -> GroupKey:

@@ -453,6 +453,19 @@ GRANT: Final = Channel(
     recipients=(Party.NEWCOMER,),
     largest=limits.MAX_GRANT_BYTES,
 )
+REFUSAL: Final = Channel(
+    name="refusal of a request",
+    topic=TopicKind.GRANT,
+    kind=ChunkKind.REFUSAL,
+    sender=Party.OWNER,
+    receivers=(Party.NEWCOMER,),
+    message="signed EnrolRefusal",
+    seal=Seal.SIGNED,
+    purpose="document/EnrolRefusal",
+    recipients=(Party.NEWCOMER,),
+    largest=limits.MAX_NOTE_BYTES,
+    retained=False,
+)
 OWNER_ROSTER: Final = Channel(
     name="roster, from the owner",
     topic=TopicKind.OWNER_ROSTER,
@@ -520,6 +533,7 @@ CHANNELS: Final = (
     RECEIVING,
     ENROLMENT,
     GRANT,
+    REFUSAL,
     OWNER_ROSTER,
     REQUEST,
     ANSWER,

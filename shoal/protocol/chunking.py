@@ -72,6 +72,7 @@ class ChunkKind(IntEnum):
     REPORT = 22
     ORDER = 23
     DONE = 24
+    REFUSAL = 128
     ROUND_AGAIN = 160
 
 

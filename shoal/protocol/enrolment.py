@@ -16,6 +16,8 @@ from shoal.protocol.documents import Member, require_name
 LINE_PREFIX: Final = "shoal1-"
 CHECK_BYTES: Final = 4
 MAX_LINE_CHARS: Final = 4096
+MAX_REASON_BYTES: Final = 512
+"""Longest text in a refusal: two of them fit one chunk."""
 _HINT: Final = "copy the whole line that `shoal-fleet invite` printed"
 
 
@@ -56,6 +58,31 @@ class EnrolStatement:
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
+
+
+@message(151)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolRefusal:
+    """The owner's refusal of a request, in clear: the new device has no key to open it with.
+
+    Attributes:
+        owner: who signs it; the line has the fingerprint.
+        token: the token's id; device: fingerprint of the keys that asked.
+        reason, hint: for people, at most MAX_REASON_BYTES each.
+    """
+
+    owner: Member
+    fleet: str
+    token: str
+    device: str
+    reason: str
+    hint: str
+    later: LaterFields = ()
+
+    def __post_init__(self) -> None:
+        require_name(self.fleet, "fleet name")
+        if max(len(self.reason.encode()), len(self.hint.encode())) > MAX_REASON_BYTES:
+            raise WireError(f"a refusal with a text of over {MAX_REASON_BYTES} bytes")
 
 
 @message(22)

@@ -16,11 +16,13 @@ from shoal.util.console import counted, note, say, say_json
 from shoal.util.times import second
 
 if TYPE_CHECKING:
-    from shoal.owner.enrolment.admission import Registrar
+    from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.keys.directory import FleetDirectory
 
 MOST_INVITED = 10_000
 """Most lines of one call."""
+MOST_LISTED = 10
+"""Refused requests that `approve` prints."""
 
 Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0.1, max=3600)]
 
@@ -103,7 +105,7 @@ def approve(
         typer.Option(
             "--all-invited",
             help="Approve each pending device that used one of this owner's lines, without comparing fingerprints: anyone "
-            "who got hold of a line is enrolled.",
+            "who got hold of a line is enrolled. Requests that can't be approved are listed and refused, and their devices end.",
         ),
     ] = False,
     wait: Wait = 10.0,
@@ -130,13 +132,14 @@ def approve(
         registrar = connection.registrar
         if all_invited:
             connection.listen(wait, lambda: bool(registrar.pending))
+            registrar.refuse_unfit(int(time.time()))
             wanted = sorted(registrar.pending, key=lambda f: registrar.pending[f].name)
-            if not wanted:
-                raise NotReadyError("no invited device waits for approval", hint="on the device: shoal-edge enrol DIR")
         else:
             connection.listen(wait, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
-        for refused in registrar.refused.values():
-            note(f"refused {refused.name}: {refused.reason}")
+        _note_refused(registrar)
+        if not wanted:
+            connection.flush()
+            raise NotReadyError("no invited device can be approved", hint="on the device: shoal-edge enrol DIR")
         try:
             members = connection.approve(wanted)
         except ShoalError as error:
@@ -146,7 +149,8 @@ def approve(
             raise
     enrolled = [{"name": member.name, "fingerprint": print_} for member, print_ in zip(members, wanted, strict=True)]
     if json:
-        say_json({"fleet": fleet.name, "roster": fleet.roster.sequence, "devices": enrolled})
+        refused = [_refused(r) for r in registrar.refused.values()]
+        say_json({"fleet": fleet.name, "roster": fleet.roster.sequence, "devices": enrolled, "refused": refused})
     else:
         for device in enrolled:
             say(f"{device['name']} {device['fingerprint']}")
@@ -154,6 +158,42 @@ def approve(
         note(f"{drawn_for(fleet, len(members))}: published at the broker")
     names = ", ".join(member.name for member in members)
     broker_users(fleet, f"accepts {names}, unless --device named it before", published=True)
+
+
+def _note_refused(registrar: Registrar) -> None:
+    """Print the refused requests; strangers may have made any number of them."""
+    refused = list(registrar.refused.values())
+    for each in refused[:MOST_LISTED]:
+        note(f"refused {each.name}, token {each.token}: {each.reason}{f'; {each.hint}' if each.hint else ''}")
+    if len(refused) > MOST_LISTED:
+        note(
+            f"refused {len(refused) - MOST_LISTED} more: `shoal-fleet devices DIR` lists them, and --clear removes them"
+        )
+
+
+def reject(
+    directory: Directory,
+    request: Annotated[str, typer.Argument(help="Fingerprint, name or token of the request, as `devices` lists it.")],
+    wait: Wait = 10.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
+    from shoal.owner.broker.address import Tls
+    from shoal.owner.enrolment.connection import OwnerConnection
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+        connection.listen(wait, lambda: connection.registrar.knows(request.strip()))
+        name = connection.registrar.reject(request.strip())
+        connection.flush()
+    if json:
+        say_json({"rejected": name})
+    else:
+        say(f"{name} rejected")
 
 
 def revoke(
@@ -402,14 +442,15 @@ def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
             }
             for r in sorted(registrar.pending.values(), key=lambda r: r.name)
         ],
-        "refused": [
-            {"name": r.name, "token": r.token, "reason": r.reason}
-            for r in sorted(registrar.refused.values(), key=lambda r: r.token)
-        ],
+        "refused": [_refused(r) for r in sorted(registrar.refused.values(), key=lambda r: r.token)],
         "devices": [
             {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
         ],
     }
+
+
+def _refused(request: Refused) -> dict[str, str]:
+    return {"name": request.name, "token": request.token, "reason": request.reason, "hint": request.hint}
 
 
 def _asked(request: dict[str, Any]) -> tuple[str, str]:
@@ -431,7 +472,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
     app.command("token", hidden=True)(invite)
-    for command in (invite, devices, approve, revoke, rotate, publish):
+    for command in (invite, devices, approve, reject, revoke, rotate, publish):
         app.command()(command)
     app.command("replace-aggregator")(replace_aggregator)
     app.command("broker-config")(broker_config)

@@ -100,9 +100,9 @@ def start(
             "values."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = (
-        defaults.DEFAULT_ROUNDS
-    ),
+    rounds: Annotated[
+        int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=limits.MAX_ROUNDS)
+    ] = (defaults.DEFAULT_ROUNDS),
     mode: Annotated[
         str,
         typer.Option(

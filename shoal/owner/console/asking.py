@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from aggregator.status.answers import printable
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from shoal.errors import (
     ConfigError,
@@ -18,6 +17,7 @@ from shoal.errors import (
     StorageError,
     UntrustedError,
     UsageError,
+    printable,
 )
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.console.numbers import RequestNumbers

@@ -7,25 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from crypto.seal.envelope import is_from, read_head, seal_message_to_member
 from crypto.seal.identity import fingerprint
 from crypto.seal.signed import peek_document
 from shoal import limits
-from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
+from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
 from shoal.membership.roster import FORK_HINT, digest_of, owner_purpose, read_owner_purpose
-from shoal.membership.tokens import Asked, open_request, peek_request
+from shoal.membership.tokens import Asked, make_refusal, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
-from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.directory import OTHER_NAME_HINT, FleetDirectory
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
+from shoal.protocol.chunking import split
 from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
 from shoal.protocol.messages import Sealed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
+
+REJECTED: Final = "rejected"
+"""Stands in a token's file, where the fingerprint of the device that used it would."""
+REJECTED_REASON: Final = "the owner has rejected a request with this enrolment line"
+LIST_HINT: Final = "`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason"
+NEW_LINE_HINT: Final = "ask the owner for another enrolment line: shoal-fleet invite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +55,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that can't be granted; ``name`` is the unverified name in it."""
+    """A request that can't be granted; ``name`` is the unverified name in it, and ``hint`` for whoever set the device up."""
 
     name: str
     token: str
     reason: str
+    hint: str = ""
+
+
+class RequestError(UntrustedError):
+    """A request proves its token and can't be granted. ``member`` made it, and is told."""
+
+    def __init__(self, member: Member, message: str, *, hint: str = NEW_LINE_HINT) -> None:
+        super().__init__(message, hint=hint)
+        self.member = member
 
 
 def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes | memoryview, now_s: int) -> Request:
@@ -65,21 +82,25 @@ def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes |
         now_s: unix seconds by the owner's clock.
 
     Raises:
-        UntrustedError: the token is unknown, expired or used, or the request does not prove it or is for another fleet.
+        RequestError: the token has expired, was used by another device, or the owner has rejected a request with it.
+        UntrustedError: the token is unknown, or the request does not prove it or is for another fleet.
         WireError: the request is malformed.
     """
     file = tokens.find(token)
     asked: Asked = open_request(data, file.token)
-    print_ = fingerprint(asked.card.member)
+    member = asked.card.member
+    print_ = fingerprint(member)
+    if file.used_by == REJECTED:
+        raise RequestError(member, REJECTED_REASON)
     if file.used_by not in ("", print_):
-        raise UntrustedError(f"the token was used before, by {file.used_by}")
-    answered = bool(file.used_by) and fleet.listed(asked.card.member)
-    if file.used_by and not answered and asked.card.member.name in fleet.roster.revoked:
-        raise UntrustedError(f"device {asked.card.member.name!r} is revoked, and its token was used")
+        raise RequestError(member, f"the token was used before, by {file.used_by}")
+    answered = bool(file.used_by) and fleet.listed(member)
+    if file.used_by and not answered and member.name in fleet.roster.revoked:
+        raise RequestError(member, f"device {member.name!r} is revoked, and its token was used")
     if now_s > file.token.expires_at_s and not answered:
-        raise UntrustedError("the token has expired")
+        raise RequestError(member, "the token has expired")
     return Request(
-        name=asked.card.member.name,
+        name=member.name,
         fingerprint=print_,
         token=token,
         asked_at_s=asked.asked_at_s,
@@ -175,8 +196,10 @@ class Registrar:
             raise
         except ShoalError as error:
             self._chunks.drop(token)
+            if isinstance(error, RequestError):
+                self._refuse(error.member, token, error)
             # Bounded, since anyone who can publish requests can send any number of bad ones.
-            if len(self.refused) < limits.MAX_REQUESTS:
+            elif len(self.refused) < limits.MAX_REQUESTS:
                 self.refused[token] = Refused(name, token, str(error))
             return
         if not request.answered:
@@ -308,7 +331,7 @@ class Registrar:
                 if fingerprint_ not in self.pending and self._listed(fingerprint_) is None:
                     raise UntrustedError(
                         f"no request of fingerprint {fingerprint_} waits on the broker",
-                        hint="`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason",
+                        hint=LIST_HINT,
                     )
             requests = {each: self.pending[each] for each in wanted if each in self.pending}
             self._admit(list(requests.values()), now_s)
@@ -316,11 +339,75 @@ class Registrar:
                 {each: requests[each].token if each in requests else self._tokens.used_by(each) for each in wanted}
             )
 
+    def refuse_unfit(self, now_s: int) -> None:
+        """Refuse the pending requests that can't be approved, and tell their devices why: the other ones stay pending.
+
+        Of two devices with one name the one that says that it asked first stays. The line of a refused request stays valid, for
+        the same device under another name.
+        """
+        names: set[str] = set()
+        with self._fleet.changing():
+            for request in sorted(self.pending.values(), key=lambda r: (r.asked_at_s, r.fingerprint)):
+                try:
+                    self._check(request, now_s)
+                    if request.name in names:
+                        raise ConfigError(f"another device called {request.name!r} asks as well", hint=OTHER_NAME_HINT)
+                    names.add(request.name)
+                except ShoalError as error:
+                    self._refuse(open_card(request.card).member, request.token, error)
+
+    def reject(self, wanted: str) -> str:
+        """Refuse a request for good, tell its device, and return the name in it: its line admits nobody any more.
+
+        Args:
+            wanted: the fingerprint, name or token of a pending request, or the token of a refused one, which is only removed.
+
+        Raises:
+            UsageError: there is no such request, or several devices ask with that name.
+        """
+        found = self._named(wanted)
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} devices called {wanted!r} ask", hint="give a fingerprint")
+        with self._fleet.changing():
+            for request in found:
+                self._tokens.use(request.token, REJECTED)
+                self._refuse(
+                    open_card(request.card).member, request.token, UntrustedError(REJECTED_REASON, hint=NEW_LINE_HINT)
+                )
+                return request.name
+        if wanted not in self.refused:
+            raise UsageError(f"no request of {wanted!r} waits on the broker", hint=LIST_HINT)
+        self._transport.publish(self._topics.enrol(wanted), b"", retain=True)
+        return self.refused[wanted].name
+
+    def knows(self, wanted: str) -> bool:
+        """Return whether `reject` would find a request."""
+        return bool(self._named(wanted)) or wanted in self.refused
+
+    def _named(self, wanted: str) -> list[Request]:
+        return [r for r in self.pending.values() if wanted in (r.fingerprint, r.name, r.token)]
+
+    def _refuse(self, member: Member, token: str, error: ShoalError) -> None:
+        """Tell a device that its request is refused, and remove the request from the broker.
+
+        Not retained: another device may have used the line before, and its grant is retained there. A device that is away asks
+        again when it comes back.
+        """
+        refusal = make_refusal(self._fleet.owner, self._fleet.name, token, member, error)
+        (chunk,) = split(refusal, kind=channels.REFUSAL.kind, round=0)
+        self._transport.publish(self._topics.grant(token), chunk)
+        self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        self.pending.pop(fingerprint(member), None)
+        self.refused[token] = Refused(member.name, token, str(error), error.hint)
+
+    def _check(self, request: Request, now_s: int) -> None:
+        if now_s > self._tokens.find(request.token).token.expires_at_s:
+            raise UntrustedError("the token has expired", hint=NEW_LINE_HINT)
+        self._fleet.check_device(open_card(request.card))
+
     def _admit(self, requests: list[Request], now_s: int) -> None:
         for request in requests:  # all of them before a token is used up
-            if now_s > self._tokens.find(request.token).token.expires_at_s:
-                raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet invite")
-            self._fleet.check_device(open_card(request.card))
+            self._check(request, now_s)
         new = [request for request in requests if not self._fleet.listed(open_card(request.card).member)]
         for request in requests:
             self._tokens.use(request.token, request.fingerprint)

@@ -54,6 +54,10 @@ CHANGE_WAIT_S: Final = 120.0
 """How long one `shoal-fleet` waits while another changes the fleet: writing new grants for 5000 devices that joined by
 file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
+OTHER_NAME_HINT: Final = (
+    "give the device another name, in a new directory: shoal-edge enrol DIR --name NAME, with the same enrolment line; or "
+    "shoal-edge init"
+)
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 RUNS_AFTER_RESTORE: Final = 1000
 """Run numbers that are skipped after a restore, since some may have been used after the backup."""
@@ -293,7 +297,7 @@ class FleetDirectory:
                 if card.member.name in taken:
                     raise ConfigError(
                         f"the fleet has had another device called {card.member.name!r}",
-                        hint="init the device with another name",
+                        hint=OTHER_NAME_HINT,
                     )
                 self.check_name(card.member.name)
                 taken.add(card.member.name)
@@ -342,7 +346,7 @@ class FleetDirectory:
         if listed is not None and not self.listed(card.member):
             raise ConfigError(
                 f"the fleet has had another device called {card.member.name!r}",
-                hint="init the device with another name",
+                hint=OTHER_NAME_HINT,
             )
 
     def check_name(self, name: str) -> None:
@@ -356,7 +360,7 @@ class FleetDirectory:
         if name in DEVICE_RESERVED or (aggregator is not None and name == aggregator.name):
             raise ConfigError(
                 f"a device can't be called {name!r}: another user of the broker has that name",
-                hint="init the device with another name",
+                hint=OTHER_NAME_HINT,
             )
 
     def add_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:

@@ -1,5 +1,6 @@
 """The aggregator is lost with its directory in the middle of a run: the owner signs another one into its place."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from shoal.membership.directory import KEY_FILE
 from shoal.membership.roster import ReplacedError
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
+from shoal.protocol.codec import encode
 from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish
 from tests.helpers.sessions import hand_over
@@ -35,17 +37,7 @@ def lose_aggregator(fleet, tmp_path, name="aggregator"):
 
 def next_run(fleet):
     """Sign another run of two rounds, carry it to the new aggregator and start that."""
-    chosen = RunOptions(
-        **{
-            "algorithm": "fedavg",
-            "rounds": 2,
-            "local": FULL_BATCH,
-            "seed": 2,
-            "min_contributors": 1,
-            "quorum": 0.5,
-            **options,
-        }
-    )
+    chosen = RunOptions("fedavg", rounds=2, local=FULL_BATCH, seed=2, min_contributors=1, quorum=0.5)
     fleet.plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 7), chosen)
     fleet.revive_aggregator()
 
@@ -161,9 +153,7 @@ def test_a_member_can_t_make_itself_the_aggregator(tmp_path):
         roster = device._membership.roster
         publish(fleet)
         liar = Identity.load(fleet.stage.device_dir("dev-01") / KEY_FILE)
-        from shoal.protocol.codec import encode
-
-        forged = bytes(64) + encode(__import__("dataclasses").replace(roster, sequence=99, aggregator=liar.member))
+        forged = bytes(64) + encode(dataclasses.replace(roster, sequence=99, aggregator=liar.member))
         with pytest.raises(ShoalError):
             hand_over(device, channels.ROSTER, forged)
         assert device._membership.roster == roster

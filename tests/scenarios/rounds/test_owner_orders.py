@@ -7,6 +7,8 @@ import pytest
 from aggregator.rounds.phases import RunPhase, phase_of
 from aggregator.status.answers import LogPage, RunList, StatusPage, decoded
 from edge_client.storage.finished_models import FinishedModels
+from shoal import limits
+from shoal.owner.models.files import read_models, write_models
 from shoal.protocol.requests import Outcome, RequestAction
 from tests.helpers.fleets import Wiretap, make_exact_fleet, thetas
 from tests.helpers.owner_models import reader_of
@@ -167,6 +169,18 @@ def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
         assert (found.round, found.missing) == (51, {})
         (model,) = found.models
         assert {model.own.state.theta.tobytes()} == set(thetas(fleet).values())
+
+
+def test_the_longest_run_can_be_stopped_and_its_models_are_had(tmp_path):
+    """Devices and owner skip from its beginning to its final round, whose number is one above the last."""
+    with made(tmp_path, rounds=limits.MAX_ROUNDS, min_contributors=3) as fleet:
+        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
+        order(fleet, STOP)
+        fleet.run(WITHIN_S)
+        found = reader_of(fleet).finished_run()
+        assert (found.round, found.missing) == (limits.MAX_ROUNDS + 1, {})
+        document = write_models(found, fleet.stage.fleet.path, tmp_path / "models")
+        assert read_models(tmp_path / "models", fleet.bundle).keys() == {e["model"] for e in document["models"]}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from aggregator.status import answers
-from aggregator.status.answers import LogPage, RunEntry, RunList, StatusPage, cut, decoded, encoded, printable
+from aggregator.status.answers import LogPage, RunEntry, RunList, StatusPage, cut, decoded, encoded
 from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
-from shoal.errors import WireError
+from shoal.errors import WireError, printable
 
 RUN = RunEntry(run=2, run_id=b"r" * 16, algorithm="cfl", phase="round", round=4, rounds=9)
 DEVICES = tuple(DeviceStatus(name=f"dev-{n}", online=True) for n in range(9))

@@ -11,6 +11,7 @@ from edge_client.protocol.round_state import (
     Answered,
     CancelWork,
     ClearTimer,
+    Ended,
     Follow,
     Locate,
     Located,
@@ -357,7 +358,7 @@ def events_in(state):
     models = [ARRIVED, ModelArrived("cc", b"\2" * 16)]
     located = [Located(own, {}), Located(own, MEANS)]
     plans = [Planned(PLAN), Planned(dataclasses.replace(PLAN, run=2))]
-    return [*map(Announced, ROUNDS), *models, *located, *work, *answers, *plans, TimerFired(), Reconnected()]
+    return [*map(Announced, ROUNDS), *models, *located, *work, *answers, *plans, TimerFired(), Reconnected(), Ended()]
 
 
 def changes_of_stage():
@@ -421,6 +422,17 @@ def test_a_round_whose_states_are_out_of_reach_is_skipped():
     state, _ = step(state, Announced(ROUNDS[0]))
     state, actions = step(state, WorkFailed(state.mark.nonce))
     assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
+
+
+def test_nobody_is_reminded_of_an_upload_whose_aggregator_was_replaced():
+    state, _ = after()
+    for event in (Announced(ROUNDS[0]), Located(ROUNDS[0].nonce, {}), WorkDone(1, 1, ROUNDS[0].nonce, ID)):
+        state, _ = step(state, event)
+    assert state.stage is Stage.SENDING
+    state, actions = step(state, Ended())
+    assert (state.stage, actions) == (Stage.IDLE, (CancelWork(), ClearTimer(), Follow(())))
+    for event in (TimerFired(), Reconnected()):
+        assert step(state, event) == (state, ())
 
 
 def test_the_diagram_shows_every_change_of_stage():

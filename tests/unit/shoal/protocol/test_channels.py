@@ -40,7 +40,7 @@ def test_a_transfer_without_a_channel_is_refused():
 def test_all_of_a_topic_is_sent_and_retained_alike():
     """The broker's access list and the subscriptions go by topic. The owner takes only the checkpoints among the models."""
     for topic in TopicKind:
-        rows = [c for c in CHANNELS if c.topic is topic and c is not channels.CHECKPOINT]
+        rows = [c for c in CHANNELS if c.topic is topic and c not in (channels.CHECKPOINT, channels.REFUSAL)]
         assert len({(c.sender, c.receivers, c.retained) for c in rows}) == 1
     assert (channels.CHECKPOINT.sender, channels.CHECKPOINT.retained) == (channels.MEAN.sender, channels.MEAN.retained)
     assert channels.CHECKPOINT.receivers == (Party.OWNER, *channels.MEAN.receivers)
@@ -134,12 +134,16 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path, monkeypatch):
     scene = Scene(tmp_path)
     scene.broker.faults = tap
     scene.enrol("dev-1")
+    scene.ask(scene.token(), "dev-2")
+    scene.sit().reject("dev-2")
+    scene.broker.pump()
     scene.sit().publish_keys()
     parties = {"enrol": Party.NEWCOMER, "owner": Party.OWNER}
     enrolment = Ledger(lambda client: parties[client.split("-")[0]])
     for passage in tap.heard:
         enrolment.take(passage)
-    assert enrolment.seen == {channels.ENROLMENT, channels.GRANT, channels.OWNER_ROSTER, channels.KEYS}
+    seen = {channels.ENROLMENT, channels.GRANT, channels.REFUSAL, channels.OWNER_ROSTER, channels.KEYS}
+    assert enrolment.seen == seen
 
     # Before the device whose upload is lost sends a reminder.
     monkeypatch.setattr(run_service, "ANNOUNCE_AGAIN_S", 0.5)

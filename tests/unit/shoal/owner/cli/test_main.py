@@ -307,7 +307,8 @@ def test_every_command_is_there():
             "models",
         ),
         *("status", "report", "backup", "restore", "doctor"),
-        *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
+        *("invite", "token", "devices", "approve", "reject", "revoke", "rotate", "publish", "broker-config"),
+        "replace-aggregator",
     }
 
 

@@ -9,9 +9,10 @@ from aggregator import membership as aggregators
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.signed import sign_document
+from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, UntrustedError, WireError
 from shoal.membership import tokens as seal_tokens
-from shoal.membership.grants import make_card, seal_grant
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card, seal_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import ENROLMENT
@@ -35,11 +36,15 @@ def reasons(registrar):
 
 def test_an_expired_token_is_refused(scene):
     """By the owner's clock: when the request is read, and again when it is approved."""
-    scene.ask(scene.token(life_s=60))
-    assert reasons(scene.sit(NOW_S + 61)) == ["the token has expired"]
+    asking = scene.ask(scene.token(life_s=60))
     registrar = scene.sit(NOW_S + 60)
     with pytest.raises(UntrustedError, match="expired"):
         registrar.approve(scene.print_of(), NOW_S + 61)
+    assert asking.refused is None
+    assert reasons(scene.sit(NOW_S + 61)) == ["the token has expired"]
+    scene.broker.pump()
+    assert "the token has expired" in str(asking.refused)
+    assert "another enrolment line" in asking.refused.hint
     assert scene.owner.roster.devices == ()
 
 
@@ -49,10 +54,13 @@ def test_a_token_admits_one_device(scene):
     scene.ask(token)
     scene.sit().approve(scene.print_of(), NOW_S)
     scene.broker.pump()
+    granted = scene.broker.retained[TOPICS.grant(token_id(token.secret))]
     other = scene.ask(token, "dev-2")
     registrar = scene.sit()
     assert registrar.pending == {}
-    assert reasons(registrar) == [f"the token was used before, by {scene.print_of()}"]
+    assert str(other.refused) == f"the owner has refused this device: the token was used before, by {scene.print_of()}"
+    assert scene.broker.retained[TOPICS.grant(token_id(token.secret))] == granted
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     with pytest.raises(UntrustedError, match="no request of fingerprint"):
         registrar.approve(scene.print_of("dev-2"), NOW_S)
     assert not other.granted
@@ -91,10 +99,12 @@ def test_a_replay_does_not_bring_a_revoked_device_back(scene):
     token = scene.token()
     scene.ask(token)
     recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
-    scene.sit().approve(scene.print_of(), NOW_S)
+    registrar = scene.sit()
+    registrar.approve(scene.print_of(), NOW_S)
     scene.owner.revoke("dev-1")
     scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
-    assert reasons(scene.sit()) == ["device 'dev-1' is revoked, and its token was used"]
+    assert reasons(registrar) == ["device 'dev-1' is revoked, and its token was used"]
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     fresh = scene.token()
     scene.leave_request(
         fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S, RECEIVING.public)
@@ -304,12 +314,14 @@ def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
     assert asking.granted
 
 
-def test_a_grant_that_names_another_aggregator_is_refused(scene):
-    """The line pins both."""
-    token = dataclasses.replace(scene.token(), aggregator="aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+def test_a_line_outlasts_the_aggregator_that_it_names(scene):
+    """The owner has replaced it since: its signature says who has its place."""
+    token = scene.token()
+    scene.owner.replace_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
     asking = scene.ask(token)
-    grant = scene.owner.add_device((scene.root / "dev-1" / "dev-1.card").read_bytes()).read_bytes()
-    (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
-    scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
-    assert "names aggregator" in scene.complaints[-1]
-    assert not asking.granted
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    member = DeviceMembership(scene.root / "dev-1")
+    assert fingerprint(member.roster.aggregator) != token.aggregator
+    assert member.roster.aggregator == scene.owner.roster.aggregator

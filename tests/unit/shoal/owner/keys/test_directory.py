@@ -271,10 +271,46 @@ def test_a_fleet_has_one_aggregator_for_good(fleet):
     named = fleet.roster.aggregator
     with pytest.raises(ConfigError, match=f"has an aggregator already .{fingerprint(named)}.") as caught:
         fleet.add_aggregator(newcomer("aggregator", AGGREGATOR_ROLE))
-    assert "make a new fleet" in caught.value.hint
+    assert "replace-aggregator" in caught.value.hint
     with pytest.raises(ConfigError, match="an aggregator can't be called 'owner'"):
         fleet.add_aggregator(newcomer("owner", AGGREGATOR_ROLE))
     assert reopened(fleet).roster.aggregator == named
+
+
+@pytest.mark.parametrize("name", ["aggregator", "harbour"])
+def test_an_aggregator_is_replaced_for_good_under_new_secrets(fleet, devices, name):
+    before, old = fleet.secrets, fleet.roster
+    card = newcomer(name, AGGREGATOR_ROLE)
+    path = fleet.replace_aggregator(card)
+    after = reopened(fleet)
+    assert (path.stem, after.roster.aggregator.name) == (name, name)
+    assert after.roster.keys_since == after.roster.sequence == old.sequence + 1
+    assert (after.roster.devices, after.roster.revoked) == (old.devices, old.revoked)
+    assert after.secrets.broadcast_key != before.broadcast_key
+    assert opened(after, devices["dev-2"]).version_secret == after.secrets.version_secret
+    assert [grant.stem for grant in sorted((fleet.path / GRANTS).iterdir())] == sorted(["dev-1", "dev-2", name])
+    assert after.replace_aggregator(card) == path
+    assert reopened(fleet).roster == after.roster
+
+
+def test_no_aggregator_that_was_replaced_comes_back(fleet):
+    cards = [newcomer("aggregator", AGGREGATOR_ROLE) for _ in range(2)]
+    for card in cards:
+        fleet.replace_aggregator(card)
+    before = fleet.roster
+    with pytest.raises(UntrustedError, match="was replaced before") as caught:
+        fleet.replace_aggregator(cards[0])
+    assert "shoal-aggregator init" in caught.value.hint
+    with pytest.raises(ConfigError, match="another party of the fleet is called 'dev-1'"):
+        fleet.replace_aggregator(newcomer("dev-1", AGGREGATOR_ROLE))
+    assert reopened(fleet).roster == before
+
+
+def test_a_fleet_without_an_aggregator_has_none_to_replace(tmp_path):
+    made = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
+    with pytest.raises(ConfigError, match="no aggregator yet") as caught:
+        made.replace_aggregator(newcomer("aggregator", AGGREGATOR_ROLE))
+    assert "add-aggregator" in caught.value.hint
 
 
 def test_the_aggregators_grant_has_no_secret_of_devices(tmp_path):
