@@ -116,7 +116,7 @@ def test_the_page_lists_every_chunk_kind():
     listed = dict(
         re.findall(
             r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint"
-            r"|request|answer|notice|part|mean_part|job|report|order|done|round_again)\b",
+            r"|request|answer|notice|part|mean_part|job|report|order|done|refusal|round_again)\b",
             PAGE,
         )
     )

@@ -25,8 +25,9 @@ from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
 from edge_client.storage.residual import ResidualHead
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
+from shoal.errors import UntrustedError
 from shoal.membership.roster_delta import roster_change
-from shoal.membership.tokens import make_request
+from shoal.membership.tokens import make_refusal, make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
 from shoal.owner.keys.backup import Backup, BackupFile, LastBackup
 from shoal.owner.keys.receiving import ReceivingFile
@@ -48,7 +49,7 @@ from shoal.protocol.documents import (
     RunPackage,
     RunPlan,
 )
-from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from shoal.protocol.enrolment import EnrolRefusal, EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import (
     Announcement,
     Control,
@@ -161,6 +162,7 @@ class Scene:
                 fleet="demo", owner="o", aggregator="a", token="t", expires_at_s=1, asked_at_s=1, card=self.card
             )
         )
+        refusal = make_refusal(self.owner.owner, "demo", "t", self.newcomer.member, UntrustedError("no", hint="ask"))
         uploads = [
             fleets.open_upload(self.fleet, DEVICE, u)[0] for u in fleets.uploads_of(self.fleet, self.tap, DEVICE)
         ]
@@ -206,6 +208,7 @@ class Scene:
             AggregatorGrant: [encode(AggregatorMembership(self.fleet.stage.aggregator_dir).grant)],
             EnrolRequest: [request],
             EnrolStatement: [statement],
+            EnrolRefusal: [refusal[64:]],
             Token: [encode(self.token)],
             GrantFile: grants,
             Sealed: [encode(Sealed("demo", "upload", DEVICE, "aggregator"))],

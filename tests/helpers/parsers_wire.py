@@ -27,10 +27,10 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
-from shoal.membership.roster import open_roster
+from shoal.membership.roster import open_roster, owner_purpose
 from shoal.membership.roster_delta import apply_change, roster_change
 from shoal.membership.statements import check_certificate
-from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
+from shoal.membership.tokens import _key, _prove, make_refusal, make_request, open_refusal, open_request, token_id
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.models.histories import open_presence
@@ -266,9 +266,12 @@ def _owners(scene):
         )
     )
     (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
+    member, id_ = scene.newcomer.member, token_id(scene.token.secret)
+    refusal = make_refusal(scene.owner.owner, "demo", id_, member, UntrustedError("no", hint="ask"))
     return [
         Parser("owner's enrolment", (topic.encode() + b"|" + chunk,), enrolment),
         Parser("enrolment statement, proven", (statement,), proven),
+        Parser("owner's refusal", (refusal,), lambda d: open_refusal(d, scene.token, scene.newcomer.member)),
         Parser("owner's presence", (encode(Presence("demo", DEVICE, 1, True, head=made.HEAD)),), presence),
     ]
 
@@ -327,8 +330,10 @@ def _aggregators(scene):
     membership = AggregatorMembership(scene.fleet.stage.aggregator_dir)
     mail = OwnerInbox(membership)
     topics = Topics("demo")
-    head = Sealed("demo", "roster", OWNER_NAME, membership.identity.name)
-    roster = seal_to_member(scene.owner.owner, membership.identity.member.seal_key, head, scene.owner.roster_bytes)
+    signed = scene.owner.roster_bytes
+    purpose = owner_purpose(scene.owner.roster.sequence, signed)
+    head = Sealed("demo", purpose, OWNER_NAME, membership.identity.name)
+    roster = seal_to_member(scene.owner.owner, membership.identity.member.seal_key, head, signed)
     (letter,) = split(roster, kind=ChunkKind.ROSTER, round=0)
     service = scene.fleet.service
     sent = [pair for d in scene.fleet.stage.devices for pair in scene.passages(Hop.UP, d)]
