@@ -79,6 +79,18 @@ def test_all_devices_have_the_scale_of_the_fleet_in_every_mode(tmp_path, mode):
         assert np.abs(off).max() < 1e-3
 
 
+@pytest.mark.parametrize(("shards", "changes"), [(2, {}), (1, {"norm_noise": 0.05, "weighting": "uniform"})])
+def test_workers_noise_and_uniform_weights_leave_the_fleet_one_scale(tmp_path, shards, changes):
+    with LoopbackFleet(
+        tmp_path, logistic_bundle(classes=100, data=DATA), data(), options(**changes), shards=shards
+    ) as fleet:
+        fleet.run(LIMIT_S)
+        (scale,) = set(scales(fleet).values())
+        assert fleet.finished
+        assert (fleet.plan.wire, scale.doubted) == (2, ())
+        np.testing.assert_allclose(scale.deviations, expected(fleet).deviations, rtol=0.05)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
