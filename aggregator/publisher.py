@@ -171,7 +171,7 @@ class Publisher:
 
     def _topics_of(self, held: RoundModels) -> set[str]:
         labels = [mean.label for step in held.steps for mean in step.means]
-        labels += [checkpoint.label for checkpoint in held.checkpoints]
+        labels += [*(checkpoint.label for checkpoint in held.checkpoints), *self._relayed.spare_labels]
         return {self._topics.model(label) for label in labels}
 
     def _clear_all_but(self, keep: set[str]) -> None:

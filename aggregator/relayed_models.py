@@ -23,6 +23,7 @@ from shoal.protocol.states import (
     RoundModels,
     checkpoint_number,
     mean_number,
+    spare_number,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class RelayedModels:
         self._publish = publish
         self._label = label
         self._sent: dict[_Key, bytes] = {}
+        self.spare_labels: list[str] = []
 
     def clear(self) -> None:
         """Forget what was published: devices with another broadcast key can't open it."""
@@ -76,6 +78,7 @@ class RelayedModels:
         # Two models may be at one state, such as the halves of a split: it is announced once.
         of_state = {c.state: (model, c) for model, c in found.items()}
         refs = tuple(self._checkpoint(run, model, c, current) for _, (model, c) in sorted(of_state.items()))
+        self.spare_labels = [label for model in found for label in self._spares(run, model, held, current)]
         self._sent = {key: transfer for key, transfer in self._sent.items() if key in current}
         return RoundModels(
             key_version=held.key_version,
@@ -85,6 +88,16 @@ class RelayedModels:
             statements=tuple(dict.fromkeys((*held.statements(of_state), *held.history(devices)))),
             transcript=transcript_of(held, run, round_, offers),
         )
+
+    def _spares(self, run: RunPlan, model: int, held: HeldModels, current: set[_Key]) -> Iterable[str]:
+        """Publish the spare checkpoints of a model, and yield their labels; no announcement names them."""
+        for turn, spare in enumerate(held.spares.get(model, ())):
+            label = self._label(run.run_id, spare_number(model, turn))
+            key = (f"spare {turn}", run.run_id, model, spare.round)
+            current.add(key)
+            if key not in self._sent:
+                self._sent[key] = self._publish(channels.CHECKPOINT, spare.data.tobytes(), spare.round, label)
+            yield label
 
     def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
         return RetainedStep(kept.step, tuple(self._mean(run, kept.step.round, mean, current) for mean in kept.means))

@@ -18,7 +18,7 @@ from aggregator.rounds.orders import WORDS
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, members
 from aggregator.rounds.standing_apart import ROUNDS_APART
 from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
-from aggregator.rounds.state import EngineState
+from aggregator.rounds.state import NOT_WAITED_FOR, EngineState
 from aggregator.shortage import Shortage, is_paused, shortage
 from aggregator.strategies.base import STANDS_APART
 from shoal.protocol.documents import RunPlan
@@ -64,7 +64,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.KEYS: "waits for a round under the newer keys",
     DeclineReason.METERED: "its link is metered at this time of day",
 }
-WARNED_OF: Final = frozenset({STANDS_STILL, FLEET_TOO_SMALL})
+WARNED_OF: Final = frozenset({STANDS_STILL, FLEET_TOO_SMALL, NOT_WAITED_FOR})
 """Kinds of events that are logged as warnings."""
 
 

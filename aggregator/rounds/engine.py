@@ -62,6 +62,7 @@ from aggregator.rounds.standing_apart import observed
 from aggregator.rounds.state import (
     EngineState,
     Transition,
+    after_silence,
     on_declined,
     on_offline,
     on_online,
@@ -166,6 +167,7 @@ class Engine:
             apart=metadata.apart,
             news=metadata.news,
             standstill=metadata.standstill,
+            silent=metadata.silent,
         )
         # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
         state, actions = self._open(state, round_, available, waited=True)
@@ -426,6 +428,8 @@ class Engine:
             outcome = dataclasses.replace(
                 outcome, events=(*outcome.events, StrategyEvent(plan.round, FLEET_TOO_SMALL, found))
             )
+        silent, quiet = after_silence(state)
+        outcome = dataclasses.replace(outcome, events=(*outcome.events, *quiet))
         strategy, held = self._settle(state, plan, strategy, agreement, limit)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
         state = dataclasses.replace(
@@ -433,6 +437,7 @@ class Engine:
             strategy=strategy,
             levels=levels,
             apart=apart,
+            silent=silent,
             plan=None,
             contributions=PersistentList(),
             finished=plan.final,

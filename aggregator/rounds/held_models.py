@@ -41,6 +41,7 @@ from shoal.protocol.states import (
     MAX_RETAINED_RECIPES,
     NO_TRANSCRIPT,
     RETAINED_STEPS,
+    SPARE_CHECKPOINTS,
     Offer,
     Recipe,
     SealedCheckpoints,
@@ -162,6 +163,7 @@ class HeldModels:
         certified: model -> its newest checkpoint whose state enough devices have signed.
         pending: model -> a newer one that waits for more statements.
         transcript: the run's transcript before the announcement of the next round.
+        spares: model -> further checkpoints of the final round.
         signed: the statements of the last round in which enough devices signed for a certificate, by device.
         links: encoded TranscriptEntry of each round after that one, at most `MAX_LINKS`.
     """
@@ -177,6 +179,7 @@ class HeldModels:
     certified: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
     pending: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
     transcript: bytes = NO_TRANSCRIPT
+    spares: Mapping[int, tuple[KeptCheckpoint, ...]] = field(default_factory=dict)
     signed: Mapping[str, bytes] = field(default_factory=dict)
     links: tuple[bytes, ...] = ()
 
@@ -402,10 +405,12 @@ def after_round(
         if reason is DeclineReason.STATE:
             named.pop(device, None)
             lacking[device] = round_
-    pending = dict(held.pending)
-    for c in given:
-        if agreement.agrees(c.device) and c.attached:
-            pending |= _attached(c, offers, run, held.key_version)
+    agreeing = [c for c in given if agreement.agrees(c.device) and c.attached]
+    sealed = [pair for c in agreeing for pair in _attached(c, offers, run, held.key_version).items()]
+    pending, spares = {**held.pending, **dict(sealed)}, dict(held.spares)
+    for model, found in sealed if settled is None else ():
+        if found is not pending[model]:
+            spares[model] = (*spares.get(model, ()), found)[:SPARE_CHECKPOINTS]
     evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
     signed, links = held.signed, held.links
     if settled is not None:
@@ -423,6 +428,7 @@ def after_round(
         lacking=lacking,
         evidence=evidence,
         pending=pending,
+        spares=spares,
         # The final round is announced again, with its checkpoints, under the same transcript.
         transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
     )

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Final
 from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, opens_since
 from aggregator.strategies.base import RoundPlan
 from shoal.protocol.messages import FOR_ALL, Assignment, Phase, Share
-from shoal.protocol.states import StateId
+from shoal.protocol.states import SPARE_CHECKPOINTS, StateId
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
 
 CHECKPOINT_EVERY: Final = 10
 """Most rounds between two checkpoints of a model."""
+FINAL_SEALERS: Final = 1 + SPARE_CHECKPOINTS
+"""Devices that seal each model in the final round: two of them may lie or vanish."""
 SEALING_DEVICES: Final = 2
 """Devices that seal each model in a round of checkpoints only: one of them may vanish."""
 
@@ -156,8 +158,11 @@ def sealing(
         if not (every or model in plan.seal or needed):
             continue
         own = [d for d in able if held.trained.get(d) == model] or able
-        if own:
-            ordered.setdefault(own[(plan.round + place) % len(own)], []).append(model)
+        at = (plan.round + place) % len(own) if own else 0
+        # No later round could replace a bad checkpoint of the final one.
+        count = FINAL_SEALERS if plan.final else 1
+        for device in list(dict.fromkeys((*own[at:], *own[:at], *able)))[:count]:
+            ordered.setdefault(device, []).append(model)
     return {
         d: dataclasses.replace(o, seal=tuple(ordered[d])) if d in ordered else o for d, o in plan.assignments.items()
     }

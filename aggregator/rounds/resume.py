@@ -20,6 +20,7 @@ class ResumeMetadata:
         news: events since the last round closed.
         standstill: clusters whose model stands still.
         apart: see `aggregator.rounds.standing_apart`.
+        silent: devices that left rounds unanswered.
     """
 
     key_version: int
@@ -27,3 +28,4 @@ class ResumeMetadata:
     news: tuple[Event, ...] = ()
     standstill: Standstill = field(default_factory=Standstill)
     apart: Standings = field(default_factory=Standings)
+    silent: Mapping[str, int] = field(default_factory=dict)

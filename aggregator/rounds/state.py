@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,11 @@ from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, Outcom
 from aggregator.strategies.robust import Standings
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import DeclineReason, Phase
+
+SILENT_ROUNDS: Final = 3
+"""Rounds in a row that an online device leaves unanswered until rounds wait for it no longer; one upload ends that."""
+NOT_WAITED_FOR: Final = "not-waited-for"
+"""Kind of the event that names such a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class EngineState:
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
         standstill: clusters whose model stands still, see `aggregator.rounds.standstill`.
         apart: devices whose updates stood apart, see `aggregator.rounds.standing_apart`.
+        silent: device -> rounds in a row that it left unanswered, or in which its upload was refused, while online.
         order: the owner's.
     """
 
@@ -92,6 +98,7 @@ class EngineState:
     levels: Levels = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
     apart: Standings = field(default_factory=Standings)
+    silent: Mapping[str, int] = field(default_factory=dict)
     order: Order = Order.GO
 
     @property
@@ -131,20 +138,44 @@ class EngineState:
     def able(self) -> int:
         """Number of the devices asked that can do the round; the quorum is a share of these.
 
-        A device that has declined does not count, nor after the deadline one whose upload was refused: one device must not stop
-        the others.
+        A device that has declined does not count, nor one that has left rounds unanswered, nor after the deadline one whose
+        upload was refused: one device must not stop the others.
         """
-        return self.asked - len(self.unfit) - (len(self.refused) if self.deadline_passed else 0)
+        late = self.deadline_passed
+        counted = [d for d in self.silent if is_silent(self, d) and d not in self.received and _asked(self, d)]
+        gone = (self.unfit, self.lacking, self.removed, *((self.refused,) if late else ()))
+        silent = sum(not any(d in known for known in gone) for d in counted)
+        return self.asked - len(self.unfit) - (len(self.refused) if late else 0) - silent
 
     @property
     def resume_metadata(self) -> ResumeMetadata:
         """Data that `Engine.resume` needs besides the strategy's state."""
-        return ResumeMetadata(self.held.key_version, self.levels, self.news, self.standstill, self.apart)
+        return ResumeMetadata(
+            self.held.key_version, self.levels, self.news, self.standstill, apart=self.apart, silent=self.silent
+        )
 
 
 def too_late(state: EngineState) -> str:
     """Return why an upload to a round that is not open is refused."""
     return "the run is over" if state.finished else "the round is not open"
+
+
+def is_silent(state: EngineState, device: str) -> bool:
+    """Return whether the run does not wait for a device that left so many rounds unanswered; its upload counts if it comes."""
+    return state.silent.get(device, 0) >= SILENT_ROUNDS
+
+
+def after_silence(state: EngineState) -> tuple[dict[str, int], tuple[Event, ...]]:
+    """Return `EngineState.silent` after the open round, and an event for each device that it waits for no longer."""
+    silent, named = dict(state.silent), []
+    for device in () if state.plan is None else state.plan.assignments:
+        if device in state.received or state.declined.get(device, DeclineReason.UPLOAD) is not DeclineReason.UPLOAD:
+            silent.pop(device, None)
+        elif device in state.online:
+            silent[device] = silent.get(device, 0) + 1
+            if silent[device] == SILENT_ROUNDS:
+                named.append(Event(state.round, NOT_WAITED_FOR, {"device": device, "rounds": SILENT_ROUNDS}))
+    return silent, tuple(named)
 
 
 Transition = tuple[EngineState, tuple[Action, ...]]
@@ -158,7 +189,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         plan=plan,
         received=PersistentMap(),
         contributions=PersistentList(),
-        unavailable=PersistentSet(d for d in plan.assignments if d not in state.online),
+        unavailable=PersistentSet(d for d in plan.assignments if d not in state.online or is_silent(state, d)),
         removed=PersistentSet(d for d in plan.assignments if d not in state.devices),
         declined=PersistentMap(),
         refused=PersistentSet(),
@@ -178,12 +209,13 @@ def on_offline(state: EngineState, device: str) -> EngineState:
 
 
 def on_online(state: EngineState, device: str) -> EngineState:
-    """Mark a device as online; the open round waits for it unless it has declined."""
+    """Mark a device as online; the open round waits for it unless it has declined, or has left the last rounds unanswered."""
+    stays = device in state.declined or (is_silent(state, device) and _owes(state, device))
     return dataclasses.replace(
         state,
         devices=state.devices.adding(device),
         online=state.online.adding(device),
-        unavailable=state.unavailable if device in state.declined else state.unavailable.removing(device),
+        unavailable=state.unavailable if stays else state.unavailable.removing(device),
         removed=state.removed.removing(device),
         unasked=state.unasked + (device not in state.online and not _asked(state, device)),
     )

@@ -440,7 +440,7 @@ def erase_updates(directory: Path) -> None:
 
 
 def _head(text: str) -> SnapshotHead:
-    return decode_state(SnapshotHead, json.loads(text))
+    return decode_state(SnapshotHead, json.loads(text), mixed=True)
 
 
 def _digest(data: bytes | memoryview) -> str:

@@ -34,6 +34,8 @@ MAX_RETAINED_RECIPES: Final = RETAINED_STEPS * (limits.MAX_MODELS + 1)
 """Most recipes in all retained steps: RETAINED_STEPS of each model and of the segment that all models share."""
 MAX_OPEN_STATES: Final = 2 * limits.MAX_MODELS
 """Most states that a step leaves open, or that a device holds: two of each model."""
+SPARE_CHECKPOINTS: Final = 2
+"""Most further checkpoints of each model in the final round, by other devices: the owner tries them all."""
 _SHARED_PLACE: Final = limits.MAX_MODELS
 """Place of the segment that all models share, after those of the models."""
 
@@ -384,6 +386,13 @@ def mean_number(model: int, round_: int) -> int:
 def checkpoint_number(model: int) -> int:
     """Return the number of the topic label of a model's checkpoint."""
     return 2 * (_SHARED_PLACE + 1) + _place(model)
+
+
+def spare_number(model: int, turn: int) -> int:
+    """Return the number of the topic label of a model's spare checkpoint; ``turn`` counts from 0."""
+    # At the end of the blocks of numbers in whose beginning the parts of means are (`shoal.protocol.shards.mean_part_number`).
+    block = checkpoint_number(_SHARED_PLACE) + 1
+    return (turn + 2) * block - (_SHARED_PLACE + 1) + _place(model)
 
 
 def checkpoint_purpose(run_id: bytes, round_: int, state: StateId) -> str:

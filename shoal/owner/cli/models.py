@@ -140,6 +140,8 @@ def get(
     written = write_models(found, fleet.path, out, force=force)
     # Key versions never go back, so no run will need an older one.
     fleet.forget_versions_before(found.key_version)
+    for doubt in reader.doubts():
+        note(f"warning: {doubt}")
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
     if doubt := scale_doubt(fleet_scale(found)):

@@ -29,17 +29,17 @@ from shoal.protocol import channels
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Phase
-from shoal.protocol.states import StateCertificate
+from shoal.protocol.states import SPARE_CHECKPOINTS, CheckpointRef, StateCertificate, spare_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from edge_client.models.states import ModelState
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.versions import VersionSecrets
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RunPlan
-    from shoal.protocol.states import CheckpointRef, StateId
+    from shoal.protocol.states import StateId
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -50,6 +50,18 @@ KEYS_HINT = (
 CERTIFICATE_HINT = (
     "revoked devices do not count: use a device's model (shoal-edge export), or lower --min-contributors next time"
 )
+
+
+class BadCheckpointError(UntrustedError):
+    """A checkpoint whose digest is not certified, or that is of no use otherwise.
+
+    Attributes:
+        sealed_by: the device that signed it.
+    """
+
+    def __init__(self, sealed_by: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.sealed_by = sealed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,22 +250,29 @@ class FinalRound:
 
         Raises:
             ConfigError: the owner does not have the keys of its version.
-            UntrustedError, IntegrityError: seal, sender, digest or certificate is wrong.
+            BadCheckpointError: its digest is not certified, or what its device has sealed is of no use otherwise.
+            UntrustedError: the aggregator has not published it.
         """
         plan, held = self.plan, self.held
         inner = open_broadcast(sealed, channels.CHECKPOINT, roster, self.version)
         claims = certifying(plan, roster, self.announcement.round, held, Transcript())
         certificate = StateCertificate(tuple(claim.signed for claim in claims))
-        state, task = open_checkpoint(
-            inner,
-            certificate,
-            wanted=ref.state,
-            keys=self._keys(ref),
-            roster=roster,
-            length=length_of(plan, held, ref.state),
-            signers=plan.min_contributors,
-            most_task_bytes=self.most_task_bytes,
-        )
+        keys, (head, _) = self._keys(ref), read_head(inner)
+        try:
+            state, task = open_checkpoint(
+                inner,
+                certificate,
+                wanted=ref.state,
+                keys=keys,
+                roster=roster,
+                length=length_of(plan, held, ref.state),
+                signers=plan.min_contributors,
+                most_task_bytes=self.most_task_bytes,
+            )
+        except (UntrustedError, IntegrityError, SealError) as error:
+            member = roster.device(head.sender)
+            by = head.sender if member is not None and is_from(inner, head, member.sign_key) else "the aggregator"
+            raise BadCheckpointError(by, f"a checkpoint by {by} is of no use: {error}", hint=error.hint) from error
         signers = check_certificate(
             certificate,
             state.held,
@@ -262,7 +281,32 @@ class FinalRound:
             roster=roster,
             needed=plan.min_contributors,
         )
-        return OpenedState(state, task, read_head(inner)[0].sender, ref.round, signers)
+        return OpenedState(state, task, head.sender, ref.round, signers)
+
+    def spares(self) -> list[CheckpointRef]:
+        """Return where spare checkpoints of the offered states may be; the announcement doesn't say which there are."""
+        held, group = self.held, GroupKey(self.plan.fleet, "broadcast", self.version.broadcast_key)
+        found = []
+        for offer in held.offers:
+            for turn in range(min(SPARE_CHECKPOINTS, len(self._asked(offer.model)) - 1)):
+                label = group.topic_label(self.plan.run_id, spare_number(offer.model, turn))
+                found.append(CheckpointRef(offer.at, self.announcement.round, held.key_version, label, bytes(16)))
+        return found
+
+    def _asked(self, model: int) -> list[int]:
+        """Return the roster's indexes of the devices that were asked to seal a model."""
+        a = self.announcement
+        orders = [(i, a.order_for(i)) for i in range(len(a.assignment_of))]
+        return [i for i, order in orders if order is not None and model in order.seal]
+
+    def unsealed(self, sealers: Collection[tuple[str, StateId]], roster: Roster) -> list[str]:
+        """Return a sentence for each device that was asked to seal a model, and of which no checkpoint is there."""
+        found = []
+        for offer in self.held.offers:
+            names = [roster.devices[i].name for i in self._asked(offer.model) if i < len(roster.devices)]
+            lacking = [name for name in names if (name, offer.at) not in sealers]
+            found += [f"{name} was asked to seal model {offer.model}, and has sealed nothing" for name in lacking]
+        return found
 
     @property
     def most_task_bytes(self) -> int:

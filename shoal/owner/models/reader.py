@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, reason_of
 from shoal.membership.roster import aggregator_of
-from shoal.owner.models.final_round import FinalRound
+from shoal.owner.models.final_round import BadCheckpointError, FinalRound
 from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import LaterKindError
@@ -61,6 +61,8 @@ class ModelReader:
         self._wanted: dict[str, CheckpointRef] = {}
         self._opened: dict[StateId, OpenedState] = {}
         self._reasons: dict[StateId, str] = {}
+        self._sealers: set[tuple[str, StateId]] = set()
+        self._read: set[str] = set()
         self.last: FinalRound | None = None
         self.heads: dict[str, TranscriptHead] = {}
         self.contrary: dict[str, tuple[str, ...]] = {}
@@ -81,7 +83,8 @@ class ModelReader:
     def complete(self) -> bool:
         """Whether the announcement has arrived, and with it all checkpoints to fetch."""
         arrived, announced = self.progress
-        return (self.last is not None or self._error is not None) and arrived == announced
+        spares = self._wanted.keys() <= self._read
+        return (self.last is not None or self._error is not None) and arrived == announced and spares
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport; ``now_s`` is a monotonic clock's. Errors are stored for `finished_run`."""
@@ -143,14 +146,14 @@ class ModelReader:
         refs: list[CheckpointRef] = []
         if self._run is not None and self._run in (0, last.plan.run):
             try:
-                refs = list(last.wanted().values())
+                refs = [*last.wanted().values(), *last.spares()]
             except NotReadyError:
                 refs = []
         wanted = {ref.label: ref for ref in refs}
         for label in self._wanted.keys() - wanted.keys():
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
         before, self._wanted = self._wanted, wanted
-        self._opened, self._reasons = {}, {}
+        self._opened, self._reasons, self._sealers, self._read = {}, {}, set(), set()
         for label in wanted:
             topic = self._topics.filter(TopicKind.MODEL, label)
             if label in before:
@@ -164,12 +167,25 @@ class ModelReader:
         limit = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(last.plan, last.most_task_bytes))
         try:
             transfer = self._chunks.add(topic.label, chunk, now_s, limit)
-            if transfer is None or transfer.transfer_id != ref.transfer:
+            # No announcement has the name of a spare.
+            if transfer is None or (any(ref.transfer) and transfer.transfer_id != ref.transfer):
                 return
-            self._opened[ref.state] = last.open_checkpoint(ref, transfer.payload, self._fleet.roster)
-            self._reasons.pop(ref.state, None)
+            self._read.add(topic.label)
+            found = last.open_checkpoint(ref, transfer.payload, self._fleet.roster)
+            self._opened.setdefault(ref.state, found)
+            self._sealers.add((found.sealed_by, ref.state))
         except ShoalError as error:
-            self._reasons[ref.state] = reason_of(error)
+            self._read.add(topic.label)
+            if isinstance(error, BadCheckpointError):
+                self._sealers.add((error.sealed_by, ref.state))
+            before = self._reasons.get(ref.state)
+            self._reasons[ref.state] = reason_of(error) if before is None else f"{before}; {reason_of(error)}"
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each device whose checkpoint of the final round is of no use, or that has sealed none."""
+        wanted = {ref.state for ref in self._wanted.values()}
+        unsealed = [] if self.last is None or not wanted else self.last.unsealed(self._sealers, self._fleet.roster)
+        return [*self._reasons.values(), *unsealed]
 
     def last_round(self) -> FinalRound:
         """Return the announced round.

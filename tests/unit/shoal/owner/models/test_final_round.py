@@ -38,12 +38,13 @@ class Ended:
             self.scene.serve(models, self.scene.announcement(round_ + 1, steps=(step,)))
         return models
 
-    def statement(self, name):
+    def statement(self, name, head):
         member = self.parties.members[name]
-        return sign_statement(member.identity, self.models[name].states.statement(name, FINAL))
+        return sign_statement(member.identity, self.models[name].states.statement(name, FINAL, head))
 
     def announced(self, names, **changes):
-        signed = tuple(self.statement(name) for name in names)
+        head = self.scene.announcement(FINAL, states={0: AT}).held.transcript
+        signed = tuple(self.statement(name, head) for name in names)
         given = {"checkpoints": (self.ref,), "statements": signed, **changes}
         return self.scene.announcement(FINAL, states={0: AT}, **given)
 

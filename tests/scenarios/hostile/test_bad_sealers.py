@@ -1,0 +1,94 @@
+"""Devices that seal something else than the final model, or nothing: the owner has the model, and learns who they are."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_client.models import round_context
+from edge_client.models.checkpoints import seal_checkpoint
+from edge_client.models.states import ModelState
+from shoal.errors import UntrustedError
+from shoal.protocol.shards import mean_part_number
+from shoal.protocol.states import SPARE_CHECKPOINTS, checkpoint_number, mean_number, spare_number
+from tests.helpers.fleets import make_fleet, names
+from tests.helpers.owner_models import reader_of
+
+KINDS = ("zeros", "garbage", "nothing")
+
+
+@pytest.fixture
+def sealing_badly(monkeypatch):
+    """Return device -> how it seals: as zeros, as garbage, or not at all."""
+    bad = {}
+
+    def seal(identity, keys, state, task=b""):
+        how = bad.get(identity.name)
+        if how == "zeros":
+            zeros = np.zeros_like(state.theta)
+            state = ModelState.of(state.id, zeros, run_id=keys.run_id, digest_key=state.digest_key)
+        sealed = seal_checkpoint(identity, keys, state, task)
+        if how == "garbage":
+            payload = bytes(sealed.payload)
+            return dataclasses.replace(sealed, payload=payload[:200] + bytes(len(payload) - 200))
+        return sealed
+
+    attachment = round_context.RoundContext.attachment
+
+    def attach(context, identity):
+        return b"" if bad.get(identity.name) == "nothing" else attachment(context, identity)
+
+    monkeypatch.setattr(round_context, "seal_checkpoint", seal)
+    monkeypatch.setattr(round_context.RoundContext, "attachment", attach)
+    return bad
+
+
+def sealers(fleet):
+    """Return the devices that the final round asked to seal, in the order of their names."""
+    last = reader_of(fleet).last
+    return [fleet.stage.fleet.roster.devices[i].name for i in last._asked(0)]
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "many"),
+    [(5, "zeros", 2), (5, "garbage", 1), (5, "nothing", 2)]
+    + [pytest.param(n, k, m, marks=pytest.mark.long) for n in (3, 7, 12) for k in KINDS for m in (1, 2)],
+)
+def test_the_owner_has_the_final_model_although_some_of_its_sealers_lie(tmp_path, sealing_badly, count, kind, many):
+    with make_fleet(tmp_path / "first", count=count, rounds=2, min_contributors=2, mode="rotation") as fleet:
+        fleet.run(60)
+        asked = sealers(fleet)
+        assert len(asked) == 3
+        assert reader_of(fleet).doubts() == []
+    for liars in (asked[:many], asked[-many:]):
+        sealing_badly.clear()
+        sealing_badly.update(dict.fromkeys(liars, kind))
+        with make_fleet(
+            tmp_path / liars[0] / str(many), count=count, rounds=2, min_contributors=2, mode="rotation"
+        ) as fleet:
+            fleet.run(60)
+            reader = reader_of(fleet)
+            (model,) = reader.finished_run().models
+            assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+            told = " ".join(reader.doubts())
+            assert {name for name in names(count) if name in told} == set(liars)
+
+
+def test_if_all_sealers_lie_the_error_names_them(tmp_path, sealing_badly):
+    sealing_badly.update(dict.fromkeys(names(3), "zeros"))
+    with make_fleet(tmp_path, count=3, rounds=2, min_contributors=2, mode="rotation") as fleet:
+        fleet.run(60)
+        with pytest.raises(UntrustedError) as caught:
+            reader_of(fleet).finished_run()
+        assert all(name in str(caught.value) for name in names(3))
+
+
+def test_no_two_labels_have_one_number():
+    models = [*range(4097)]
+    spare = {spare_number(m, turn) for m in models for turn in range(SPARE_CHECKPOINTS)}
+    means = {mean_number(m, r) for m in models for r in (0, 1)}
+    parts = {mean_part_number(mean, worker) for mean in means for worker in range(4)}
+    others = means | parts | {checkpoint_number(m) for m in models}
+    assert len(spare) == SPARE_CHECKPOINTS * len(models)
+    assert not spare & others
+    assert max(spare) < 1 << 16

@@ -1,0 +1,50 @@
+"""A device that is online and never answers costs a few deadlines, and not one in each round."""
+
+import pytest
+
+from aggregator.rounds.state import NOT_WAITED_FOR, SILENT_ROUNDS
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
+
+DEADLINE_S = 60
+
+
+def silenced(tap, fleet, name):
+    """Let none of a device's uploads and declines reach the broker; return the rule."""
+
+    def rule(passage):
+        mine = passage.client == fleet.client_id(name) and passage.topic.endswith("/up")
+        return LOST if passage.hop is Hop.UP and mine else None
+
+    tap.rules.append(rule)
+    return rule
+
+
+@pytest.mark.parametrize("place", [0, pytest.param(5, marks=pytest.mark.long), pytest.param(9, marks=pytest.mark.long)])
+def test_ten_devices_of_which_one_is_silent_for_ever(tmp_path, place, caplog):
+    tap, silent = Wiretap(), names(10)[place]
+    with make_fleet(tmp_path, count=10, rounds=10, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
+        silenced(tap, fleet, silent)
+        records = fleet.run(2000)
+        assert fleet.now_s < (SILENT_ROUNDS + 1) * DEADLINE_S
+    assert len(records) == 11
+    events = [e for r in records for e in r["events"] if e["kind"] == NOT_WAITED_FOR]
+    assert [(e["round"], e["device"]) for e in events] == [(SILENT_ROUNDS, silent)]
+    assert NOT_WAITED_FOR in caplog.text
+
+
+def test_a_device_that_answers_again_is_waited_for_again_also_after_a_restart(tmp_path):
+    tap, silent = Wiretap(), "dev-04"
+    with make_fleet(tmp_path, count=5, rounds=9, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
+        rule = silenced(tap, fleet, silent)
+        fleet.run_until(lambda: fleet.closed() >= SILENT_ROUNDS + 1, 1000)
+        before = fleet.service.state.silent
+        assert list(before) == [silent]
+        assert before[silent] >= SILENT_ROUNDS
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        assert fleet.service.state.silent == before
+        tap.forgive(rule)
+        records = fleet.run(2000)
+        assert fleet.service.state.silent == {}
+        assert silent in records[-1]["device_accuracy"]
