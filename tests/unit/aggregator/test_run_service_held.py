@@ -205,7 +205,7 @@ def test_the_final_checkpoints_stay_on_the_broker_and_on_disk(fleet):
     assert fleet.announcement.finished
     assert len(fleet.announcement.held.statements) == 2
     directory = fleet.parties.server.directory / "run-000001"
-    assert len(list(directory.glob("vectors/*.sealed"))) == 1
+    assert len(list(directory.glob("vectors/*.sealed"))) == 3
     fleet.kill()
     assert fleet.service.finished
     assert fleet.at(fleet.announcement.held.checkpoints[0].label) is not None
