@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from shoal.errors import ConfigError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.directory import ROSTER_FILE
 from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.util.checks import Check, checked, ok
 from shoal.util.files import check_directory, check_own, free_bytes, read_failed
 from shoal.util.times import second, span
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 DISK_LOW_BYTES: Final = 100 << 20
 EXPIRES_SOON_S: Final = 14 * 86400
 CLOCK_SLACK_S: Final = 300
+LOOKED_AT: Final = 3
+"""Devices whose presence the aggregator's `doctor` looks for at the broker."""
+KEEPS_HINT: Final = "docs/operator/broker.md says what Shoal needs of a broker, and which brokers have it"
 PUBLIC: Final = (".card", ROSTER_FILE)
 """Endings of files in a party's directory that others may read: people copy them."""
 
@@ -54,7 +59,13 @@ def membership_checks(
         address = BrokerAddress.parse(url or member.broker, ca_file=ca, cert_file=cert, key_file=key)
     except ConfigError as error:
         return [roster, Check("broker", "failure", str(error), error.hint)]
-    return [roster, *broker_checks(address, f"shoal-{member.fleet}-{name}-doctor")]
+    topics = Topics(member.fleet)
+    # A party may write nothing that it may read: it looks at what others have retained there.
+    seen = [topics.state(device) for device in member.roster.active()[:LOOKED_AT]]
+    places = [(topics.filter(TopicKind.STATE), topic) for topic in seen]
+    if name != "aggregator":
+        places = [(f"{base}/#", base) for base in (topics.roster_change, topics.round)]
+    return [roster, *broker_checks(address, f"shoal-{member.fleet}-{name}-doctor", places)]
 
 
 def roster_check(roster: Roster) -> Check:
@@ -62,10 +73,12 @@ def roster_check(roster: Roster) -> Check:
     return checked("roster", lambda: _roster(roster, int(time.time())))
 
 
-def broker_checks(address: BrokerAddress, client_id: str) -> list[Check]:
-    """Return the checks of the connection to the broker and of its certificates."""
+def broker_checks(
+    address: BrokerAddress, client_id: str, places: Sequence[tuple[str, str]], own: tuple[str, str] | None = None
+) -> list[Check]:
+    """Return the checks of the connection to the broker, of its certificates, and of what it keeps; see `probe.survey`."""
     return [
-        checked("broker", lambda: _broker(address, client_id)),
+        checked("broker", lambda: _broker(address, client_id, places, own)),
         checked("tls", lambda: _tls(address, int(time.time()))),
     ]
 
@@ -108,11 +121,25 @@ def _roster(roster: Roster, now_s: int) -> Check:
     return ok("roster", detail)
 
 
-def _broker(address: BrokerAddress, client_id: str) -> Check:
-    from shoal.transport.probe import log_in
+def _broker(
+    address: BrokerAddress, client_id: str, places: Sequence[tuple[str, str]], own: tuple[str, str] | None
+) -> Check:
+    from shoal.transport.probe import log_in, survey
 
-    version = log_in(address, client_id)
-    return ok("broker", f"{address} accepts the connection, MQTT {version}")
+    reached = f"{address} accepts the connection, MQTT {log_in(address, client_id)}"
+    found = survey(address, client_id, places, own)
+    told = {
+        "sessions": found.session,
+        "retained messages": found.retained,
+        "retained messages for wildcards": found.wildcards,
+        "messages of a chunk's size": found.large,
+        "order": found.ordered,
+    }
+    words = {True: "yes", False: "no", None: "not seen"}
+    detail = f"{reached}; {', '.join(f'{thing}: {words[it]}' for thing, it in told.items())}"
+    if False not in told.values():
+        return ok("broker", detail)
+    return Check("broker", "failure" if False in (found.large, found.retained) else "warning", detail, KEEPS_HINT)
 
 
 def _tls(address: BrokerAddress, now_s: int) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from shoal.owner.keys.backup import last_backup
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.keys.vault import is_under_passphrase
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.util.checks import Check, checked, ok
 from shoal.util.console import counted
 from shoal.util.times import second, span
@@ -54,8 +56,10 @@ def diagnose(directory: Path, tls: Tls) -> list[Check]:
         address = owner_address(fleet, tls)
     except ShoalError as error:
         return [*here, Check("broker", "failure", str(error), error.hint)]
-    reached = broker_checks(address, f"shoal-{fleet.name}-owner-doctor")
-    if reached[0].result != "ok":
+    topics, token = Topics(fleet.name), f"doctor-{secrets.token_hex(8)}"
+    own = topics.filter(TopicKind.ENROL), topics.enrol(token)
+    reached = broker_checks(address, f"shoal-{fleet.name}-owner-doctor", (), own)
+    if reached[0].result == "failure":
         return [*here, *reached]
     return [*here, *reached, *_at_broker(fleet, tls)]
 
