@@ -472,7 +472,8 @@ def status_lines(data: dict[str, Any]) -> list[str]:
             lines += [f"personal model: {_personal_line(value)}"]
             continue
         if name == "refused" and isinstance(value, dict):
-            lines += [f"can't do run {value.get('run')}: {value.get('reason')}", f"  hint: {value.get('hint')}"]
+            lines.append(f"can't do run {value.get('run')}: {value.get('reason')}")
+            lines += [f"  hint: {value['hint']}"] if value.get("hint") else []
             continue
         if name == "left_out" and isinstance(value, dict):
             lines.append(f"warning: {value.get('words')}")

@@ -21,6 +21,7 @@ from shoal.errors import ConfigError, ShoalError, UntrustedError, reason_of
 from shoal.membership.plans import open_plan
 from shoal.protocol import channels
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.shards import JobKind
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver, TransportEvent
 from shoal.transport.inbox import Inbox
@@ -176,7 +177,7 @@ class WorkerDaemon:
         )
         if self._sender is not None:
             self._sender.close()
-        self._sender = BlockSender(service.number, len(run.workers), self._config.interface)
+        self._sender = BlockSender(service.number, len(run.workers), self._config.interface, service.tell_address)
         self._service = service
         service.start(time.monotonic())
         service.take_order(order)
@@ -185,7 +186,9 @@ class WorkerDaemon:
     def _send_blocks(self, job: Job, blocks: Callable[[], Iterator[NDArray[np.float64]]] | None) -> None:
         sender = self._sender
         assert sender is not None
-        self._jobs.submit(lambda: sender.send(job, blocks))
+        sender.expect(job)
+        if job.kind is not JobKind.MEET:
+            self._jobs.submit(lambda: sender.send(job, blocks))
 
 
 def directory_of_rank(folder: Path) -> Path | None:

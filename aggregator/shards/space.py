@@ -114,7 +114,6 @@ class Shards:
                 kind=kind,
                 round=self.round if round_ is None else round_,
                 generation="",
-                store="",
                 devices=calculation.devices,
                 digests=tuple(digests[worker] for digests in calculation.digests),
                 nodes=calculation.nodes,

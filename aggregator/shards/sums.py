@@ -6,9 +6,10 @@ Rules
 - Only numbers travel here: blocks of products and squared norms, float64, and one number before them that says whether a worker
   can do its job. Jobs, reports and digests go over MQTT, signed by their senders. torch.distributed has neither
   authentication nor encryption, so the group's sockets are bound to one network interface, which the operator names.
-- The group is made when a job first needs it, under a fresh name (the *generation*), through a key-value store of the
-  coordinator's. If a peer is lost, the group is given up, and the next attempt makes another one. MQTT connections and files
-  are not concerned, so a worker that a service manager has started alone joins the next generation.
+- The group is made when a job first needs it, under a fresh name (the *generation*). Its members learn each other's addresses
+  over MQTT, sealed (`aggregator.shards.meeting`). If a peer is lost, the group is given up, and the next attempt makes another
+  one. MQTT connections and files are not concerned, so a worker that a service manager has started alone joins the next
+  generation.
 - The coordinator receives each block from the workers in the order of their numbers and adds it at once: the same workers give
   the same bits.
 
@@ -17,6 +18,7 @@ Example: two workers and 20 updates. Each sends a zero and a block of 20 x 20; t
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import fcntl
 import logging
@@ -24,6 +26,7 @@ import os
 import queue
 import socket
 import struct
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -34,16 +37,16 @@ import numpy as np
 from aggregator.shards.calculation import block_shapes
 from aggregator.shards.space import ShardsUnavailableError
 from shoal.errors import ConfigError
+from shoal.protocol.shards import JobKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.shards.coordinator import WorkerMessages
-    from shoal.protocol.shards import Job, JobDone
+    from aggregator.shards.meeting import MeetingStore
+    from shoal.protocol.shards import GroupAddress, Job, JobDone
 
 LOG = logging.getLogger("shoal.shards")
-JOIN_S: Final = 20.0
-"""Longest time for all workers to join a new process group."""
 BLOCK_S: Final = 600.0
 """Longest time for one block of products, or for the means of a round."""
 LOOK_S: Final = 0.1
@@ -78,18 +81,18 @@ class _Group:
         self.generation = ""
         self._store: Any = None
 
-    def join(self, store: Any, generation: str, rank: int, size: int) -> None:
+    def join(self, store: MeetingStore, rank: int, size: int) -> None:
         import torch.distributed as dist
 
         self.leave()
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(generation, store),  # type: ignore[attr-defined]
+            store=store,
             rank=rank,
             world_size=size,
             timeout=datetime.timedelta(seconds=BLOCK_S),
         )
-        self.generation, self._store = generation, store
+        self.generation, self._store = store.generation, store
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -111,11 +114,12 @@ class DistributedLink:
     def __init__(self, messages: WorkerMessages, workers: int, interface: str) -> None:
         self._messages = messages
         self._workers = workers
-        self._host = address_of(interface)
+        address_of(interface)
         self._group = _Group(interface)
-        self._where = ""
+        self._meeting: tuple[MeetingStore, Job] | None = None
+        self._order = threading.Lock()
         self._done: queue.SimpleQueue[JobDone] = queue.SimpleQueue()
-        messages.on_done = self._done.put
+        messages.on_done = self._take
 
     def sums(self, jobs: Sequence[Job]) -> Iterator[NDArray[np.float64]]:
         """Yield the sums of the workers' blocks, added in the order of the workers."""
@@ -167,33 +171,42 @@ class DistributedLink:
                 found[done.worker] = done
         return [found[number] for number in range(self._workers)]
 
+    def _take(self, done: JobDone) -> None:
+        """Take a worker's message: its answer to a job, or its addresses, which the other workers need too."""
+        if not done.addresses:
+            self._done.put(done)
+        elif self._meeting is not None:
+            self._meeting[0].take(done.addresses)
+            for address in done.addresses:
+                self._pass_on(address)
+
+    def _pass_on(self, address: GroupAddress) -> None:
+        assert self._meeting is not None
+        store, job = self._meeting
+        with self._order:
+            for number in range(self._workers if address.generation == store.generation else 0):
+                self._messages.job(number, dataclasses.replace(job, addresses=(address,)))
+
     def _send(self, jobs: Sequence[Job]) -> None:
         """Send jobs of sums, and make the process group if there is none."""
-        import dataclasses
-
-        import torch.distributed as dist
-
         if self._messages.absent:
             raise ShardsUnavailableError("a worker is not connected", self._messages.absent)
         store, generation = None, self._group.generation
         if not generation:
+            from aggregator.shards.meeting import MeetingStore
+
             generation = uuid.uuid4().hex
-            listening = socket.create_server((self._host, 0), backlog=2 * self._workers)
-            port = listening.getsockname()[1]
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                self._host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=datetime.timedelta(seconds=JOIN_S),
-                master_listen_fd=listening.detach(),
+            store = MeetingStore(generation, self._workers + 1, self._pass_on)
+            meet = dataclasses.replace(
+                jobs[0], kind=JobKind.MEET, generation=generation, devices=(), digests=(), nodes=(), vectors=(), count=0
             )
-            self._where = f"{self._host}:{port}"
-        for number, job in enumerate(jobs):
-            self._messages.job(number, dataclasses.replace(job, generation=generation, store=self._where))
+            self._meeting = store, meet
+        with self._order:  # a MEET before its job would be lost
+            for number, job in enumerate(jobs):
+                self._messages.job(number, dataclasses.replace(job, generation=generation))
         if store is not None:
             try:
-                self._group.join(store, generation, 0, self._workers + 1)
+                self._group.join(store, 0, self._workers + 1)
             except RuntimeError as error:
                 self._group.leave()
                 raise ShardsUnavailableError(
@@ -208,29 +221,43 @@ class BlockSender:
         number: of the worker.
         workers: their number.
         interface: the network interface to bind to.
+        tell: sends the worker's addresses to the coordinator.
     """
 
-    def __init__(self, number: int, workers: int, interface: str) -> None:
+    def __init__(self, number: int, workers: int, interface: str, tell: Callable[[GroupAddress], None]) -> None:
         address_of(interface)
         self._rank, self._size = number + 1, workers + 1
         self._group = _Group(interface)
+        self._tell = tell
+        self._store: MeetingStore | None = None
+
+    def expect(self, job: Job) -> None:
+        """Prepare for a job of sums, or take the addresses of a MEET. Call it in the order in which jobs arrive.
+
+        Raises:
+            UntrustedError: more addresses than a group has.
+        """
+        from aggregator.shards.meeting import MeetingStore
+
+        if job.kind is JobKind.MEET:
+            if self._store is not None:
+                self._store.take(job.addresses)
+        elif self._store is None or self._store.generation != job.generation:
+            if self._store is not None:
+                self._store.give_up()
+            self._store = MeetingStore(job.generation, self._size, self._tell)
 
     def send(self, job: Job, blocks: Callable[[], Iterator[NDArray[np.float64]]] | None) -> None:
-        """Send a job's blocks to the coordinator; None says that the worker can't do the job."""
+        """Send the blocks of an expected job to the coordinator; None says that the worker can't do the job."""
         import torch
         import torch.distributed as dist
 
         try:
+            store = self._store
+            if store is None or store.generation != job.generation:
+                raise RuntimeError("the coordinator has given the process group up")
             if job.generation != self._group.generation:
-                host, _, port = job.store.rpartition(":")
-                store = dist.TCPStore(  # type: ignore[attr-defined]
-                    host,
-                    int(port),
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=datetime.timedelta(seconds=JOIN_S),
-                )
-                self._group.join(store, job.generation, self._rank, self._size)
+                self._group.join(store, self._rank, self._size)
             dist.send(torch.tensor([_OK if blocks is not None else _FAILED], dtype=torch.float64), 0)
             for block in blocks() if blocks is not None else ():
                 dist.send(torch.from_numpy(np.ascontiguousarray(block)), 0)

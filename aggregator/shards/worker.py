@@ -35,6 +35,7 @@ from shoal.protocol.precision.seeds import mean_seed, upload_seed
 from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler, Transfer
 from shoal.protocol.shards import (
     PART_LABEL,
+    GroupAddress,
     Job,
     JobDone,
     JobKind,
@@ -64,7 +65,8 @@ STALLED_S: Final = limits.REASSEMBLY_QUIET_S
 
 Blocks = Iterator[NDArray[np.float64]]
 SendBlocks = Callable[[Job, Callable[[], Blocks] | None], None]
-"""Sends the blocks of a job to the coordinator, or says that there are none; the calculation may run on another thread."""
+"""Sends the blocks of a job to the coordinator, or says that there are none; the calculation may run on another thread. Of a MEET
+it takes the addresses."""
 
 
 def worker_presence(membership: WorkerMembership, birth: int, *, online: bool) -> Will:
@@ -353,6 +355,9 @@ class WorkerService:
         if job.kind is JobKind.MEANS:
             self._send(channels.JOB_DONE, encode(self.answer(job)))
         elif self._send_blocks is not None:
+            if job.kind is JobKind.MEET:
+                self._send_blocks(job, None)
+                return
             lacking = self._store.lacking(job.round, job.devices, job.digests)
             if lacking:
                 facts = {"round": job.round, "devices": ", ".join(lacking[:3])}
@@ -361,6 +366,10 @@ class WorkerService:
                 return
             calculator = self._calculator(job)  # reads the database, which belongs to this thread
             self._send_blocks(job, calculator.blocks)
+
+    def tell_address(self, address: GroupAddress) -> None:
+        """Send the address of this worker in a process group to the coordinator; any thread may call it."""
+        self._send(channels.JOB_DONE, encode(JobDone(self.run.run_id, self.number, 0, addresses=(address,))))
 
     def blocks(self, job: Job) -> Blocks:
         """Return this worker's share of a job's sums.

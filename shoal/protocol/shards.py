@@ -35,6 +35,8 @@ _PART_LABELS: Final = checkpoint_number(limits.MAX_MODELS) + 1
 """Number of the first topic label of a part of a mean, after those of whole means and of checkpoints."""
 
 
+MAX_ADDRESS_BYTES: Final = 4096
+"""Longest address of a member of a process group; Gloo's have a few hundred bytes."""
 PART_LABEL: Final = "p-"
 """Begins the topic label of a part of a mean, as a device names it among those of models."""
 
@@ -205,13 +207,15 @@ class JobKind(IntEnum):
     """What the workers compute, each on its coordinates.
 
     GRAM: the products of the vectors with each other. PRODUCTS: those of the first ``count`` vectors with the others. NORMS:
-    the squared norms. MEANS: make and store the vectors as parts of means.
+    the squared norms. MEANS: make and store the vectors as parts of means. MEET: compute nothing, take the addresses of the
+    process group's members.
     """
 
     GRAM = 1
     PRODUCTS = 2
     NORMS = 3
     MEANS = 4
+    MEET = 5
 
 
 @message(146)
@@ -223,6 +227,26 @@ class MeanPlace:
     segment: str
 
 
+@message(151)
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where one member of a process group listens.
+
+    Attributes:
+        generation: of the group.
+        key: under which torch.distributed looks for it.
+        value: as torch.distributed writes it, at most MAX_ADDRESS_BYTES.
+    """
+
+    generation: str
+    key: str
+    value: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.value) > MAX_ADDRESS_BYTES:
+            raise WireError(f"an address of {len(self.value)} bytes")
+
+
 @message(145)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -231,13 +255,13 @@ class Job:
     Attributes:
         number: grows with every job; the answer names it.
         generation: names the process group of torch.distributed over which the sums travel; empty without one.
-        store: host and port of the group's key-value store.
         devices: of the updates in the job; digests: of the parts that the coordinator has acknowledged, by device.
         nodes: the calculation, each node after those it takes.
         vectors: places of the nodes that are asked for.
         count: see `JobKind`.
         precise: form products in float64.
         means: for MEANS, what each vector is.
+        addresses: for MEET, of members of the group.
     """
 
     run_id: Fixed16
@@ -245,7 +269,6 @@ class Job:
     kind: JobKind
     round: U32
     generation: str
-    store: str
     devices: tuple[str, ...]
     digests: tuple[Fixed32, ...]
     nodes: tuple[VectorNode, ...]
@@ -253,6 +276,7 @@ class Job:
     count: U32 = 0
     precise: bool = False
     means: tuple[MeanPlace, ...] = ()
+    addresses: tuple[GroupAddress, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.devices) != len(self.digests):
@@ -289,6 +313,7 @@ class JobDone:
         digests: of its parts of the means, in the order of the job's vectors.
         lacking: devices whose acknowledged part the worker does not have.
         error: why it could not do the job; empty if it did.
+        addresses: where the worker listens as a member of a process group; the message then answers no job.
     """
 
     run_id: Fixed16
@@ -297,6 +322,7 @@ class JobDone:
     digests: tuple[Fixed32, ...] = ()
     lacking: tuple[str, ...] = ()
     error: str = ""
+    addresses: tuple[GroupAddress, ...] = ()
 
 
 @message(148)

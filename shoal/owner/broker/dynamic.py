@@ -110,7 +110,7 @@ class BrokerAdmin:
             ) from None
         try:
             found = json.loads(payload)["responses"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return []
         return [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
 

@@ -29,7 +29,6 @@ def job_of(vectors, kind=JobKind.NORMS, **parts):
         kind=kind,
         round=1,
         generation="",
-        store="",
         devices=found.devices,
         digests=tuple(d[0] for d in found.digests),
         nodes=found.nodes,

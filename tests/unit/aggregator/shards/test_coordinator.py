@@ -148,7 +148,6 @@ def test_a_job_goes_to_one_worker(scene):
         kind=JobKind.NORMS,
         round=1,
         generation="",
-        store="",
         devices=(),
         digests=(),
         nodes=(),

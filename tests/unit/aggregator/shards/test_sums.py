@@ -1,16 +1,24 @@
 """Sums over torch.distributed: blocks of two workers in processes of their own, and each way in which a worker can fail."""
 
+import dataclasses
 import multiprocessing
+import queue
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from aggregator.numerics.errors import NumericsError
-from aggregator.shards import sums
+from aggregator.shards import meeting, sums
 from aggregator.shards.space import ShardsUnavailableError
 from aggregator.shards.sums import BlockSender, DistributedLink, address_of
-from shoal.errors import ConfigError
-from shoal.protocol.shards import Job, JobDone, JobKind, NodeKind, VectorNode
+from shoal.errors import ConfigError, UntrustedError, WireError
+from shoal.protocol.shards import MAX_ADDRESS_BYTES, GroupAddress, Job, JobDone, JobKind, NodeKind, VectorNode
 
 WORKERS = 2
 BLOCKS = {0: [[2.0], [1e16]], 1: [[0.5], [-1e16]]}
@@ -27,7 +35,6 @@ def job(number=1, kind=JobKind.NORMS):
         kind=kind,
         round=1,
         generation="",
-        store="",
         devices=("dev-1", "dev-2"),
         digests=(bytes(32),) * 2,
         nodes=nodes,
@@ -38,34 +45,57 @@ def job(number=1, kind=JobKind.NORMS):
 class Messages:
     """Hands jobs to queues in place of MQTT."""
 
-    def __init__(self, queues=()):
+    def __init__(self, queues=(), back=None):
         self.queues, self.absent, self.jobs = queues, (), []
         self.on_done = lambda _done: None
+        if back is not None:
+            threading.Thread(target=self.read, args=(back,), daemon=True).start()
+
+    def read(self, back):
+        while (done := back.get()) is not None:
+            self.on_done(done)
 
     def job(self, number, found):
-        self.jobs.append((number, found))
+        if found.kind is not JobKind.MEET:
+            self.jobs.append((number, found))
         if self.queues:
             self.queues[number].put(found)
 
 
-def work(number, jobs):
+def work(number, jobs, back):
     """Serve jobs as a worker does, until there is none."""
-    sender = BlockSender(number, WORKERS, "lo")
+    sender = BlockSender(
+        number, WORKERS, "lo", lambda address: back.put(JobDone(bytes(16), number, 0, addresses=(address,)))
+    )
+    calls = queue.SimpleQueue()
+    thread = threading.Thread(target=carry_out, args=(calls,))
+    thread.start()
     while (found := jobs.get()) is not None and not (number == 1 and found.number == LOST):
+        sender.expect(found)
         lacks = number == 1 and found.number == LACKS
-        sender.send(found, None if lacks else lambda: iter([np.array(BLOCKS[number])]))
+        blocks = None if lacks else lambda: iter([np.array(BLOCKS[number])])
+        if found.kind is not JobKind.MEET:
+            calls.put(partial(sender.send, found, blocks))
+    calls.put(None)
+    thread.join()
     sender.close()
+
+
+def carry_out(calls):
+    while (call := calls.get()) is not None:
+        call()
 
 
 @pytest.fixture
 def workers():
     """Two workers in processes; yield the coordinator's messages to them."""
     context = multiprocessing.get_context("spawn")
-    queues = [context.Queue() for _ in range(WORKERS)]
-    programs = [context.Process(target=work, args=(n, jobs), daemon=True) for n, jobs in enumerate(queues)]
+    queues, back = [context.Queue() for _ in range(WORKERS)], context.Queue()
+    programs = [context.Process(target=work, args=(n, jobs, back), daemon=True) for n, jobs in enumerate(queues)]
     for program in programs:
         program.start()
-    yield Messages(queues)
+    yield Messages(queues, back)
+    back.put(None)
     for jobs in queues:
         jobs.put(None)
     for program in programs:
@@ -73,15 +103,15 @@ def workers():
         assert program.exitcode == 0
 
 
-def test_blocks_are_added_and_a_group_is_made_anew_after_a_loss(workers, monkeypatch):
-    monkeypatch.setattr(sums, "JOIN_S", 60.0)
+def test_blocks_are_added_and_a_group_is_made_anew_after_a_loss(workers):
     link = DistributedLink(workers, WORKERS, "lo")
     jobs = [job(), job()]
     first, again = [block.tolist() for block in link.sums(jobs)], [block.tolist() for block in link.sums(jobs)]
     assert first == again == [[[2.5], [0.0]]]
     generations = [found.generation for _, found in workers.jobs]
     assert generations == [generations[0]] * 4, "one group serves several jobs"
-    assert all(found.store.startswith("127.0.0.1:") for _, found in workers.jobs)
+    assert stores_open_to_strangers() == [], "nobody but the members gets into the store that they meet at"
+    assert [block.tolist() for block in link.sums(jobs)] == first, "and the group outlives a stranger"
     with pytest.raises(ShardsUnavailableError, match="worker 1 lacks parts"):
         next(link.sums([job(LACKS)] * 2))
     assert [block.tolist() for block in link.sums(jobs)] == first
@@ -94,13 +124,75 @@ def test_blocks_are_added_and_a_group_is_made_anew_after_a_loss(workers, monkeyp
         list(link.sums([job(LOST)] * 2))
 
 
+def stores_open_to_strangers():
+    """Return the ports of this process at which a store of torch.distributed's tells anyone how many keys it has."""
+    inodes = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    listening = [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    assert listening, "Gloo itself listens"
+    return [port for port in listening if answers_as_a_store(port)]
+
+
+def answers_as_a_store(port):
+    """Send what a client of `torch.distributed.TCPStore` sends, without a secret: a magic number, and a request for a count."""
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger, suppress(OSError):
+        stranger.sendall(b"\0" + (0x3C85F7CE).to_bytes(4, "little") + b"\7")
+        stranger.shutdown(socket.SHUT_WR)
+        return len(stranger.recv(8)) == 8
+    return False
+
+
+def test_the_store_of_torch_is_recognised():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        store = dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=taken.detach()
+        )
+    assert answers_as_a_store(store.port)
+
+
+def address(key="0/1", generation="g", value=b"a"):
+    return GroupAddress(generation, key, value)
+
+
+def test_a_meeting_takes_addresses_of_its_own_generation_and_replaces_none(monkeypatch):
+    monkeypatch.setattr(meeting, "JOIN_S", 0.01)
+    sent = []
+    store = meeting.MeetingStore("g", 2, sent.append)
+    store.set("0/0", b"mine")
+    assert sent == [address("0/0", value=b"mine")]
+    store.take([address(), address(value=b"another"), address("0/0"), address("0/9", generation="before")])
+    assert (store.get("0/1"), store.get("0/0")) == (b"a", b"mine")
+    with pytest.raises(RuntimeError, match="no address"):
+        store.get("0/9")
+
+
+def test_a_wait_ends_when_another_generation_begins():
+    sender = BlockSender(0, WORKERS, "lo", lambda _: None)
+    first = dataclasses.replace(job(), generation="g")
+    sender.expect(first)
+    thread = threading.Thread(target=sender.send, args=(first, None))
+    thread.start()
+    sender.expect(dataclasses.replace(job(), generation="h"))
+    thread.join(30)
+    assert not thread.is_alive(), "it would wait for a minute"
+
+
+def test_a_member_can_not_fill_a_meeting():
+    store = meeting.MeetingStore("g", 2, lambda _: None)
+    with pytest.raises(UntrustedError, match="more than 8 addresses"):
+        store.take([address(f"0/{i}") for i in range(1000)])
+    with pytest.raises(WireError, match="an address of"):
+        address(value=bytes(MAX_ADDRESS_BYTES + 1))
+
+
 def test_an_interface_is_named_and_has_an_address():
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match="no network interface 'nowhere0'") as caught:
         address_of("nowhere0")
     assert "lo" in caught.value.hint
     with pytest.raises(ConfigError):
-        BlockSender(0, WORKERS, "nowhere0")
+        BlockSender(0, WORKERS, "nowhere0", lambda _: None)
 
 
 def answering(*answers):

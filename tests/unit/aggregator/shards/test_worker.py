@@ -112,7 +112,6 @@ class WorkerScene(Scene):
             kind=JobKind.MEANS,
             round=1,
             generation="",
-            store="",
             devices=names,
             digests=digests,
             nodes=(*updates, mean),

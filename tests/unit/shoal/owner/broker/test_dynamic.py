@@ -52,7 +52,7 @@ class Plugin:
             answer = {"command": command["command"], "correlationData": command["correlationData"]}
             found.append(answer | ({"error": error} if error else {}))
         other = [{"command": "createClient", "correlationData": "another administrator's", "error": "no"}]
-        for part in (b"not json", b"{}", json.dumps({"responses": other}).encode(), *_halves(found)):
+        for part in (b"not json", b"{}", b"[" * 100_000, json.dumps({"responses": other}).encode(), *_halves(found)):
             self.sink(Message(RESPONSE, part, retained=False))
         self.sink(Message("shoal/v1/reef/round", b"x", retained=False))
 
