@@ -67,7 +67,7 @@ class LeftOut:
     first: str = ""
 
     def __str__(self) -> str:
-        return f"{self.count} of {self.samples} samples are damaged and left out; the first: {self.first}"
+        return f"damaged samples left out: {self.count} of {self.samples}; the first: {self.first}"
 
 
 NONE_LEFT_OUT: Final = LeftOut()
