@@ -14,11 +14,11 @@ import pytest
 import torch.distributed as dist
 
 from aggregator.numerics.errors import NumericsError
-from aggregator.shards import meeting, sums
+from aggregator.shards import sums
 from aggregator.shards.space import ShardsUnavailableError
 from aggregator.shards.sums import BlockSender, DistributedLink, address_of
-from shoal.errors import ConfigError, UntrustedError, WireError
-from shoal.protocol.shards import MAX_ADDRESS_BYTES, GroupAddress, Job, JobDone, JobKind, NodeKind, VectorNode
+from shoal.errors import ConfigError
+from shoal.protocol.shards import Job, JobDone, JobKind, NodeKind, VectorNode
 
 WORKERS = 2
 BLOCKS = {0: [[2.0], [1e16]], 1: [[0.5], [-1e16]]}
@@ -151,22 +151,6 @@ def test_the_store_of_torch_is_recognised():
     assert answers_as_a_store(store.port)
 
 
-def address(key="0/1", generation="g", value=b"a"):
-    return GroupAddress(generation, key, value)
-
-
-def test_a_meeting_takes_addresses_of_its_own_generation_and_replaces_none(monkeypatch):
-    monkeypatch.setattr(meeting, "JOIN_S", 0.01)
-    sent = []
-    store = meeting.MeetingStore("g", 2, sent.append)
-    store.set("0/0", b"mine")
-    assert sent == [address("0/0", value=b"mine")]
-    store.take([address(), address(value=b"another"), address("0/0"), address("0/9", generation="before")])
-    assert (store.get("0/1"), store.get("0/0")) == (b"a", b"mine")
-    with pytest.raises(RuntimeError, match="no address"):
-        store.get("0/9")
-
-
 def test_a_wait_ends_when_another_generation_begins():
     sender = BlockSender(0, WORKERS, "lo", lambda _: None)
     first = dataclasses.replace(job(), generation="g")
@@ -176,14 +160,6 @@ def test_a_wait_ends_when_another_generation_begins():
     sender.expect(dataclasses.replace(job(), generation="h"))
     thread.join(30)
     assert not thread.is_alive(), "it would wait for a minute"
-
-
-def test_a_member_can_not_fill_a_meeting():
-    store = meeting.MeetingStore("g", 2, lambda _: None)
-    with pytest.raises(UntrustedError, match="more than 8 addresses"):
-        store.take([address(f"0/{i}") for i in range(1000)])
-    with pytest.raises(WireError, match="an address of"):
-        address(value=bytes(MAX_ADDRESS_BYTES + 1))
 
 
 def test_an_interface_is_named_and_has_an_address():

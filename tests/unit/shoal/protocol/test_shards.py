@@ -78,7 +78,7 @@ def test_a_digest_depends_on_the_order_of_the_parts():
 
 
 def job(*nodes, vectors=(0,), **changes):
-    fixed = {"run_id": bytes(16), "number": 1, "kind": JobKind.NORMS, "round": 1, "generation": "", "store": ""}
+    fixed = {"run_id": bytes(16), "number": 1, "kind": JobKind.NORMS, "round": 1, "generation": ""}
     return Job(**{**fixed, "devices": ("a",), "digests": (bytes(32),), "nodes": nodes, "vectors": vectors, **changes})
 
 
