@@ -227,7 +227,7 @@ class MeanPlace:
     segment: str
 
 
-@message(151)
+@message(153)
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
     """Where one member of a process group listens.
