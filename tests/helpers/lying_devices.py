@@ -316,6 +316,7 @@ class Told:
     saying: Saying
     named: dict
     missing: list
+    meant: Lie | None = None
 
 
 class Warned(logging.Handler):
@@ -344,10 +345,20 @@ class Scene:
         self.all = names(count)
         self.liar = Liar(self.patch, self.all[place])
         self.lies = list(lies)
-        wanted = {"rounds": 2 * len(self.lies) + 2, "min_contributors": 2, "evaluate_every": 1, **options}
+        wanted = {
+            "rounds": 2 * sum(map(self.tries, self.lies)) + 2,
+            "min_contributors": 2,
+            "evaluate_every": 1,
+            **options,
+        }
         self.fleet = make_fleet(root, data, bundle=bundle, faults=self.tap, count=count, shards=shards, **wanted)
         self.found, self.complaints = [], []
         self.log = Warned()
+
+    @staticmethod
+    def tries(lie):
+        """How often a lie is tried: a device may miss the round in which it would sign the statement."""
+        return 3 if lie.sent is Statement else 1
 
     @property
     def honest(self):
@@ -369,7 +380,9 @@ class Scene:
     def play(self, seconds=400):
         """Tell each lie in a round of its own, then let the run end; return what each of them showed."""
         fleet, liar = self.fleet, self.liar
-        for lie in self.lies:
+        for lie in [each for each in self.lies for _ in range(self.tries(each))]:
+            if any(told.saying.lie.row == lie.row and lie in (told.saying.lie, told.meant) for told in self.found):
+                continue
             # A statement is signed as soon as a round opens, all else later.
             due = 0 if lie.sent is Statement else 1
             fleet.run_until(lambda due=due: (self.open_round and self.open_round % 2 == due) or fleet.finished, seconds)
@@ -410,13 +423,15 @@ class Scene:
             self.tap.forgive(rule)
         if lie.sent is ReceivingNotice:
             self.owner_listens()
-        if len(liar.told) == told:
+        # A device may sign a statement again in the round before, whose upload is there already.
+        said = [s for s in liar.told[told:] if lie.sent is not Statement or s.round == at]
+        if not said:
             return
-        saying = liar.told[told]
+        saying = said[0]
         at = at if lie.sent is Reminder else saying.round or at
         named = self.accused(at, self.complaints[complained:])
         missing = next((r["missing"] for r in fleet.records() if r["round"] == at), [])
-        self.found.append(Told(saying, named, missing))
+        self.found.append(Told(saying, named, missing, lie))
         if lie.sent in (Presence, ReceivingNotice):
             fleet.kill_device(liar.name)
             fleet.revive_device(liar.name)
