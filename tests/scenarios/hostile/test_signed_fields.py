@@ -165,7 +165,8 @@ def test_every_lie(tmp_path, honest_accuracy, row, count, place):
         assert scene.found
         assert_only_the_liar_pays(scene, honest_accuracy(count))
         named = {bool(t.named or t.missing) for t in scene.found if t.saying.fits and t.saying.readable}
-        if table()[row] == "limited" and row not in ASKED:
+        # Which of its states a device names first depends on the round.
+        if table()[row] == "limited" and row not in ASKED and not row.startswith("HeldState."):
             assert named != {True}, "a row whose every false value is named is checkable"
 
 
