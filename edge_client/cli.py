@@ -644,9 +644,26 @@ def export(
     output: Annotated[Path, typer.Argument(help="The ONNX file to write.", dir_okay=False)],
     node: Node = None,
     live: Live = False,
+    certified: Annotated[
+        bool,
+        typer.Option(
+            "--certified", help="Write a file for the owner's `run start --from`, and no ONNX file: see above."
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write the model that predict answers with, or one above it, as a self-contained ONNX file."""
+    """Write the model that predict answers with, or one above it, as a self-contained ONNX file.
+
+    With --certified the file holds the newest models of the current run that enough devices have signed, with the signatures.
+    They are one to ten rounds old. The owner can begin a run with them when the aggregator is lost.
+    """
+    if certified:
+        from shoal.errors import UsageError
+
+        if live or node is not None:
+            raise UsageError("--certified takes all certified models", hint="leave --live and --node away")
+        _export_certified(directory, output, json=json)
+        return
     from edge_client.export import export as write
     from edge_client.inference import choose
 
@@ -661,6 +678,21 @@ def export(
     choice = chosen.document(node)["choice"]
     own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {_choice_name(choice)}"
     say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}")
+
+
+def _export_certified(directory: Path, output: Path, *, json: bool) -> None:
+    from edge_client.membership import DeviceMembership
+    from edge_client.models.store import certified_file
+    from shoal.util.files import write_atomic
+
+    DeviceMembership(directory)  # checks that it is a device's
+    data, round_ = certified_file(directory)
+    write_atomic(output, data)
+    if json:
+        say_json({"file": str(output), "round": round_})
+        return
+    say(f"{output}: certified models up to round {round_}")
+    note("next: shoal-fleet run start DIR --from FILE on the owner's machine; it holds the model in clear")
 
 
 def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:

@@ -34,8 +34,16 @@ from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
 from shoal.digests import sha256
 from shoal.errors import IntegrityError, WireError
+from shoal.membership.statements import read_claims
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
-from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, RETAINED_STEPS, HeldState
+from shoal.protocol.states import (
+    FORKED_ROUND,
+    NO_TRANSCRIPT,
+    RETAINED_STEPS,
+    HeldState,
+    StateCertificate,
+    read_certificate,
+)
 from shoal.types import DIGEST_BYTES
 from shoal.util.checked_files import verified
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
@@ -47,10 +55,13 @@ LOG = logging.getLogger("shoal.edge")
 FOLDER: Final = "models"
 INDEX_FILE: Final = "index.bin"
 STATE_FILES: Final = "state-*.bin"
+CERTIFICATE_FILE: Final = "certificate.bin"
+"""Statements of the devices that certify the newest certified states; these stay until later ones are certified."""
 INDEX_VERSION: Final = 1
 OWN_FORK: Final = FORKED_ROUND - 1
 """In place of a stored transcript's round: the announcements contradict each other, so the device has left the run for good."""
 STATE_HINT: Final = "the device takes a checkpoint"
+CERTIFIED_HINT: Final = "try another device, or later; `export --live` writes an ONNX file of the newest model"
 INDEX_HINT: Final = "have the owner run `shoal-fleet rotate`, or join again: the keys of this run are lost"
 
 T = TypeVar("T")
@@ -135,6 +146,7 @@ class StateStore:
         self._held = held
         # Digests of states that have a file, or may have one, and are not held.
         self._left_over: set[bytes] = set()
+        self._certified: set[bytes] = set()
         self._peeked: tuple[RunChain, RoundKeys, RunChain] | None = None
         self.pending = dict(pending)
         self.transcript = Transcript()
@@ -152,6 +164,7 @@ class StateStore:
         store = cls(private_directory(directory / FOLDER), chain, {}, ())
         sync_directory(directory)  # the folder's own name
         store._write_index(chain, {}, ())
+        _remove(store._folder / CERTIFICATE_FILE)
         store._clear_folder()
         return store
 
@@ -185,8 +198,14 @@ class StateStore:
         store = cls(folder, chain, pending, index.states)
         store.transcript = Transcript(index.transcript_round, index.transcript)
         store.longest = index.longest
+        store._certified = _named_in(read_certificate_file(folder))
         store._clear_folder()
         return store
+
+    @property
+    def held(self) -> tuple[HeldState, ...]:
+        """The states on disk."""
+        return self._held
 
     @property
     def run_id(self) -> bytes:
@@ -356,6 +375,14 @@ class StateStore:
             self._chain, self._peeked = chain, None
         self._remove_left_over()
 
+    def certify(self, signed: Iterable[bytes], digests: Iterable[bytes]) -> None:
+        """Keep the states of these digests, which the statements certify, until later ones are certified."""
+        certificate = StateCertificate(tuple(signed))
+        # Not durable: after a power cut the device has no certificate until the next round.
+        write_atomic(self._folder / CERTIFICATE_FILE, encode(certificate), durable=False)
+        self._left_over |= self._certified
+        self._certified = set(digests)
+
     def _take(self, chain: RunChain, round_: int, pending: dict[int, RoundKeys]) -> RunChain:
         """Add a round's keys to ``pending``; return the chain stepped past it. ``chain`` stays as it is."""
         if chain is self._chain:
@@ -428,13 +455,13 @@ class StateStore:
 
     def _remove_left_over(self) -> None:
         """Remove the files of the states that are held no more; one that can't be removed is tried again next time."""
-        over = self._left_over - {held.digest for held in self._held}
+        over = self._left_over - {held.digest for held in self._held} - self._certified
         self._left_over = {digest for digest in over if not _remove(self._path(digest))}
 
     def _clear_folder(self) -> None:
         """Remove state files that the index does not name, and temporary files of an earlier program."""
         remove_unfinished(self._folder)
-        named = {self._path(held.digest) for held in self._held}
+        named = {self._path(digest) for digest in self._certified.union(held.digest for held in self._held)}
         for path in self._folder.glob(STATE_FILES):
             if path not in named:
                 _remove(path)
@@ -448,6 +475,36 @@ def _remove(path: Path) -> bool:
         LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
         return False
     return True
+
+
+def read_certificate_file(folder: Path) -> StateCertificate:
+    """Return the certificate in a device's folder of models; an empty one if it is missing or damaged."""
+    try:
+        return read_certificate(read_if_there(folder / CERTIFICATE_FILE) or b"")
+    except WireError:
+        return StateCertificate(())
+
+
+def _named_in(certificate: StateCertificate) -> set[bytes]:
+    return {state.digest for claim in read_claims(certificate.statements) for state in claim.statement.states}
+
+
+def certified_file(directory: Path) -> tuple[bytes, int]:
+    """Return the newest certified states of a device with their certificate, for the owner's `run start --from`, and their round.
+
+    That is an encoded `StateCertificate`, and for each state a `StateFile` and theta.
+
+    Raises:
+        IntegrityError: the device holds none.
+    """
+    folder = directory / FOLDER
+    certificate = read_certificate_file(folder)
+    paths = [folder / STATE_FILES.replace("*", digest.hex()) for digest in sorted(_named_in(certificate))]
+    found = [data for path in paths if (data := read_if_there(path)) is not None]
+    if not found:
+        raise IntegrityError("this device holds no certified model of its newest run", hint=CERTIFIED_HINT)
+    newest = max(decode_prefix(data, StateFile)[0].round for data in found)
+    return b"".join([encode(certificate), *found]), newest
 
 
 def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKeys]) -> None:

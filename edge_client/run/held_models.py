@@ -36,6 +36,7 @@ from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, 
 from shoal.membership.statements import (
     Claim,
     check_claims,
+    read_claims,
     sign_statement,
     signers_needed,
 )
@@ -480,9 +481,26 @@ class HeldModels:
         """
         round_ = announcement.round
         transcript = Transcript(round_, announcement.held.transcript)
+        self._certify()
         self._store.commit(
             self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
         )
+
+    def _certify(self) -> None:
+        """Keep the stored states that the announced statements certify, for a run that begins with them."""
+        plan, roster = self._run.plan, self._membership.roster
+        needed = signers_needed(plan.min_contributors, roster.active_count)
+        claims = tuple(read_claims(self._statements.statements))
+        signers, digests = set[str](), []
+        for held in self._store.held:
+            try:
+                of = check_claims(claims, held, fleet=plan.fleet, run_id=plan.run_id, roster=roster, needed=needed)
+            except UntrustedError:
+                continue
+            signers.update(of)
+            digests.append(held.digest)
+        if digests:
+            self._store.certify((c.signed for c in claims if c.statement.device in signers), digests)
 
     def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
         """Return the context of the job; call it after `thetas`."""

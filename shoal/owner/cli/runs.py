@@ -176,9 +176,9 @@ def start(
         Path | None,
         typer.Option(
             "--from",
-            help="Begin with the models in this folder, which `models get` wrote, and not with random ones.",
+            help="Begin with the models in this folder, which `models get` wrote, or in this file of a device, which "
+            "`shoal-edge export --certified` wrote, and not with random ones.",
             exists=True,
-            file_okay=False,
         ),
     ] = None,
     from_model: Annotated[
@@ -285,7 +285,7 @@ def start(
     check_devices(draft, devices)
     for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
-    origins = _origins(begin_with, from_model, bundle, source, draft.without_statistics.origins)
+    origins = _origins(fleet, begin_with, from_model, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         write_run(fleet, plan, bundle, origins)
@@ -293,13 +293,17 @@ def start(
 
 
 def _origins(
-    folder: Path | None, model: int | None, bundle: TaskBundle, source: Source, count: int
+    fleet: FleetDirectory, folder: Path | None, model: int | None, bundle: TaskBundle, source: Source, count: int
 ) -> NDArray[np.float32]:
-    """Return a run's starting models, (count, d) float32: those in ``folder``, or random ones."""
+    """Return a run's starting models, (count, d) float32: those in ``folder`` (or a device's file), or random ones."""
     if folder is not None:
-        from shoal.owner.models.files import read_models
+        from shoal.owner.models.files import read_certified, read_models
         from shoal.owner.runs.plan import chosen_origins
 
+        if folder.is_file():
+            plan, round_, models = read_certified(folder, bundle, fleet)
+            note(f"{folder}: models of run {plan.run} that devices certify, up to round {round_}")
+            return chosen_origins(models, count, model)
         return chosen_origins(read_models(folder, bundle), count, model)
     note("drawing the starting models")
     with working("drawing the starting models with torch"):

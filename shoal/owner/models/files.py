@@ -20,21 +20,43 @@ import numpy as np
 
 from edge_client.export import export
 from edge_client.learning.statistics import scale_from
+from edge_client.models.states import ModelState
+from edge_client.models.store import StateFile
+from edge_client.run.held_models import assembled
+from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, TaskError
+from shoal.membership.statements import check_certificate, signers_needed
 from shoal.owner.keys.outputs import check_output
-from shoal.util.files import private_directory, read_private, remove_unfinished, write_atomic, write_failed
+from shoal.owner.keys.run_list import signed_plans
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.messages import FOR_ALL
+from shoal.protocol.states import Offer, RoundModels, StateCertificate, StateId
+from shoal.util.files import (
+    named,
+    private_directory,
+    read_limited,
+    read_private,
+    remove_unfinished,
+    write_atomic,
+    write_failed,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_client.storage.scales import Scale
+    from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
+    from shoal.protocol.documents import RunPlan
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
 
 LIST_FILE: Final = "models.json"
 FORMAT: Final = 1
+CERTIFIED_HINT: Final = "write it again on a device: shoal-edge export DIR FILE --certified"
+MAX_CERTIFIED: Final = 64
+"""Most states in a device's file: the models of one round."""
 _OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz)|models\.json)(\.[0-9a-f]+\.\d+\.new)?")
 """The files of an output, and their temporary names."""
 
@@ -132,6 +154,65 @@ def read_models(folder: Path, bundle: TaskBundle) -> dict[int, Float32Vector]:
             hint="give the task that their run was signed with; compiled again it is another task",
         )
     return {model: _read_state(folder, name, sha256, bundle) for model, (name, sha256) in sorted(entries.items())}
+
+
+def read_certified(
+    file: Path, bundle: TaskBundle, fleet: FleetDirectory
+) -> tuple[RunPlan, int, dict[int, Float32Vector]]:
+    """Read what `shoal-edge export --certified` wrote; return the run's plan, the newest state's round, and the models.
+
+    The models are those that `read_models` would return.
+
+    Args:
+        file: from a device, which is not trusted: its models count if devices of the roster have signed their digests.
+        bundle: the task.
+        fleet: the owner's directory, with the signed run.
+
+    Raises:
+        ConfigError: the owner has signed no such run, or the file is too large.
+        TaskError: the models are of another task.
+        UntrustedError: too few devices of the roster have signed a model.
+        IntegrityError: the file is damaged, or holds no such models.
+    """
+    most = limits.MAX_CERTIFICATE_BYTES + MAX_CERTIFIED * (
+        limits.SEALED_HEAD_BYTES + 4 * bundle.manifest.federated_length
+    )
+    newest: dict[int, ModelState] = {}
+    plan = None
+    with named(file, CERTIFIED_HINT):
+        certificate, rest = decode_prefix(read_limited(file, most), StateCertificate)
+        for _ in range(MAX_CERTIFIED):
+            if not rest:
+                break
+            head, rest = decode_prefix(rest, StateFile)
+            plan = plan or _plan_of(head.run_id, fleet, bundle)
+            theta = np.frombuffer(rest[: 4 * head.length], "<f4").astype(np.float32)
+            rest = rest[4 * head.length :]
+            state = ModelState.of(
+                StateId(head.model, head.round), theta, run_id=plan.run_id, digest_key=head.digest_key
+            )
+            needed = signers_needed(plan.min_contributors, fleet.roster.active_count)
+            check_certificate(
+                certificate, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=fleet.roster, needed=needed
+            )
+            newest[head.model] = max(state, newest.get(head.model, state), key=lambda s: s.id)
+        if rest or plan is None:
+            raise IntegrityError("it holds no certified models, or too many")
+        held = RoundModels(0, tuple(Offer(model, state.id) for model, state in sorted(newest.items())))
+        thetas = {state.id: state.theta for state in newest.values()}
+        found = {m: assembled(plan, held, m, thetas) for m in sorted(newest) if m not in FOR_ALL}
+        if not found or not all(len(t) == plan.length and np.isfinite(t).all() for t in found.values()):
+            raise IntegrityError("it does not hold the task's parameters")
+    return plan, max(s.id.round for s in newest.values()), found
+
+
+def _plan_of(run_id: bytes, fleet: FleetDirectory, bundle: TaskBundle) -> RunPlan:
+    plan = next((p for p in signed_plans(fleet, lambda _: None) if p.run_id == run_id), None)
+    if plan is None:
+        raise ConfigError("its run is none of the owner's signed runs", hint="take the folder runs from a backup")
+    if plan.task_digest != bundle.digest:
+        raise TaskError("its models are of another task", hint="give the task that their run was signed with")
+    return plan
 
 
 def _read_state(folder: Path, name: str, sha256: str, bundle: TaskBundle) -> Float32Vector:

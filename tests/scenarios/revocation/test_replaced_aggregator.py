@@ -3,22 +3,29 @@
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
+from edge_client.models.store import certified_file
 from edge_client.protocol.round_state import Stage
-from shoal.errors import ShoalError
+from shoal.errors import IntegrityError, ShoalError, TaskError, UntrustedError
 from shoal.membership.directory import KEY_FILE
 from shoal.membership.roster import ReplacedError
+from shoal.owner.cli.runs import _origins
+from shoal.owner.models.files import read_certified
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
-from shoal.protocol.codec import encode
+from shoal.protocol.codec import decode_prefix, encode
+from shoal.protocol.states import StateCertificate
 from shoal.simulation.loopback_fleet import draw_origins
+from tests.helpers import calls
 from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish
 from tests.helpers.sessions import hand_over
+from tests.helpers.tasks import logistic_bundle
 
 ASLEEP = "dev-02"
 
@@ -102,6 +109,52 @@ def test_the_run_in_progress_ends_and_its_newest_model_stays(tmp_path):
         assert len({(m.round, m.theta.tobytes()) for m in held.values()}) == 1
         assert all(m.round >= 3 for m in held.values())
         fleet.run(600)
+
+
+def test_a_run_begins_with_the_certified_model_of_a_device(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        fleet.kill_device(ASLEEP)
+        fleet.run_until(lambda: fleet.closed() >= 5, 400)
+        fleet.kill_device("dev-01")
+        fleet.revive_device("dev-01")
+        closed = fleet.closed()
+        lose_aggregator(fleet, tmp_path)
+        directory, file = fleet.stage.device_dir("dev-01"), tmp_path / "dev-01.models"
+        done = calls.call("shoal-edge", ["export", str(directory), str(file), "--certified"], tmp_path, {})
+        assert done.status == 0, done.err
+        owner = fleet.stage.fleet
+        plan, round_, models = read_certified(file, fleet.bundle, owner)
+        assert (plan.run, models.keys()) == (fleet.plan.run, {0})
+        assert 3 <= round_ <= closed
+        begins = _origins(owner, file, None, fleet.bundle, None, 1)
+        assert begins.tobytes() == models[0].tobytes()
+        assert np.any(begins)
+        data = file.read_bytes()
+
+        def refused(data, error, words):
+            file.write_bytes(data)
+            with pytest.raises(error, match=words):
+                read_certified(file, fleet.bundle, owner)
+
+        refused(data[:-1] + bytes([data[-1] ^ 1]), UntrustedError, "0 devices of the roster have signed")
+        statements, states = decode_prefix(bytes(data), StateCertificate)
+        refused(encode(StateCertificate(())) + bytes(states), UntrustedError, "are needed")
+        refused(encode(statements), IntegrityError, "no certified models")
+        refused(data[:-4], UntrustedError, "are needed")
+        refused(b"", IntegrityError, "is damaged")
+        file.write_bytes(data)
+        with pytest.raises(TaskError, match="another task"):
+            read_certified(file, logistic_bundle(5, 2), owner)
+        # The signatures of devices that the owner has revoked since count for nothing.
+        owner.revoke("dev-00")
+        owner.revoke("dev-03")
+        refused(data, UntrustedError, "are needed")
+
+
+def test_a_device_without_certificates_says_so(tmp_path):
+    with pytest.raises(IntegrityError, match="holds no certified model"):
+        certified_file(tmp_path)
 
 
 def test_the_old_one_is_refused_by_devices(tmp_path):
