@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import queue
 import struct
@@ -190,10 +191,19 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             items.append(Item(identity.name, header.transfer_id, header.payload))
             items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
             vector = None if encoded is None else encoded.masked
-            stored.append(Stored(contribution_of(upload, vector), header.transfer_id))
+            stored.append(Stored(contribution_of(upload, vector, _norm(vector, cuts)), header.transfer_id))
         yield opened.plan.round, items
         for event in stored:
             state, actions = engine.handle(state, event)
+
+
+def _norm(vector: Float32Vector | None, cuts: Sequence[tuple[int, int]]) -> float | None:
+    """Return the norm that an aggregator with workers computes from those of the parts; None without workers."""
+    from aggregator.shards.calculation import squared_norm
+
+    if vector is None or not cuts:
+        return None
+    return math.sqrt(math.fsum(squared_norm(vector[start:stop]) for start, stop in cuts))
 
 
 def _in_parts(steps: tuple[KeptStep, ...], cuts: Sequence[tuple[int, int]]) -> tuple[KeptStep, ...]:

@@ -83,7 +83,7 @@ def test_every_mask_mode_gives_the_same_clusters(strategy):
     def run(mode):
         settings = {"k": 2} if strategy == "ifca" else {}
         return shoal.simulate(
-            lambda: nn.Linear(30, 2), cancer(), strategy=strategy, settings=settings, rounds=8, mask=mode
+            lambda: nn.Linear(30, 2), cancer(), strategy=strategy, settings=settings, rounds=14, mask=mode
         )
 
     clear = run("none")
