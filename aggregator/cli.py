@@ -103,6 +103,10 @@ def serve(
         Path | None,
         typer.Option(help="File (mode 0600) with the token that requests must show; required off loopback."),
     ] = None,
+    chunk_bytes: Annotated[
+        int | None,
+        typer.Option(help="Largest chunk to send, for a broker that takes small packets only.", show_default="122880"),
+    ] = None,
     home_assistant: Annotated[
         str | None, typer.Option(help="Home Assistant's discovery prefix, to publish the fleet's counts as sensors.")
     ] = None,
@@ -136,6 +140,7 @@ def serve(
         "http": http,
         "http_token": http_token,
         "home_assistant": home_assistant,
+        "chunk_bytes": chunk_bytes,
         "shards": shards,
         "interface": interface,
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.address import check_chunk_bytes
+from shoal.limits import CHUNK_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class AggregatorConfig:
@@ -21,6 +24,7 @@ class AggregatorConfig:
         http_token: private file with the token that each request must show; required unless HOST is a loopback address.
         shards: folder with a directory for each worker of this machine, for processes that torchrun starts; None without.
         interface: network interface for the sums between coordinator and workers; needed for runs with workers.
+        chunk_bytes: largest payload of a chunk that is sent.
         home_assistant: Home Assistant's discovery prefix; empty publishes no sensors.
     """
 
@@ -37,3 +41,7 @@ class AggregatorConfig:
     home_assistant: str = ""
     shards: Path | None = None
     interface: str = ""
+    chunk_bytes: int = CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        check_chunk_bytes(self.chunk_bytes)

@@ -26,6 +26,7 @@ from aggregator.page.service import FleetPage
 from aggregator.publisher import LEDGER_FILE, TOLD_FILE, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
+from aggregator.shards.own_presence import witness
 from aggregator.status.live_file import LiveFile, known_devices
 from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
@@ -38,9 +39,10 @@ from aggregator.strategies.registry import TooManyComparedError
 from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, reason_of
+from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, reason_of
 from shoal.membership.roster import ReplacedError
 from shoal.protocol.chunking import LaterKindError
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
@@ -82,7 +84,7 @@ def serve(config: AggregatorConfig) -> None:
         NotEnrolledError: this aggregator belongs to no fleet.
         BrokerUnreachableError: the first connection failed.
         ConfigError: another program serves this directory.
-        UntrustedError: another aggregator uses the same client id.
+        TakenOverError: another aggregator with this identity began before this one.
         StorageError: the disk is full or fails.
     """
     AggregatorMembership(config.dir)  # fail before `serving` makes a lock file in a directory of something else
@@ -119,17 +121,23 @@ class Daemon:
         self._refusals = Refusals(LOG)
         self._inbox = Inbox()
         self._address = address = BrokerAddress.parse(
-            config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+            config.broker or self._membership.broker,
+            ca_file=config.ca,
+            cert_file=config.cert,
+            key_file=config.key,
+            chunk_bytes=config.chunk_bytes,
         )
+        topic = Topics(self._membership.fleet).at(TopicKind.SERVER_STATE)
         self._transport = MqttTransport(
             address,
-            # One client id for a fleet, so that a second aggregator takes over the session and this one notices.
+            # One client id for a fleet, so that a second aggregator takes over the session and both notice.
             f"shoal-{self._membership.fleet}-aggregator",
             self._inbox.put,
             session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
             # After a crash the broker sends again whatever was not handled yet.
             manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
+            witness=witness(self._membership.identity, self._membership.fleet, topic, time.time_ns()),
         )
         self._watch = FleetWatch(str(address), known=known_devices(self._membership.directory))
         self._presences = PresenceInbox(self._membership, self._watch)
@@ -149,7 +157,7 @@ class Daemon:
 
         Raises:
             BrokerUnreachableError: the first connection failed.
-            UntrustedError: another aggregator uses the same client id.
+            TakenOverError: another aggregator with this identity began before this one.
             ReplacedError: the owner has put another aggregator in the place of this one.
             IntegrityError: with ``once``, a run was skipped because its directory is damaged.
         """
@@ -443,9 +451,9 @@ class Daemon:
         if event is None:
             raise _Stop
         if isinstance(event, TakenOver):
-            raise UntrustedError(
-                "another aggregator took over this session",
-                hint="a fleet has one aggregator: stop the other one",
+            raise TakenOverError(
+                "another aggregator took over this session: it has this one's identity, and began before it",
+                hint="a fleet has one aggregator: end the other one, or this copy of its directory",
             )
         if callable(event):
             # The result of a worker's job. It is taken here because the service is not safe for several threads.

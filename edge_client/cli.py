@@ -205,6 +205,10 @@ def run(
     max_kbps: Annotated[
         float | None, typer.Option(help="Most kilobits a second to send; 0: no limit.", min=0, show_default="0")
     ] = None,
+    chunk_bytes: Annotated[
+        int | None,
+        typer.Option(help="Largest chunk to send, for a broker that takes small packets only.", show_default="122880"),
+    ] = None,
     metered: Annotated[
         str | None,
         typer.Option(
@@ -248,6 +252,7 @@ def run(
         "watch": watch,
         "executor": executor,
         "max_kbps": max_kbps,
+        "chunk_bytes": chunk_bytes,
         "metered": metered,
         "vitals": vitals,
     }

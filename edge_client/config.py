@@ -9,8 +9,9 @@ from typing import Final
 from edge_client.learning.executor.choice import AUTO, check_setting
 from edge_client.learning.reading import Reading
 from edge_client.metered import parse_hours
+from shoal.address import check_chunk_bytes
 from shoal.errors import ConfigError
-from shoal.limits import MOST_DITTO_WEIGHT
+from shoal.limits import CHUNK_BYTES, MOST_DITTO_WEIGHT
 
 LEAST_KBPS: Final = 8.0
 """1,000 bytes a second: below it a reminder would take longer than the pause before the next."""
@@ -38,6 +39,7 @@ class EdgeConfig:
         executor: ``onnxruntime`` or ``numpy``, which computes the task; ``auto`` for ONNX Runtime if it is installed, else numpy.
         log: debug, info, warning or error.
         max_kbps: most kilobits a second that are sent to the broker; 0 is no limit.
+        chunk_bytes: largest payload of a chunk that is sent.
         vitals: report disk, memory, load, temperature and battery to the aggregator every ten minutes.
         metered: hours of the day, such as ``08:00-20:00``, in which the device declines all rounds but the final one; empty for
             none.
@@ -61,6 +63,7 @@ class EdgeConfig:
     metered: str = ""
     vitals: bool = False
     skip_bad: int | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -74,6 +77,7 @@ class EdgeConfig:
                 hint="kilobits a second: 64 is a slow mobile link",
             )
         parse_hours(self.metered)
+        check_chunk_bytes(self.chunk_bytes)
 
     @property
     def reading(self) -> Reading:

@@ -18,12 +18,12 @@ from edge_client.learning.watching import watch_of
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.metered import parse_hours
-from edge_client.protocol.presence import presence
+from edge_client.protocol.presence import presence, witness
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
 from edge_client.vitals import measure
 from shoal.address import BrokerAddress
-from shoal.errors import ShoalError, StorageError, UntrustedError
+from shoal.errors import ShoalError, StorageError, TakenOverError, UntrustedError
 from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.transport.jitter import uniform
@@ -74,7 +74,8 @@ def serve(config: EdgeConfig) -> None:
         NotEnrolledError: the device belongs to no fleet.
         BrokerUnreachableError: the first connection failed.
         ConfigError: another program serves this directory, or the executor asked for is not installed.
-        UntrustedError: another device uses this device's name, or the owner has revoked it.
+        UntrustedError: the owner has revoked this device.
+        TakenOverError: another program, which began before this one, has the device's identity.
         DataError: its data are missing or of no known format.
         StorageError: the disk is full or fails; `shoal-edge status` says so.
     """
@@ -100,7 +101,11 @@ def _serve(config: EdgeConfig) -> None:
     birth = next_birth(membership)
     DeviceState(config.dir).clear_trouble()
     address = BrokerAddress.parse(
-        config.broker or membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+        config.broker or membership.broker,
+        ca_file=config.ca,
+        cert_file=config.cert,
+        key_file=config.key,
+        chunk_bytes=config.chunk_bytes,
     )
     transport = MqttTransport(
         address,
@@ -109,6 +114,7 @@ def _serve(config: EdgeConfig) -> None:
         will=presence(membership, birth, online=False),
         manual_ack=True,
         pace=Pace.of_kbps(config.max_kbps),
+        witness=witness(membership, birth),
     )
     worker = ThreadWorker()
     runtime = DeviceRuntime(
@@ -171,9 +177,9 @@ def _loop(
                 LOG.info("stopping")
                 return
             if isinstance(event, TakenOver):
-                raise UntrustedError(
+                raise TakenOverError(
                     f"another device connected as {name}",
-                    hint="each device needs its own directory: was this one copied?",
+                    hint="it began before this one: each device needs its own directory, and this one was copied",
                 )
             if callable(event):
                 event()

@@ -16,7 +16,7 @@ from typing import Final
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError, printable
+from shoal.errors import ConfigError, NotEnrolledError, ShoalError, TakenOverError, UntrustedError, printable
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, load_receiving, make_identity, store_grant
 from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
@@ -215,7 +215,7 @@ def enrol(
             except queue.Empty:
                 continue
             if isinstance(event, TakenOver):
-                raise UntrustedError("another device asks with the same line", hint="each device needs its own line")
+                raise TakenOverError("another device asks with the same line", hint="each device needs its own line")
             enrolling.on_event(event, int(time.time()))
             if enrolling.refused is not None:
                 raise enrolling.refused

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import ConfigError
+from shoal.limits import CHUNK_BYTES, LEAST_CHUNK_BYTES
 
 if TYPE_CHECKING:
     import ssl
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _FORM: Final = "use mqtt://host:port or mqtts://user:password@host:port"
+
+
+def check_chunk_bytes(chunk_bytes: int) -> None:
+    """Raise a ConfigError unless a setting asks for chunks that a receiver takes and that are not tiny."""
+    if not LEAST_CHUNK_BYTES <= chunk_bytes <= CHUNK_BYTES:
+        raise ConfigError(
+            f"chunk_bytes is from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}, not {chunk_bytes}",
+            hint="take 1,024 bytes less than the largest packet of the broker",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,7 @@ class BrokerAddress:
         ca_file: PEM file of trusted CA certificates; None for the system's.
         cert_file: the client certificate, if the broker requires one.
         key_file: the private key of ``cert_file``.
+        chunk_bytes: largest payload of a chunk for this broker.
     """
 
     host: str
@@ -42,6 +53,7 @@ class BrokerAddress:
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = field(default=None, repr=False)
+    chunk_bytes: int = CHUNK_BYTES
 
     @classmethod
     def parse(
@@ -51,6 +63,7 @@ class BrokerAddress:
         ca_file: Path | None = None,
         cert_file: Path | None = None,
         key_file: Path | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> BrokerAddress:
         """Parse ``mqtt[s]://[user:password@]host[:port]``; user and password may be percent-encoded.
 
@@ -86,6 +99,7 @@ class BrokerAddress:
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
+            chunk_bytes=chunk_bytes,
         )
 
     def __str__(self) -> str:

@@ -56,6 +56,12 @@ class UntrustedError(ShoalError):
     exit_code = 6
 
 
+class TakenOverError(UntrustedError):
+    """Another program has this one's identity, and began before it."""
+
+    exit_code = 12
+
+
 class ForkedHistoryError(UntrustedError):
     """The aggregator has shown this device another history of a run than before, or than it showed other devices."""
 

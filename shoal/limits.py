@@ -8,6 +8,9 @@ CHUNK_BYTES: Final = 120 * 1024
 """Payload of one chunk, unless the broker's packet limit is smaller. A receive buffer of 128 KiB or more costs
 an mmap each time and takes three times as long."""
 
+LEAST_CHUNK_BYTES: Final = 3072
+"""Smallest payload of a chunk that a setting may ask for, or that a broker's refusals lead to."""
+
 MAX_PACKET_BYTES: Final = 1024 * 1024
 """Largest MQTT packet we accept or send."""
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.owner_inbox import GrantInbox
 from aggregator.shards.membership import WorkerMembership
+from aggregator.shards.own_presence import witness
 from aggregator.shards.sums import BlockSender
 from aggregator.shards.worker import WorkerService, read_order, worker_presence
 from aggregator.workers import ThreadWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, ShoalError, UntrustedError, reason_of
+from shoal.errors import ConfigError, ShoalError, TakenOverError, UntrustedError, reason_of
 from shoal.membership.plans import open_plan
 from shoal.protocol import channels
 from shoal.protocol.reassembly import Reassembler
@@ -76,14 +77,19 @@ class WorkerDaemon:
         self._sender: BlockSender | None = None
         self._jobs = ThreadWorkers(self._inbox.put, "shoal-sums")
         address = BrokerAddress.parse(
-            config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+            config.broker or self._membership.broker,
+            ca_file=config.ca,
+            cert_file=config.cert,
+            key_file=config.key,
+            chunk_bytes=config.chunk_bytes,
         )
-        name = self._membership.identity.name
+        name, will = self._membership.identity.name, worker_presence(self._membership, self._birth, online=False)
         self._transport = MqttTransport(
             address,
             f"shoal-{self._membership.fleet}-{name}",
             self._inbox.put,
-            will=worker_presence(self._membership, self._birth, online=False),
+            will=will,
+            witness=witness(self._membership.identity, self._membership.fleet, will[0], self._birth),
             session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
             manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
@@ -95,7 +101,7 @@ class WorkerDaemon:
 
         Raises:
             BrokerUnreachableError: the first connection failed.
-            UntrustedError: another worker uses the same client id.
+            TakenOverError: another program with this worker's identity began before this one.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(None))
@@ -133,7 +139,10 @@ class WorkerDaemon:
         if event is None:
             raise _Stop
         if isinstance(event, TakenOver):
-            raise UntrustedError("another program took over this session", hint="a worker runs once: stop the other")
+            raise TakenOverError(
+                "another program took over this session: it has this worker's identity, and began before this one",
+                hint="a worker runs once: end the other one",
+            )
         if not isinstance(event, Message | Connected) and callable(event):
             event()
         elif self._service is not None:

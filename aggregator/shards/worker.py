@@ -17,9 +17,9 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import GrantInbox
 from aggregator.shards.calculation import PartCalculator, squared_norm
 from aggregator.shards.membership import WorkerMembership
+from aggregator.shards.own_presence import signed_presence
 from aggregator.shards.part_store import PartStore
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group, seal_message_to_member
-from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
 from shoal.membership.roster import aggregator_of
@@ -44,7 +44,6 @@ from shoal.protocol.shards import (
     ShardOrder,
     StoredPart,
     UploadPart,
-    WorkerPresence,
     borders,
     mean_part_number,
     part_bytes,
@@ -56,7 +55,6 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Transport, TransportEvent, Will
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.log_throttle import Refusals
-from shoal.version import VERSION
 
 LOG = logging.getLogger("shoal.worker")
 CONTROL_BYTES: Final = 768
@@ -71,10 +69,8 @@ it takes the addresses."""
 
 def worker_presence(membership: WorkerMembership, birth: int, *, online: bool) -> Will:
     """Return topic and payload of a worker's presence."""
-    told = WorkerPresence(membership.fleet, membership.identity.name, birth, online, VERSION)
-    signed = sign_document(membership.identity, told)
-    (chunk,) = split(signed, kind=channels.WORKER_STATE.kind, round=0)
-    return Topics(membership.fleet).at(TopicKind.WORKER_STATE, membership.identity.name), chunk
+    topic = Topics(membership.fleet).at(TopicKind.WORKER_STATE, membership.identity.name)
+    return topic, signed_presence(membership.identity, membership.fleet, birth, online=online)
 
 
 def read_order(membership: WorkerMembership, transfer: Transfer) -> ShardOrder:

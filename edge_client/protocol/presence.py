@@ -12,17 +12,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import seal_to_group
+from crypto.seal.envelope import open_from_group, read_head, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence, Resubscribe
+from shoal.errors import UntrustedError
 from shoal.protocol.channels import PRESENCE, RECEIVING
-from shoal.protocol.chunking import split
-from shoal.protocol.codec import encode
+from shoal.protocol.chunking import parse, split
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import Presence, contrary_field, left_out_field
+from shoal.protocol.messages import Presence, contrary_field, left_out_field, rival_field
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.protocol.wire_versions import SPOKEN
-from shoal.transport.base import Will
+from shoal.transport.rivals import Witness
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from edge_client.protocol.session_io import Facts
     from shoal.protocol.messages import Vitals
     from shoal.protocol.states import TranscriptHead
+    from shoal.transport.base import Will
 
 SILENT_S: Final = 300.0
 """Longest time without any message until a device subscribes to announcement, notice and answers again: the broker may have
@@ -59,6 +61,7 @@ def presence(
     vitals: Vitals | None = None,
     left_out: int = 0,
     contrary: Sequence[str] = (),
+    rival: int = 0,
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -72,6 +75,7 @@ def presence(
         vitals: the device's condition; None if its operator has not asked for that.
         left_out: number of damaged samples that the device leaves out.
         contrary: devices that have signed another history of the run than this device was shown.
+        rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
     message = encode(
@@ -86,13 +90,31 @@ def presence(
             answers=answers,
             vitals=vitals,
             wire=SPOKEN,
-            later=left_out_field(left_out) + contrary_field(contrary),
+            later=left_out_field(left_out) + contrary_field(contrary) + rival_field(rival),
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)
     sealed = seal_to_group(membership.identity, membership.group, envelope, message)
     (chunk,) = split(sealed, kind=PRESENCE.kind, round=0)
     return Topics(membership.fleet).state(membership.name), chunk
+
+
+def witness(membership: DeviceMembership, birth: int) -> Witness:
+    """Return what speaks for this start of the device, to find a copy of its directory."""
+
+    def read(payload: bytes) -> tuple[int, int] | None:
+        sealed = parse(payload)[1]
+        head, at = read_head(sealed)
+        if head != PRESENCE.head(membership.fleet, membership.name):
+            raise UntrustedError("another message in place of our presence")
+        key = membership.identity.member.sign_key
+        told = decode(open_from_group(membership.group, sealed, head, at, key), Presence)
+        return (told.birth, told.rival) if told.online else None
+
+    def present(rival: int) -> bytes:
+        return presence(membership, birth, online=True, rival=rival)[1]
+
+    return Witness(Topics(membership.fleet).state(membership.name), birth, present, read)
 
 
 def receiving_notice(membership: DeviceMembership) -> Will:

@@ -105,7 +105,7 @@ def _at_broker(fleet: FleetDirectory, tls: Tls) -> list[Check]:
     """Return the checks of the messages that the broker retains."""
     complaints: list[str] = []
     try:
-        with OwnerConnection(fleet, tls, complaints.append, beside=True) as connection:
+        with OwnerConnection(fleet, tls, complaints.append) as connection:
             registrar = connection.registrar
             connection.look_for_roster()
             return [_published(fleet, registrar), _requests(fleet, registrar, complaints)]

@@ -330,9 +330,18 @@ class Presence:
         raw = dict(self.later).get(_CONTRARY, b"")
         return tuple(raw.decode("ascii", "replace").split(",")) if raw else ()
 
+    @property
+    def rival(self) -> int:
+        """Birth of a later program that uses the device's identity, and is to end; 0 for none. It is a later field."""
+        return int.from_bytes(dict(self.later).get(_RIVAL, b"")[:8], "little")
+
 
 _LEFT_OUT: Final = 1
 """Number of the later field of a presence with the damaged samples that the device leaves out, u32; added in 0.2.0."""
+
+
+_RIVAL: Final = 3
+"""Number of the later field of a presence that names another start of the device, u64; added in 0.2.0."""
 
 
 def left_out_field(count: int) -> LaterFields:
@@ -343,6 +352,11 @@ def left_out_field(count: int) -> LaterFields:
 def contrary_field(devices: Sequence[str]) -> tuple[tuple[int, bytes], ...]:
     """Return the later fields of a presence that names ``devices`` as signers of another history; none without any."""
     return ((_CONTRARY, ",".join(devices[:MOST_CONTRARY]).encode("ascii")),) if devices else ()
+
+
+def rival_field(rival: int) -> LaterFields:
+    """Return the later fields of a presence that names a later start of the device; none for 0."""
+    return ((_RIVAL, rival.to_bytes(8, "little")),) if rival else ()
 
 
 class RunOrder(IntEnum):

@@ -368,10 +368,14 @@ class ShardOrder:
 @message(150)
 @dataclass(frozen=True, slots=True)
 class WorkerPresence:
-    """A worker's retained state, signed by it, with the same ``birth`` in its will."""
+    """A worker's retained state, signed by it, with the same ``birth`` in its will; also a sign of life of the aggregator itself.
+
+    ``rival`` is the birth of a later program that uses the same identity, and is to end; 0 for none.
+    """
 
     fleet: str
     worker: str
     birth: U64
     online: bool
     version: str
+    rival: U64 = 0

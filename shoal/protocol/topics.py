@@ -54,6 +54,7 @@ class TopicKind(Enum):
     MODEL = "s/model/{label}/#"
     MEAN_PART = "s/part/{label}/#"
     NOTICE = "s/notice"
+    SERVER_STATE = "s/state"
     UP = "d/{device}/up"
     PART = "d/{device}/part/#"
     CTL = "d/{device}/ctl"

@@ -4,7 +4,9 @@ Only the network thread uses paho. ``publish`` and ``subscribe`` queue work and 
 window of publishes at a time: paho copies every packet it holds, resends all of them after a reconnection, and re-slices
 a long backlog at every send.
 
-States: connecting, online, waiting to reconnect (`backoff_s`), and ended, after ``close`` or a session take-over.
+States: connecting, online, waiting to reconnect (`backoff_s`), and ended, after ``close`` or once another program with our
+client id was found. Connections that end soon are no sign of one: a bad link ends them too. The transport then looks for it
+(`shoal.transport.rivals`), and goes on.
 
 Example: a broker restarts. The thread reports `Disconnected`, waits a random time below one second, reconnects, reports
 `Connected`, restores the subscriptions, and sends the publishes queued meanwhile.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import select
 import threading
 import time
@@ -43,8 +46,9 @@ from shoal.transport.base import (
 )
 from shoal.transport.exact_topics import ExactTopics
 from shoal.transport.jitter import uniform
-from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
+from shoal.transport.mqtt_connection import NO_RETAINED_MESSAGES, Link, LinkOptions, Publish
 from shoal.transport.pacing import Pace
+from shoal.transport.rivals import WATCH_S, RivalWatch, Witness
 
 _log = logging.getLogger(__name__)
 
@@ -58,14 +62,11 @@ FLUSH_S: Final = 2.0
 """Longest wait of ``close`` for queued publishes."""
 
 SHORT_LIFE_S: Final = 10.0
-"""A connection that ends sooner does not reset the back-off, and may have been ended by another client with our id."""
+"""A connection that ends sooner does not reset the back-off."""
 
-SHORT_LIVES: Final = 3
-"""This many such connections in a row, ended without a reason code, count as a session take-over.
-
-MQTT 5 has a reason code for it, which mosquitto 2.0.11 does not send; 3.1.1 has none. A failed attempt to connect between
-them starts the count again.
-"""
+MANY_ENDS: Final = 3
+ENDS_S: Final = 3.0 * limits.RECONNECT_MAX_S
+"""Once so many connections have ended within this time, another client may be using our id: it is looked for."""
 
 SESSION_TAKEN_OVER: Final = 0x8E
 UNSUPPORTED_VERSIONS: Final = (None, 0x84)
@@ -73,9 +74,14 @@ UNSUPPORTED_VERSIONS: Final = (None, 0x84)
 
 REFUSED_CREDENTIALS: Final = (0x86, 0x87, 0x8A)
 """Bad user name or password, not authorised, banned. paho converts the two codes of 3.1.1 to the first two."""
-CREDENTIALS_HINT: Final = (
-    "the broker refuses this client's credentials: check user, password or certificate; a device may have been revoked"
-)
+HINTS: Final = {
+    **dict.fromkeys(
+        REFUSED_CREDENTIALS,
+        "the broker refuses this client's credentials: check user, password or certificate; a device may have been revoked",
+    ),
+    NO_RETAINED_MESSAGES: "Shoal needs retained messages: in mosquitto.conf, `retain_available true`; else another broker",
+}
+"""What to do about a broker that refuses a client, by reason code."""
 
 _TICK_S: Final = 1.0
 _CLOSING_TICK_S: Final = 0.05
@@ -116,6 +122,7 @@ class MqttTransport:
         reconnect_min_s: bound of the random wait before the first reconnection; doubles with each attempt.
         reconnect_max_s: largest bound.
         pace: limits the rate of publishes; also while closing.
+        witness: speaks for this program, to find another one that uses its identity; None without a presence.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class MqttTransport:
         reconnect_min_s: float = limits.RECONNECT_MIN_S,
         reconnect_max_s: float = limits.RECONNECT_MAX_S,
         pace: Pace | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._pace = pace or Pace()
         if will is not None:
@@ -162,10 +170,16 @@ class MqttTransport:
         self._handled: deque[_Receipt] = deque()
 
         # Written by the network thread alone.
+        self._witness = witness
+        self._rivals: RivalWatch | None = None
+        self._beside: MqttTransport | None = None
+        self._taken_over = False
+        self._born_s = 0.0
+        self._takeovers = 0
         self._silent = False
         self._ever_online = self._told_offline = False
         self._online_since_s = 0.0
-        self._short_lives = 0
+        self._ends_s: deque[float] = deque(maxlen=MANY_ENDS)
         self._bytes_sent = 0
         self._bytes_received = 0
         self._connection = 0
@@ -213,16 +227,20 @@ class MqttTransport:
             self.close()
             raise BrokerUnreachableError(
                 f"no MQTT broker can be used at {self.address}: {failure}",
-                hint=CREDENTIALS_HINT
-                if self._failure_code in REFUSED_CREDENTIALS
-                else "check the address, that the broker runs, and the user, password or certificate that it asks for",
+                hint=HINTS.get(
+                    self._failure_code or 0,
+                    "check the address, that the broker runs, and the user, password or certificate that it asks for",
+                ),
             )
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk within the pace and the broker's packet limit, which it announces in CONNACK (MQTT 5 only)."""
-        most = chunk_bytes_within(self._link.max_packet_bytes)
-        return max(MIN_CHUNK_BYTES, min(most, self._pace.most_chunk_bytes))
+        """Payload bytes of a chunk within the setting, the pace and the broker's packet limit.
+
+        The broker announces its limit in CONNACK (MQTT 5 only), or refuses what is larger.
+        """
+        most = chunk_bytes_within(min(self._link.max_packet_bytes, self._link.learned_bytes))
+        return max(MIN_CHUNK_BYTES, min(most, self.address.chunk_bytes, self._pace.most_chunk_bytes))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message for the broker, also while offline; never blocks.
@@ -258,14 +276,18 @@ class MqttTransport:
 
     def close(self) -> None:
         """Send the queue for at most FLUSH_S, disconnect and stop; the sink is not called afterwards."""
-        with self._lock:
-            if not self._closing:
-                self._closing = True
-                self._close_by_s = time.monotonic() + FLUSH_S
-                self._wake()
+        self.leave(FLUSH_S)
         if self._started and threading.current_thread() is not self._thread:
             self._thread.join(FLUSH_S + limits.CONNECT_TIMEOUT_S)
             self._silent = True
+
+    def leave(self, flush_s: float) -> None:
+        """Begin to close, without a wait: the queue is sent for at most ``flush_s`` seconds."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._close_by_s = time.monotonic() + flush_s
+                self._wake()
 
     def on_online(self, *, session_present: bool) -> None:
         """Report `Connected`, then restore the subscriptions; the link calls this inside a step."""
@@ -274,6 +296,7 @@ class MqttTransport:
             known = [topic_filter for topic_filter in self._filters if topic_filter not in requests]
             self._requests.clear()
         self._online_since_s = time.monotonic()
+        self._born_s = self._born_s or self._online_since_s
         if self._told_offline:
             self._told_offline = False
             _log.info("connected to %s again", self.address)
@@ -380,25 +403,25 @@ class MqttTransport:
                     continue
                 reason = self._link.reason
                 if self._link.was_online and not self._closing:
-                    lived_s = time.monotonic() - self._online_since_s
-                    if self._is_taken_over(lived_s):
-                        _log.error("another client uses the id %s: stopped", self.client_id)
-                        self._emit(TakenOver())
-                        return
-                    self._emit(Disconnected(reason))
-                    attempt = attempt if lived_s < SHORT_LIFE_S else 0
+                    attempt, reason = self._look_back(attempt)
+                    if not self._taken_over:
+                        self._emit(Disconnected(reason))
                 if not self._ever_online:
                     self._failure, self._failure_code = reason, self._link.reason_code
                     self._first_outcome.set()
                 if not self._closing:
                     self._told_offline = True
-                    if self._link.reason_code in REFUSED_CREDENTIALS:
-                        _log.warning("not connected to %s: %s; %s", self.address, reason, CREDENTIALS_HINT)
+                    if self._link.reason_code in HINTS:
+                        _log.warning("not connected to %s: %s; %s", self.address, reason, HINTS[self._link.reason_code])
                     else:
                         _log.info("not connected to %s: %s", self.address, reason)
                 self._pause(backoff_s(attempt, *self._reconnect_s, uniform))
                 attempt += 1
+            if self._taken_over:
+                _log.error("another program uses the id %s: stopped", self.client_id)
+                self._emit(TakenOver())
         finally:
+            self._leave_rivals()
             # Under the lock, so that `_wake` never writes to a descriptor that was closed and given to another file.
             with self._lock:
                 self._closing = True
@@ -410,11 +433,12 @@ class MqttTransport:
         link = self._link
         self._connection += 1
         if not link.open():
-            self._short_lives = 0
             return
         answer_by_s = time.monotonic() + self._patience_s()
         parting = False
         while link.alive:
+            if self._rivals is not None and self._rivals.over:
+                self._leave_rivals()
             self._acknowledge(link)
             if link.online:
                 self._feed(link)
@@ -469,13 +493,66 @@ class MqttTransport:
         """Return whether the transport is closing and the queue is empty or the time for it has run out."""
         return self._closing and (self.pending() == 0 or time.monotonic() >= self._close_by_s)
 
-    def _is_taken_over(self, lived_s: float) -> bool:
-        if self._link.reason_code == SESSION_TAKEN_OVER:
-            return True
-        # A connection that we cut was not ended by another client with our id: the cause was the broker's data or silence.
-        silent = self._link.reason_code is None and not self._link.cut
-        self._short_lives = self._short_lives + 1 if silent and lived_s < SHORT_LIFE_S else 0
-        return self._short_lives >= SHORT_LIVES
+    def _look_back(self, attempt: int) -> tuple[int, str]:
+        """Judge a connection that has ended; return the number of the next attempt to connect, and why it ended."""
+        link, now_s = self._link, time.monotonic()
+        lived_s = now_s - self._online_since_s
+        taken_over = link.reason_code == SESSION_TAKEN_OVER
+        # A connection that we cut was not ended by another client: the cause was the broker's data or silence.
+        if not link.cut:
+            self._ends_s.append(now_s)
+        if self._shrink() or (lived_s >= SHORT_LIFE_S and not taken_over):
+            attempt = 0
+        if taken_over:
+            self._note_takeover()
+        elif len(self._ends_s) == MANY_ENDS and now_s - self._ends_s[0] <= ENDS_S:
+            self._look_for_rivals()
+            last = link.last or "none"
+            return attempt, f"{link.reason}: the broker ends our connections; the last packet sent: {last}"
+        return attempt, link.reason
+
+    def _note_takeover(self) -> None:
+        """Count a connection that MQTT 5 says another client took over.
+
+        The program that began later gives way: presences tell which one that is. Where there are none, it is the one that began
+        in the last minute. With presences one alone ends nobody: it may be due to a greeting of our own that came late.
+        """
+        self._takeovers += 1
+        most = 1 if self._witness is None else 2 * MANY_ENDS
+        if self._takeovers >= most and time.monotonic() - self._born_s <= WATCH_S:
+            self._give_way()
+        else:
+            self._look_for_rivals()
+
+    def _look_for_rivals(self) -> None:
+        """Open a second connection on which a rival is heard, unless there is one."""
+        if self._witness is None or self._beside is not None:
+            return
+        self._rivals = RivalWatch(self._witness, self._give_way)
+        client_id = f"{self.client_id}-{secrets.token_hex(4)}"
+        self._beside = MqttTransport(self.address, client_id, self._rivals.on_event, session_expiry_s=0)
+        self._rivals.follow(self._beside)
+        self._beside.start()
+
+    def _leave_rivals(self) -> None:
+        if self._beside is not None:
+            self._beside.leave(0.0)
+            self._beside = self._rivals = None
+
+    def _give_way(self) -> None:
+        """End at once: a program that began earlier has our identity."""
+        self._taken_over = True
+        self.leave(0.0)
+
+    def _shrink(self) -> bool:
+        """Use smaller packets if the broker takes none of the size that it was sent last; return whether that is so."""
+        left = self._link.shrink()
+        if left is None:
+            return False
+        _log.warning("the broker takes no larger packets: chunks have %d bytes from now on", self.chunk_bytes)
+        with self._lock:
+            self._queue.extendleft(reversed(left))
+        return True
 
     def _fall_back(self) -> bool:
         """Change the MQTT version if that may be why no connection was ever accepted; return whether to retry at once."""

@@ -21,7 +21,7 @@ import termios
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -33,6 +33,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import text_of
+from shoal.protocol.chunking import PACKET_ROOM_BYTES
 from shoal.transport.base import Qos, Will, packet_bytes
 
 if TYPE_CHECKING:
@@ -46,9 +47,21 @@ WINDOW: Final = 32
 TCP_TIMEOUT_S: Final = 5.0
 """Timeout of the TCP and TLS handshakes."""
 
+CHOKES: Final = 2
+"""So many connections in a row that end over packets of a new size show that the broker refuses them; one may be an accident."""
+
+LEAST_PACKET_BYTES: Final = limits.LEAST_CHUNK_BYTES + PACKET_ROOM_BYTES
+"""Shoal needs packets of this size: presences, notes and their topics are not divided into chunks."""
+
 READ_AHEAD_BYTES: Final = 4096
 """Bytes read at once where paho asks for fewer. It reads a packet's header byte by byte, in four system calls, at each of which
 the thread may have to wait for the interpreter's lock."""
+
+PACKET_TOO_LARGE: Final = 0x95
+NO_RETAINED_MESSAGES: Final = 0x9A
+NO_RETAINED: Final = "it keeps no retained messages"
+_PUBACK_CODES: Final = (0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99)
+"""Reason codes of MQTT 5 for a PUBACK. paho raises at any other, such as mosquitto's `packet too large`."""
 
 _BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
 """Exceptions of paho for bytes that are not MQTT."""
@@ -109,10 +122,12 @@ class _BoundedClient(Client):
     Attributes:
         overrun: whether a packet above the limit ended the connection.
         ahead: bytes of this connection that were read before paho asked for them.
+        verdict: the reason code of the newest PUBACK as the broker sent it.
     """
 
     overrun = False
     ahead = b""
+    verdict = 0
 
     def _sock_recv(self, bufsize: int) -> bytes:
         length = self._in_packet["remaining_length"]
@@ -141,6 +156,13 @@ class _BoundedClient(Client):
         except BlockingIOError:
             self._call_socket_register_write()
             raise
+
+    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        packet = self._in_packet["packet"]
+        self.verdict = packet[2] if len(packet) > 2 else 0
+        if self.verdict not in _PUBACK_CODES:
+            packet[2] = 0x80  # unspecified error
+        return super()._handle_pubackcomp(cmd)
 
     def _handle_publish(self) -> MQTTErrorCode:
         command, packet = self._in_packet["command"], self._in_packet["packet"]
@@ -177,7 +199,10 @@ class Link:
         reason: why the connection ended or was refused; empty while it is open.
         reason_code: MQTT 5's code for that; None if the broker sent none.
         cut: whether we ended the connection because of invalid, oversized or missing data from the broker.
-        max_packet_bytes: largest packet that the broker accepts.
+        max_packet_bytes: largest packet that the broker accepts, as it says itself.
+        learned_bytes: the same as its refusals have shown, see `shrink`.
+        taken_bytes: largest publish at QoS 1, in bytes of its packet, that the broker has acknowledged.
+        last: size of the newest publish of this connection, in words; empty before the first.
     """
 
     def __init__(self, options: LinkOptions, events: LinkEvents, reason: str = "") -> None:
@@ -188,11 +213,20 @@ class Link:
         self.reason_code: int | None = None
         self.cut = False
         self.max_packet_bytes: int = limits.MAX_PACKET_BYTES
+        self.learned_bytes: int = limits.MAX_PACKET_BYTES
+        self.taken_bytes = 0
+        self.last = ""
+        # Packet bytes of a publish that the broker refused as too large, and connections that ended over large ones.
+        self._refused_bytes = self._choked = 0
+        # The largest packet of this connection at QoS 0, and whether a connection ended after such a packet of a new size.
+        self._at_qos_0, self._in_doubt = 0, False
+        # Why the next step is to cut the connection; paho must not be cut inside its own callbacks.
+        self._doom = ""
         self._options = options
         self._events = events
         self._window = WINDOW
-        # At QoS 1: packet id -> payload bytes, until the broker acknowledges the publish.
-        self._unacknowledged: dict[int, int] = {}
+        # At QoS 1: packet id -> publish, until the broker acknowledges it.
+        self._unacknowledged: dict[int, Publish] = {}
         # At QoS 0: (packet id, payload bytes), oldest first, until paho has written the publish.
         self._unwritten: deque[tuple[int, int]] = deque()
         # Whether this connection's send buffer may hold bytes of a publish at QoS 0.
@@ -228,7 +262,7 @@ class Link:
             Whether the TCP or TLS connection was made; if not, ``reason`` holds the error.
         """
         self.online = self.was_online = self.greeted = self.cut = False
-        self.reason, self.reason_code = "", None
+        self.reason, self.reason_code, self.last, self._doom = "", None, "", ""
         self._client.overrun, self._client.ahead = False, b""
         self._wrote_qos_0 = False
         # paho drops publishes at QoS 0 when it reconnects, so those not written yet are lost.
@@ -276,6 +310,9 @@ class Link:
                 readable = readable or bool(conditions & ~select.POLLOUT)
             if readable:
                 self._client.loop_read()
+            if self._doom:
+                self.abort(self._doom)
+                return
             self._client.loop_misc()
             self._write()
         except _BROKEN_STREAM:
@@ -297,18 +334,53 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, message: Publish) -> bool:
-        """Return whether the broker accepts a publish of this size."""
-        return packet_bytes(message.topic, message.payload) <= self.max_packet_bytes
+        """Return whether the broker accepts a publish of this size, as far as is known."""
+        return _size(message) <= min(self.max_packet_bytes, self.learned_bytes)
+
+    def shrink(self) -> list[Publish] | None:
+        """Halve `learned_bytes` if the connection that has ended, and the one before, did so over publishes of a new size.
+
+        A broker need not tell its limit: it may refuse a packet, or end the connection at it. A size that it has taken before is
+        never to blame. paho would send the same packets again for ever, so it is made anew.
+
+        Returns:
+            The publishes that the broker has not acknowledged, oldest first, to be sent again if it takes them; None if the
+            limit stays.
+        """
+        self._in_doubt = self._in_doubt or self._at_qos_0 > self._proven
+        self._at_qos_0 = 0
+        heavy = max([size for each in self._unacknowledged.values() if (size := _size(each)) > self._proven], default=0)
+        refused = bool(self._refused_bytes) or self.reason_code == PACKET_TOO_LARGE
+        heavy, self._refused_bytes = max(heavy, self._refused_bytes), 0
+        self._choked = self._choked + 1 if heavy else 0
+        if not heavy or not (refused or self._choked >= CHOKES):
+            return None
+        self.taken_bytes *= not refused
+        self._choked, self.learned_bytes = 0, max(self._proven, heavy // 2)
+        left = list(self._unacknowledged.values())
+        self._unacknowledged.clear()
+        self._client, self._opened_before = self._make_client(), False
+        return left
+
+    @property
+    def _proven(self) -> int:
+        """Packets of at most so many bytes are not why the broker ends a connection."""
+        return max(self.taken_bytes, LEAST_PACKET_BYTES)
 
     def publish(self, message: Publish) -> bool:
         """Pass a publish to paho; return False if paho has no free packet id for it."""
-        info = self._client.publish(message.topic, message.payload, qos=message.qos, retain=message.retain)
+        size = _size(message)
+        # An acknowledgement shows whether the broker takes packets of this size.
+        qos = 1 if self._in_doubt and size > self._proven else message.qos
+        info = self._client.publish(message.topic, message.payload, qos=qos, retain=message.retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
-        if message.qos == 0:
+        self.last = f"{size} bytes, retained" if message.retain else f"{size} bytes"
+        if qos == 0:
+            self._at_qos_0 = max(self._at_qos_0, size)
             self._unwritten.append((info.mid, len(message.payload)))
         else:
-            self._unacknowledged[info.mid] = len(message.payload)
+            self._unacknowledged[info.mid] = message
         return True
 
     def acknowledge(self, packet_id: int) -> None:
@@ -387,12 +459,15 @@ class Link:
         self, _client: Client, _data: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
     ) -> None:
         if code.is_failure:
-            self.reason, self.reason_code = f"the broker refused: {code}", code.value
+            self.reason, self.reason_code = f"the broker refused: {_words(code)}", code.value
             return
         # A broker without such limits leaves the property out, and over 3.1.1 there are no properties.
         self._window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
         brokers_limit = getattr(properties, "MaximumPacketSize", limits.MAX_PACKET_BYTES)
         self.max_packet_bytes = min(limits.MAX_PACKET_BYTES, brokers_limit)
+        if getattr(properties, "RetainAvailable", 1) == 0:
+            self._doom, self.reason_code = f"the broker said: {NO_RETAINED}", NO_RETAINED_MESSAGES
+            return
         self.online = self.was_online = True
         self._events.on_online(session_present=flags.session_present)
 
@@ -403,7 +478,7 @@ class Link:
         if self._client.overrun:
             self.cut, self.reason = True, "the broker sent a packet above the limit"
         if flags.is_disconnect_packet_from_server:
-            self.reason, self.reason_code = f"the broker said: {code}", code.value
+            self.reason, self.reason_code = f"the broker said: {_words(code)}", code.value
         else:
             self.reason = self.reason or ("closed" if not code.is_failure else "connection lost")
 
@@ -411,13 +486,19 @@ class Link:
         self._events.on_message(message)
 
     def _on_publish(self, _client: Client, _data: Any, mid: int, code: ReasonCode, _properties: Properties) -> None:
-        if code.is_failure:
+        publish = self._unacknowledged.pop(mid, None)
+        if self._client.verdict == PACKET_TOO_LARGE and publish is not None:
+            self._refused_bytes = max(self._refused_bytes, _size(publish))
+            self._doom = f"the broker takes no packet of {self._refused_bytes} bytes"
+        elif code.is_failure:
             _log.error("the broker refused a publish: %s", code)
+        elif publish is not None:
+            self.taken_bytes = max(self.taken_bytes, _size(publish))
         if self._unwritten and self._unwritten[0][0] == mid:
             self._wrote_qos_0 = True
             self._events.on_settled(self._unwritten.popleft()[1])
-        elif mid in self._unacknowledged:
-            self._events.on_settled(self._unacknowledged.pop(mid))
+        elif publish is not None:
+            self._events.on_settled(len(publish.payload))
 
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Properties | None
@@ -425,6 +506,14 @@ class Link:
         for code in codes:
             if code.is_failure:
                 _log.error("the broker refused a subscription: %s", code)
+
+
+def _words(code: ReasonCode) -> str:
+    return NO_RETAINED if code.value == NO_RETAINED_MESSAGES else str(code)
+
+
+def _size(message: Publish) -> int:
+    return packet_bytes(message.topic, message.payload)
 
 
 def _unreceived_bytes(sock: Any) -> int:

@@ -6,9 +6,22 @@ replaces it, that chunk is retained at ``s/round``, and the other three topics a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shoal.protocol.chunking import ChunkKind, split, transfer_id
 from shoal.protocol.topics import chunk_topic
 from shoal.transport.base import Transport
+
+
+class _Held(NamedTuple):
+    """A payload as it was published: the arguments of `split`, and its topics; an adopted payload is empty."""
+
+    payload: bytes
+    kind: ChunkKind
+    round: int
+    name: bytes
+    chunk_bytes: int
+    topics: tuple[str, ...]
 
 
 class RetainedPublisher:
@@ -20,7 +33,7 @@ class RetainedPublisher:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._held: dict[str, dict[str, bytes]] = {}
+        self._held: dict[str, _Held] = {}
 
     def publish(
         self, base: str, payload: bytes, *, kind: ChunkKind, round_: int = 0, name: bytes | None = None
@@ -31,26 +44,32 @@ class RetainedPublisher:
         ``base/1`` and so on.
         """
         name = transfer_id(payload) if name is None else name
-        chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._transport.chunk_bytes, name=name)
-        topics = [base] if len(chunks) == 1 else [chunk_topic(base, i) for i in range(len(chunks))]
-        fresh = dict(zip(topics, chunks, strict=True))
-        for topic in set(self._held.get(base, {})) - set(fresh):
+        size = self._transport.chunk_bytes
+        chunks = split(payload, kind=kind, round=round_, chunk_bytes=size, name=name)
+        topics = (base,) if len(chunks) == 1 else tuple(chunk_topic(base, i) for i in range(len(chunks)))
+        before = self._held.get(base)
+        self._held[base] = _Held(payload=payload, kind=kind, round=round_, name=name, chunk_bytes=size, topics=topics)
+        for topic in set(before.topics if before else ()) - set(topics):
             self._transport.publish(topic, b"", retain=True)
-        self._held[base] = fresh
-        for topic, chunk in fresh.items():
+        for topic, chunk in zip(topics, chunks, strict=True):
             self._transport.publish(topic, chunk, retain=True)
         return name
 
     def clear(self, base: str) -> None:
         """Remove the payload at ``base`` from the broker."""
-        for topic in self._held.pop(base, {}):
-            self._transport.publish(topic, b"", retain=True)
+        if base in self._held:
+            for topic in self._held.pop(base).topics:
+                self._transport.publish(topic, b"", retain=True)
 
     def adopt(self, topic: str) -> None:
         """Add a retained topic from an earlier process of this program, so that it can be cleared."""
         head, _, last = topic.rpartition("/")
         base = head if last.isdigit() else topic
-        self._held.setdefault(base, {}).setdefault(topic, b"")
+        held = self._held.get(
+            base, _Held(payload=b"", kind=ChunkKind.UPLOAD, round=0, name=b"", chunk_bytes=0, topics=())
+        )
+        if topic not in held.topics:
+            self._held[base] = held._replace(topics=(*held.topics, topic))
 
     def bases(self) -> tuple[str, ...]:
         """Return the base topics of all payloads."""
@@ -58,11 +77,17 @@ class RetainedPublisher:
 
     def topics(self) -> tuple[str, ...]:
         """Return the topics of all chunks."""
-        return tuple(t for held in self._held.values() for t in held)
+        return tuple(t for held in self._held.values() for t in held.topics)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the broker has turned out to take no chunks as long as those of a payload: `republish` divides it again."""
+        return any(
+            min(held.chunk_bytes, len(held.payload)) > self._transport.chunk_bytes for held in self._held.values()
+        )
 
     def republish(self) -> None:
-        """Publish all payloads again; a broker that restarted may have lost them."""
-        for held in self._held.values():
-            for topic, chunk in held.items():
-                if chunk:  # empty for an adopted topic, whose payload is unknown: publishing it would clear the topic
-                    self._transport.publish(topic, chunk, retain=True)
+        """Publish all payloads again, in chunks of the length that the broker takes now; it may have lost or refused them."""
+        for base, held in list(self._held.items()):
+            if held.payload:  # empty for an adopted topic: publishing it would clear the topic
+                self.publish(base, held.payload, kind=held.kind, round_=held.round, name=held.name)

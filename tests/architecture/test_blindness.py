@@ -150,6 +150,7 @@ def test_the_aggregators_configuration_has_no_place_for_a_key():
         "home_assistant",
         "shards",
         "interface",
+        "chunk_bytes",
     ]
 
 

@@ -13,7 +13,7 @@ RECORDS = {int(p.name[:4]): p for p in sorted(FOLDER.glob("[0-9]*.md"))}
 STATUS = re.compile(r"^# (\d+)\. (.+)\n\nStatus: (accepted|(amended|superseded) by \[ADR (\d+)\]\(([\w-]+\.md)\))[.,:]")
 
 
-UNDER_WAY = {55, 56, 58, 59}
+UNDER_WAY = {55, 56, 58}
 """Numbers of records that are being written beside later ones."""
 
 

@@ -144,7 +144,8 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
         for topic in (TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round):
             aggregator.transport.publish(topic, topic.encode(), retain=topic == TOPICS.round)
         heard = first.until(TOPICS.round.encode())
-        assert sorted(heard) == sorted([TOPICS.keys("dev-1"), TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.round])
+        expected = [TOPICS.keys("dev-1"), TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.round, TOPICS.state("dev-1")]
+        assert sorted(heard) == sorted(expected)
         # Its subscriptions overlap, so it receives messages more than once.
         assert set(second.until(TOPICS.round.encode())) == {TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round}
         late = reef.client("dev-2", client_id="late").start("#")

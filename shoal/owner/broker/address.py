@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.address import BrokerAddress
+from shoal.limits import CHUNK_BYTES
 from shoal.membership.grants import OWNER_NAME
 
 if TYPE_CHECKING:
@@ -19,11 +20,15 @@ CA_FILE: Final = "broker-ca.crt"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files for mqtts; the default CA is the one that `shoal-fleet broker-config` made, if there is one."""
+    """PEM files for mqtts, and the largest chunk to send.
+
+    The default CA is the one that `shoal-fleet broker-config` made, if there is one.
+    """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
 
 def owner_address(fleet: FleetDirectory, tls: Tls) -> BrokerAddress:
@@ -31,7 +36,7 @@ def owner_address(fleet: FleetDirectory, tls: Tls) -> BrokerAddress:
     url = fleet.broker_for(OWNER_NAME)
     own_ca = fleet.path / CA_FILE
     ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-    return BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
+    return BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key, chunk_bytes=tls.chunk_bytes)
 
 
 def beside_client_id(fleet: str) -> str:

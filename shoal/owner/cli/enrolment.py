@@ -10,12 +10,13 @@ import typer
 
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UsageError
-from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import counted, note, say, say_json
 from shoal.util.times import second
 
 if TYPE_CHECKING:
+    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.keys.directory import FleetDirectory
 
@@ -74,7 +75,7 @@ def devices(
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
     fleet = open_fleet(directory)
-    with OwnerConnection(fleet, Tls(ca, cert, key), note, beside=not clear) as connection:
+    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
         connection.listen(wait)
         data = _listing(fleet, connection.registrar)
         if clear:
@@ -112,6 +113,7 @@ def approve(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
@@ -128,7 +130,7 @@ def approve(
         raise UsageError("give fingerprints or --all-invited", hint="`shoal-fleet devices DIR` lists who waits")
     fleet = open_fleet(directory)
     keys_since = fleet.roster.keys_since
-    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+    with OwnerConnection(fleet, Tls(ca, cert, key, chunk_bytes), note) as connection:
         registrar = connection.registrar
         if all_invited:
             connection.listen(wait, lambda: bool(registrar.pending))
@@ -203,6 +205,7 @@ def revoke(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Remove a device from the fleet for good: its name and keys are never accepted again.
@@ -212,6 +215,7 @@ def revoke(
     still has the models that it read before. A run that was signed before and starts later begins under the new keys; sign it
     again only if a later run has already started.
     """
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -224,7 +228,7 @@ def revoke(
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
     else:
-        _publish_signed(fleet, ca, cert, key)
+        _publish_signed(fleet, Tls(ca, cert, key, chunk_bytes))
     if json:
         say_json(revoked)
 
@@ -260,6 +264,7 @@ def replace_aggregator(
     weeks later, and nobody takes the old one's messages any more. The run in progress ends: each device keeps its newest model.
     Again with the same card it publishes again.
     """
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -271,7 +276,10 @@ def replace_aggregator(
         note(f"next: shoal-fleet replace-aggregator {directory} {card} again, which publishes it")
     else:
         _publish_signed(
-            fleet, ca, cert, key, again=f"replace-aggregator {directory} {card}", replaced=fleet.users.last_replaced
+            fleet,
+            Tls(ca, cert, key),
+            again=f"replace-aggregator {directory} {card}",
+            replaced=fleet.users.last_replaced,
         )
     if json:
         say_json({**made, "published": not offline})
@@ -286,12 +294,14 @@ def rotate(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Draw new secrets without removing a device; the current run uses them from its next round on.
 
     A run that was signed before and starts later begins under them; sign it again only if a later run has already started.
     """
+    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -301,19 +311,26 @@ def rotate(
     if offline:
         note(f"next: shoal-fleet publish {directory}")
     else:
-        _publish_signed(fleet, ca, cert, key)
+        _publish_signed(fleet, Tls(ca, cert, key, chunk_bytes))
     if json:
         say_json({"roster": fleet.roster.sequence, "published": not offline})
 
 
-def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
+def publish(
+    directory: Directory,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
+    json: AsJson = False,
+) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
     from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+    with OwnerConnection(fleet, Tls(ca, cert, key, chunk_bytes), note) as connection:
         connection.publish()
     if json:
         say_json({"roster": fleet.roster.sequence, "keys": len(fleet.cards())})
@@ -398,15 +415,12 @@ def broker_config(
         note("warning: the fleet's broker address begins with mqtt://: passwords are sent unencrypted")
 
 
-def _publish_signed(
-    fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None, *, again: str = "", replaced: str = ""
-) -> None:
+def _publish_signed(fleet: FleetDirectory, tls: Tls, *, again: str = "", replaced: str = "") -> None:
     """Publish what was signed just now; ``again`` is the command that does so later, and ``replaced`` as in `publish`."""
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
 
     try:
-        with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+        with OwnerConnection(fleet, tls, note) as connection:
             connection.publish(replaced)
     except ShoalError as error:
         _add_hint(

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal import limits
 from shoal.errors import ConfigError, ShoalError, UsageError
-from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS
@@ -206,6 +206,7 @@ def start(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Sign a run and send it to the aggregator: the plan, which limits the aggregator, and the sealed task and origins.
@@ -241,7 +242,7 @@ def start(
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    link = (ca, cert, key, wait)
+    link = (ca, cert, key, chunk_bytes, wait)
     if task is None or algorithm is None:
         _deliver(ctx, fleet, run or 0, out, link, json=json)
         return
@@ -315,8 +316,8 @@ def _origins(
 
 app.command("sign", cls=RunCommand, hidden=True)(start)
 
-Link = tuple[Path | None, Path | None, Path | None, float]
-"""CA, certificate, key, and the seconds to wait for an answer."""
+Link = tuple[Path | None, Path | None, Path | None, int, float]
+"""CA, certificate, key, the largest chunk to send, and the seconds to wait for an answer."""
 
 
 def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, json: bool) -> None:
@@ -387,8 +388,7 @@ def _asked(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: An
     from shoal.owner.broker.address import Tls
     from shoal.owner.console.connection import ask
 
-    ca, cert, key, wait = link
-    return ask(fleet, Tls(ca, cert, key), wait, note, action, **parts)[0]
+    return ask(fleet, Tls(*link[:-1]), link[-1], note, action, **parts)[0]
 
 
 def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
@@ -420,7 +420,7 @@ def pause(
     json: AsJson = False,
 ) -> None:
     """Let the open round close, and open no other until the run is resumed, also after a restart of the aggregator."""
-    _order(directory, run, "PAUSE", (ca, cert, key, wait), json=json)
+    _order(directory, run, "PAUSE", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json)
 
 
 @app.command()
@@ -434,7 +434,7 @@ def resume(
     json: AsJson = False,
 ) -> None:
     """Let a paused run go on."""
-    _order(directory, run, "RESUME", (ca, cert, key, wait), json=json)
+    _order(directory, run, "RESUME", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json)
 
 
 @app.command()
@@ -454,7 +454,7 @@ def stop(
 
     A stopped run can't be resumed. One that has not opened a round is over at once.
     """
-    _order(directory, run, "STOP", (ca, cert, key, wait), json=json, now=now)
+    _order(directory, run, "STOP", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json, now=now)
 
 
 @app.command("list")
@@ -471,7 +471,7 @@ def list_(
     from shoal.owner.keys.unlock import open_fleet
     from shoal.protocol.requests import RequestAction
 
-    runs = _entries(open_fleet(directory), (ca, cert, key, wait), RequestAction.LIST)
+    runs = _entries(open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
     if json:
         say_json({"runs": [run_data(entry) for entry in runs]})
         return
@@ -498,7 +498,7 @@ def show(
     from shoal.protocol.requests import RequestAction
 
     fleet = open_fleet(directory)
-    runs = _entries(fleet, (ca, cert, key, wait), RequestAction.LIST)
+    runs = _entries(fleet, (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
     entry = next((found for found in runs if found.run == run), None)
     plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
     if entry is None and plan is None:
@@ -528,7 +528,9 @@ def logs(
     from shoal.owner.keys.unlock import open_fleet
     from shoal.protocol.requests import RequestAction
 
-    asked = _asked(open_fleet(directory), (ca, cert, key, wait), RequestAction.LOGS, run=run, records=last)
+    asked = _asked(
+        open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LOGS, run=run, records=last
+    )
     page = decoded(LogPage, asked)
     if json:
         say_json({**run_data(page.run), "records": [record_data(record) for record in page.records]})

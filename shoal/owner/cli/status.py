@@ -70,7 +70,7 @@ def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | No
     from shoal.util.times import second
 
     try:
-        with OwnerConnection(fleet, tls, note, beside=True) as connection:
+        with OwnerConnection(fleet, tls, note) as connection:
             connection.listen(LISTEN_S, lambda: True)
             found = connection.registrar.pending.values()
             return [

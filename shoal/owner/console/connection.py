@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.owner.broker.address import beside_client_id, owner_address
 from shoal.owner.console.asking import Question
-from shoal.transport.base import Disconnected
+from shoal.transport.base import Connected, Disconnected
 from shoal.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
@@ -71,32 +71,37 @@ def _exchange(fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[st
     try:
         transport.start(require=True)
         question.send(transport)
-        began_s = told_s = sent_s = time.monotonic()
+        began_s = told_s = sent_s = online_s = time.monotonic()
+        lost = ""
         while question.answer is None:
             now_s = time.monotonic()
-            if transport.pending():
+            if not lost:
+                online_s = now_s
+            elif now_s - online_s >= wait_s:
+                raise BrokerUnreachableError(
+                    f"the connection to the broker was lost before the answer came: {lost}",
+                    hint="run this again when the broker is back: a request that was carried out already changes nothing",
+                )
+            if lost or transport.pending():
                 sent_s = now_s
             elif now_s - sent_s >= wait_s:
                 raise NotReadyError(f"the aggregator did not answer within {wait_s:g} s", hint=SILENT_HINT)
             if now_s - told_s >= TELL_S:
                 told_s = now_s
                 tell(_progress(transport, now_s - began_s))
-            _take(inbox, question)
+            try:
+                event = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, Disconnected):
+                lost = event.reason
+            elif isinstance(event, Connected) and lost:
+                # In chunks that the broker takes by now. A request that was carried out changes nothing.
+                lost = ""
+                question.send(transport)
+            question.on_event(event, time.monotonic())
     finally:
         transport.close()
-
-
-def _take(inbox: queue.SimpleQueue[TransportEvent], question: Question) -> None:
-    try:
-        event = inbox.get(timeout=POLL_S)
-    except queue.Empty:
-        return
-    if isinstance(event, Disconnected):
-        raise BrokerUnreachableError(
-            f"the connection to the broker was lost before the answer came: {event.reason}",
-            hint="run this again when the broker is back: a request that was carried out already changes nothing",
-        )
-    question.on_event(event, time.monotonic())
 
 
 def _progress(transport: MqttTransport, seconds: float) -> str:

@@ -163,6 +163,9 @@ class Registrar:
     def flush(self) -> None:
         """Wait until the broker has everything, then remove the tokens that expired long ago."""
         self._drain()
+        while self._retained.stale:
+            self._retained.republish()
+            self._drain()
         if self._old:
             self._tokens.forget(self._old)
             self._old = []

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
+from shoal.errors import BrokerUnreachableError, ShoalError
 from shoal.owner.broker.address import Tls, beside_client_id, owner_address
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import Member
-from shoal.transport.base import TakenOver, TransportEvent
+from shoal.transport.base import TransportEvent
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.progress import working
 
@@ -29,10 +27,6 @@ LOOK_S: Final = 2.0
 """Wait for the roster on the broker; there is none before a fleet's first publication."""
 FLUSH_S: Final = 20.0
 """Time for the broker to take all publications; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
-
-
-class TakenOverError(UntrustedError):
-    """Another `shoal-fleet` connected with our client id, and the broker dropped this connection."""
 
 
 def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
@@ -50,17 +44,13 @@ def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (
 class OwnerConnection:
     """A `Registrar` with its own connection; a context manager that closes it."""
 
-    def __init__(
-        self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None], *, beside: bool = False
-    ) -> None:
+    def __init__(self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None]) -> None:
         """Connect.
 
         Args:
             fleet: the owner's directory.
             tls: for mqtts.
             complain: called with warnings, such as messages that are no requests.
-            beside: connect with a client id of its own, for a command that only reads: it neither takes over the
-                connection of another `shoal-fleet` nor loses its own to one.
 
         Raises:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
@@ -69,9 +59,8 @@ class OwnerConnection:
         self._inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self._complain = complain
         self._fleet, self._tls = fleet, tls
-        self._taken_over = threading.Event()
-        client = beside_client_id(fleet.name) if beside else f"shoal-{fleet.name}-owner"
-        self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
+        # An id of its own: several commands may be at work, and the fleet's directory is locked while one changes it.
+        self._transport = MqttTransport(address, beside_client_id(fleet.name), self._inbox.put, session_expiry_s=0)
         self.registrar = Registrar(fleet, self._transport, complain, self._drain)
         self.registrar.start(int(time.time()))
         self.registrar.look_for_roster()
@@ -81,7 +70,6 @@ class OwnerConnection:
         """Handle events for ``seconds``, or until ``enough()`` is true and SETTLE_S have passed without an event.
 
         Raises:
-            TakenOverError: another `shoal-fleet` took over the connection.
             BrokerUnreachableError: as `flush`.
         """
         with working("waiting for the broker's messages"):
@@ -91,16 +79,14 @@ class OwnerConnection:
         last_s = time.monotonic()
         end_s = last_s + max(seconds, SETTLE_S)
         while (now_s := time.monotonic()) < end_s and not (now_s - last_s >= SETTLE_S and enough()):
-            self._check_connection()
             try:
                 event = self._inbox.get(timeout=POLL_S)
             except queue.Empty:
                 continue
             last_s = time.monotonic()
             try:
-                with self._connected():
-                    self.registrar.on_event(event, int(time.time()))
-            except (BrokerUnreachableError, TakenOverError):
+                self.registrar.on_event(event, int(time.time()))
+            except BrokerUnreachableError:
                 raise
             except LaterKindError:
                 continue
@@ -111,7 +97,7 @@ class OwnerConnection:
         """Handle what the broker retains, for at most ``most_s``; without a roster LOOK_S are enough.
 
         Raises:
-            TakenOverError, BrokerUnreachableError: as `listen`.
+            BrokerUnreachableError: as `listen`.
         """
         looked_s = time.monotonic() + LOOK_S
         self.listen(most_s, lambda: self.registrar.has_seen_roster or time.monotonic() > looked_s)
@@ -121,14 +107,13 @@ class OwnerConnection:
 
         Raises:
             UntrustedError, ConfigError: as `Registrar.approve_all`.
-            BrokerUnreachableError, TakenOverError: as `flush`; BrokerUnreachableError also as `update_users`.
+            BrokerUnreachableError: as `flush` and `update_users`.
         """
         wanted = [text.strip().lower() for text in fingerprints]
-        with self._connected():
-            # Before the grants, with which the devices connect as their own users.
-            pending = self.registrar.pending
-            update_users(self._fleet, self._tls, admitted=[pending[each].name for each in wanted if each in pending])
-            return self.registrar.approve_all(wanted, int(time.time()))
+        # Before the grants, with which the devices connect as their own users.
+        pending = self.registrar.pending
+        update_users(self._fleet, self._tls, admitted=[pending[each].name for each in wanted if each in pending])
+        return self.registrar.approve_all(wanted, int(time.time()))
 
     def publish(self, replaced: str = "") -> None:
         """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.
@@ -137,13 +122,13 @@ class OwnerConnection:
             replaced: name of the aggregator that was replaced, whose user at the broker the new one's takes the place of.
 
         Raises:
-            BrokerUnreachableError, TakenOverError: as `flush`.
+            BrokerUnreachableError: as `flush`.
         """
         # The broker's roster may be newer than ours: see `Registrar.publish_roster`. The devices' receiving keys come before
         # it; in a large fleet they take longer than LOOK_S.
         self.look_for_roster(FLUSH_S)
         # Locked until the broker has it, or an older roster could replace a newer one there.
-        with self._connected(), self._fleet.changing():
+        with self._fleet.changing():
             self.registrar.publish_roster()
             self.registrar.publish_keys()
             self.flush()
@@ -160,7 +145,6 @@ class OwnerConnection:
 
         Raises:
             BrokerUnreachableError: the broker did not take everything within FLUSH_S.
-            TakenOverError: another `shoal-fleet` took over the connection.
         """
         with working("waiting for the broker to take everything"):
             self.registrar.flush()
@@ -169,37 +153,15 @@ class OwnerConnection:
         end_s = time.monotonic() + FLUSH_S
         try:
             while self._transport.pending():
-                self._check_connection()
                 if time.monotonic() > end_s:
                     raise BrokerUnreachableError(
                         f"the broker did not take everything in {FLUSH_S:g} s",
                         hint="check that it runs and has space left",
                     )
                 time.sleep(DRAIN_POLL_S)
-            self._check_connection()
         except ShoalError:
             self._transport.close()
             raise
-
-    def _on_event(self, event: TransportEvent) -> None:
-        if isinstance(event, TakenOver):
-            self._taken_over.set()
-        self._inbox.put(event)
-
-    @contextmanager
-    def _connected(self) -> Iterator[None]:
-        """Turn an error that follows a takeover into `TakenOverError`."""
-        try:
-            yield
-        except ShoalError:
-            self._check_connection()
-            raise
-
-    def _check_connection(self) -> None:
-        if self._taken_over.is_set():
-            raise TakenOverError(
-                "another shoal-fleet connected in place of this one", hint="end the other one, then run this again"
-            )
 
     def __enter__(self) -> Self:
         return self

@@ -116,7 +116,7 @@ def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callab
     """Return the sequence of the owner's newest roster at the broker, 0 if it has none, and take the devices' newest keys."""
     ours = fleet.roster.sequence
     try:
-        with OwnerConnection(fleet, options.tls, lambda _: None, beside=True) as connection:
+        with OwnerConnection(fleet, options.tls, lambda _: None) as connection:
             registrar = connection.registrar
             connection.look_for_roster()
             registrar.take_receiving()

@@ -14,7 +14,7 @@ from aggregator.status.live_file import read_live
 from aggregator.storage.run_status import read_plan, read_records
 from aggregator.storage.signed_runs import RunFiles, is_finished
 from aggregator.storage.store import Store
-from shoal.errors import BrokerUnreachableError, StorageError, UntrustedError
+from shoal.errors import BrokerUnreachableError, StorageError, TakenOverError, UntrustedError
 from shoal.protocol.codec import encode
 from shoal.protocol.requests import RequestAction
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
@@ -271,7 +271,7 @@ def test_a_take_over_is_found_behind_a_backlog(place):
         put(Connected(session_present=True))
     put(TakenOver())
     daemon._take(None)
-    with pytest.raises(UntrustedError, match="took over this session"):
+    with pytest.raises(TakenOverError, match="took over this session"):
         daemon._take(None)
 
 

@@ -13,7 +13,7 @@ import pytest
 from shoal import limits
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
 from shoal.transport.inbox import Inbox
-from shoal.transport.mqtt import SHORT_LIVES, MqttTransport
+from shoal.transport.mqtt import MANY_ENDS, MqttTransport
 from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import ACCEPT_V5, ScriptedBroker, hold
 
@@ -196,7 +196,7 @@ def test_packets_above_the_limit_are_no_takeover(
     peer = Peer(publish_packet(bytes(2 * limits.MAX_PACKET_BYTES)))
     transport, events = connect(broker(peer).url)
     transport.start()
-    wait_for(lambda: peer.connections > SHORT_LIVES + 1)
+    wait_for(lambda: peer.connections > MANY_ENDS + 1)
     seen = [events.get() for _ in range(events.qsize())]
     assert TakenOver() not in seen
     assert Disconnected("the broker sent a packet above the limit") in seen

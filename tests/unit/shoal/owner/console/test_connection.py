@@ -11,7 +11,7 @@ from shoal.owner.console import connection
 from shoal.owner.console.connection import ask
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
-from shoal.transport.base import Disconnected
+from shoal.transport.base import Connected, Disconnected
 from tests.helpers.owner_requests import AGGREGATOR, tell
 from tests.helpers.parties import Line
 
@@ -92,7 +92,23 @@ def test_a_lost_connection_is_the_brokers(fleet, wires):
     _, scripts = wires
     scripts.append(lambda wire, _question: wire.sink(Disconnected("gone")))
     with pytest.raises(BrokerUnreachableError, match="was lost before the answer came: gone"):
-        ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST)
+        ask(fleet, Tls(), 0.1, lambda _line: None, RequestAction.LIST)
+
+
+def test_a_request_is_sent_again_over_a_new_connection(fleet, wires):
+    """A bad link is no reason to ask the owner to begin again."""
+    made, scripts = wires
+
+    def drop_once(wire, question):
+        if len(wire.sent) == 1:
+            wire.sink(Disconnected("gone"))
+            wire.sink(Connected(session_present=False))
+        else:
+            replying(Outcome.DONE, 1)(wire, question)
+
+    scripts.append(drop_once)
+    assert ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
+    assert len(made) == 1
 
 
 def test_a_request_that_was_overtaken_is_sent_again_with_a_new_number(fleet, wires):

@@ -19,7 +19,7 @@ from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.broker.address import Tls
 from shoal.owner.cli import enrolment as admission_cli
-from shoal.owner.enrolment.connection import OwnerConnection, TakenOverError
+from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
@@ -179,26 +179,17 @@ def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, 
             os.kill(broker.pid, signal.SIGCONT)
 
 
-def test_a_program_that_another_took_over_from_says_so(fleet):
-    """One of the owner's programs is at the broker at a time."""
-    with OwnerConnection(fleet, Tls(), pytest.fail) as first, OwnerConnection(fleet, Tls(), pytest.fail) as second:
-        with pytest.raises(TakenOverError, match="another shoal-fleet"):
-            first.listen(WAIT_S)
-        with pytest.raises(TakenOverError):
-            first.publish()
-        second.publish()
-
-
-def test_who_looks_on_disturbs_nobody(fleet):
-    """`devices --watch` in one window, `approve` in another."""
+def test_commands_of_the_owner_work_side_by_side(fleet):
+    """`devices --watch` in one window, `approve` in another, and a third that waits."""
     with (
-        OwnerConnection(fleet, Tls(), pytest.fail, beside=True) as one,
-        OwnerConnection(fleet, Tls(), pytest.fail, beside=True) as other,
+        OwnerConnection(fleet, Tls(), pytest.fail) as one,
+        OwnerConnection(fleet, Tls(), pytest.fail) as other,
         OwnerConnection(fleet, Tls(), pytest.fail) as at_work,
     ):
         for connection in (one, other, at_work):
             connection.listen(0.5)
         at_work.publish()
+        one.publish()
 
 
 def test_watching_prints_a_request_once(tmp_path, fleet, broker):

@@ -1,0 +1,191 @@
+"""Real programs on bad links, and on brokers that refuse what others take: none of them ends, and each says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from shoal.errors import BrokerUnreachableError, TakenOverError
+from shoal.transport.local_broker import find_mosquitto, free_port
+from tests.helpers.bad_links import BadLink
+from tests.helpers.calls import call
+from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.run_places import LONG_RUN, SLOWLY
+from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import ROOT
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+NAMES = ("dev-0", "dev-1", "dev-2")
+WAIT_S = 90.0
+WIDE = 40_000
+"""Features of a model whose updates take two of the usual chunks."""
+
+
+@contextmanager
+def mosquitto(folder, *lines):
+    """Run a broker with these lines of configuration, and yield its port."""
+    port, file = free_port(), folder / "mosquitto.conf"
+    user = ["user root"] if os.geteuid() == 0 else []
+    file.write_text("\n".join((f"listener {port} 127.0.0.1", "allow_anonymous true", *lines, *user)))
+    broker = subprocess.Popen([find_mosquitto(), "-c", file], stderr=subprocess.DEVNULL)
+    try:
+        yield port
+    finally:
+        broker.terminate()
+        broker.wait(10)
+
+
+@contextmanager
+def link(*arguments, **options):
+    proxy = BadLink(*arguments, **options)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def until(reached, *programs):
+    end_s = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end_s, "\n".join(f"{p.name}: {p.log.read_text()[-3000:]}" for p in programs)
+        time.sleep(0.1)
+
+
+def write_data(folder, features=3):
+    for seed, name in enumerate(NAMES):
+        x, y = samples(60, features, seed=seed)
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+
+
+def sign(stage, options, features=3):
+    bundle = logistic_bundle(features)
+    return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
+
+
+def start(stage, folder, options, features=3):
+    """Start a run and all programs; return its number, and the programs by name."""
+    run = sign(stage, options, features)
+    programs = {name: stage.start_device(name, folder / f"{name}.npz") for name in NAMES}
+    return run, {"aggregator": stage.start_aggregator(), **programs}
+
+
+@pytest.mark.parametrize("only_3_1_1", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_copied_directory_is_found_and_the_original_goes_on(tmp_path, only_3_1_1):
+    """Of a device and of the aggregator: the program that began later ends, with a status after which units start it again."""
+    write_data(tmp_path)
+    with (
+        mosquitto(tmp_path) as port,
+        link(port, only_3_1_1=only_3_1_1) as proxy,
+        ForkedStage(tmp_path / "s", proxy.url, NAMES, environment=SLOWLY) as stage,
+    ):
+        run, programs = start(stage, tmp_path, dataclasses.replace(LONG_RUN, quorum=1.0))
+        until(lambda: stage.closed(run) >= 2, *programs.values())
+        shutil.copytree(stage.device_dir("dev-1"), stage.device_dir("copy"))
+        copy = stage.start_device("copy", tmp_path / "dev-1.npz")
+        until(lambda: copy.process.poll() is not None, copy, programs["dev-1"])
+        assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
+        closed = stage.closed(run)
+        until(lambda: stage.closed(run) >= closed + 2, programs["dev-1"], programs["aggregator"])
+        assert programs["dev-1"].process.poll() is None
+        assert "began later" in programs["dev-1"].log.read_text()
+
+
+def test_a_copied_aggregator_ends_and_the_original_goes_on(tmp_path):
+    write_data(tmp_path)
+    with (
+        mosquitto(tmp_path) as port,
+        ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES, environment=SLOWLY) as stage,
+    ):
+        run = sign(stage, LONG_RUN)
+        with stage.copy_to(tmp_path / "copy") as other:
+            original = stage.start_aggregator()
+            for name in NAMES:
+                stage.start_device(name, tmp_path / f"{name}.npz")
+            until(lambda: stage.closed(run) >= 2, original)
+            copy = other.start_aggregator()
+            until(lambda: copy.process.poll() is not None, copy, original)
+            assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
+        closed = stage.closed(run)
+        until(lambda: stage.closed(run) >= closed + 2, original)
+        assert original.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits"),
+    [
+        (["message_size_limit 100000"], None),
+        pytest.param([], {"only_3_1_1": True, "most_bytes": 65_536}, marks=pytest.mark.long),
+        pytest.param([], {"only_3_1_1": True, "most_bytes": 20_000}, marks=pytest.mark.long),
+        pytest.param(["message_size_limit 9000"], None, marks=pytest.mark.long),
+    ],
+)
+def test_a_broker_that_takes_small_packets_only_is_found_out(tmp_path, lines, limits):
+    """It tells its limit to nobody: it refuses a packet, or hangs up."""
+    write_data(tmp_path, WIDE)
+    with (
+        mosquitto(tmp_path, *lines) as port,
+        link(port, **(limits or {})) as proxy,
+        ForkedStage(tmp_path / "s", proxy.url if limits else f"mqtt://127.0.0.1:{port}", NAMES) as stage,
+    ):
+        options = dataclasses.replace(LONG_RUN, rounds=2, quorum=1.0)
+        run, programs = start(stage, tmp_path, options, WIDE)
+        until(lambda: stage.finished(run), *programs.values())
+        assert all(program.process.poll() is None for program in programs.values())
+        for program in programs.values():
+            assert "takes no larger packets" in program.log.read_text()
+
+
+def test_a_link_that_drops_again_and_again_ends_no_program(tmp_path):
+    write_data(tmp_path)
+    with (
+        mosquitto(tmp_path) as port,
+        link(port, life_s=0.5) as proxy,
+        ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES, environment=SLOWLY) as stage,
+    ):
+        run = sign(stage, dataclasses.replace(LONG_RUN, quorum=1.0))
+        stage.start_aggregator()
+        for name in NAMES:
+            far = ("--broker", proxy.url) if name == "dev-1" else ()
+            stage.start_device(name, tmp_path / f"{name}.npz", *far)
+        device = stage.programs["dev-1"]
+        until(lambda: "the broker ends our connections" in device.log.read_text(), device)
+        seen = proxy.connections
+        until(lambda: proxy.connections >= seen + 2, device)
+        assert device.process.poll() is None
+        proxy.life_s = None
+        closed = stage.closed(run)
+        until(lambda: stage.closed(run) >= closed + 2, device)
+
+
+def test_a_broker_without_retained_messages_is_named_by_every_program(tmp_path):
+    write_data(tmp_path)
+    with (
+        mosquitto(tmp_path, "retain_available false") as port,
+        ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES) as stage,
+    ):
+        _, programs = start(stage, tmp_path, LONG_RUN)
+        for program in programs.values():
+            until(lambda program=program: program.process.poll() is not None, program)
+            assert program.process.poll() == BrokerUnreachableError.exit_code, program.log.read_text()
+            assert "keeps no retained messages" in program.log.read_text()
+            assert "retain_available true" in program.log.read_text()
+        for command in (
+            ("shoal-edge", "doctor", stage.device_dir("dev-0")),
+            ("shoal-aggregator", "doctor", stage.aggregator_dir),
+            ("shoal-fleet", "doctor", stage.fleet.path),
+            ("shoal-fleet", "publish", stage.fleet.path),
+        ):
+            told = call(command[0], [*map(str, command[1:])], ROOT, dict(os.environ))
+            assert "keeps no retained messages" in told.out + told.err, command

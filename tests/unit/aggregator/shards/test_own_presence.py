@@ -1,0 +1,19 @@
+"""What a worker or the aggregator says of its own start, and reads of others with its identity."""
+
+import pytest
+
+from aggregator.shards.own_presence import signed_presence, witness
+from crypto.seal.identity import Identity
+from shoal.errors import UntrustedError
+
+IDENTITY = Identity.generate("aggregator")
+
+
+def test_a_witness_reads_births_and_rivals_of_its_own_identity_only():
+    own = witness(IDENTITY, "reef", "s/state", 5)
+    assert own.read(own.presence(9)) == (5, 9)
+    assert own.read(signed_presence(IDENTITY, "reef", 9, online=True)) == (9, 0)
+    assert own.read(signed_presence(IDENTITY, "reef", 9, online=False)) is None
+    assert own.read(signed_presence(IDENTITY, "other", 9, online=True)) is None
+    with pytest.raises(UntrustedError):
+        own.read(signed_presence(Identity.generate("aggregator"), "reef", 9, online=True))
