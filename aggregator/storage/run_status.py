@@ -35,7 +35,7 @@ def read_key_version(directory: Path) -> int | None:
     if found is None:
         return None
     with readable(directory):
-        return decode_state(SnapshotHead, json.loads(found[0])).metadata.key_version
+        return decode_state(SnapshotHead, json.loads(found[0]), mixed=True).metadata.key_version
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
