@@ -45,7 +45,7 @@ class Rounds:
     def _statements(self):
         signed = []
         for name in ("dev-1", "dev-3"):
-            statement = self.device.states.statement(name, 6)
+            statement = self.device.states.statement(name, 6, self.scene.heads[6])
             signed.append(sign_statement(self.scene.parties.members[name].identity, statement))
         return tuple(signed)
 

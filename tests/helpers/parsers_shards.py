@@ -16,6 +16,7 @@ NODES = (
     shards.VectorNode(shards.NodeKind.UPDATE, (1,)),
     shards.VectorNode(shards.NodeKind.MEAN, (0, 1), (1.0, 3.0)),
 )
+ADDRESS = shards.GroupAddress("g", "gloo/0", b"fe80::1 4000")
 MEAN = shards.MeanOnBroker(model=0, round=1, key_id=KEY, length=160, segment="", digest=DIGEST)
 
 
@@ -27,7 +28,6 @@ def job(kind, vectors, **more):
         kind=kind,
         round=2,
         generation="g",
-        store="10.0.0.1:4000",
         devices=("dev-1", "dev-2"),
         digests=(DIGEST, DIGEST),
         nodes=NODES,
@@ -50,7 +50,10 @@ EXAMPLES = (
     job(shards.JobKind.PRODUCTS, (0, 1), count=1, precise=True),
     job(shards.JobKind.MEANS, (2,), means=(shards.MeanPlace(0, ""),)),
     shards.JobDone(RUN, 1, 4, (DIGEST,)),
+    job(shards.JobKind.MEET, (), addresses=(ADDRESS,)),
+    ADDRESS,
     shards.JobDone(RUN, 1, 4, (), ("dev-2",), "a part is not there"),
+    shards.JobDone(RUN, 1, 0, addresses=(ADDRESS,)),
     MEAN,
     shards.ShardOrder(
         run_id=RUN,

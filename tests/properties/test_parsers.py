@@ -40,6 +40,7 @@ NAMES_OF = [
     "signed roster",
     "enrolment request",
     "owner's enrolment",
+    "owner's refusal",
     "enrolment statement, proven",
     "owner's presence",
     "announcement, by the aggregator",
