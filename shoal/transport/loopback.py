@@ -166,12 +166,12 @@ class LoopbackBroker:
         backlog, session.backlog = session.backlog, deque()
         for message in backlog:
             self._send(transport.client_id, message)
-        # Requests made offline end the old subscription first, so that the broker sends its retained messages again.
         asked, transport.asked_offline = transport.asked_offline, {}
-        for topic_filter in asked:
+        for topic_filter in asked.keys() - transport.filters.keys():
             self.unsubscribe(transport.client_id, topic_filter)
         for topic_filter in transport.filters:
-            self.subscribe(transport.client_id, topic_filter, again=not fresh)
+            # The broker sends what it retains again for requests made offline, as for those made online.
+            self.subscribe(transport.client_id, topic_filter, again=not fresh and topic_filter not in asked)
         transport.flush()
 
     def subscribe(self, client: str, topic_filter: str, *, again: bool = False) -> None:

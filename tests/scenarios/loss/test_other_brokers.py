@@ -1,7 +1,6 @@
 """Brokers that break a promise: no retained messages for wildcards, a lost subscription, lost presences of devices."""
 
-import pytest
-
+from shoal.transport.base import resubscribe
 from tests.helpers.fleets import LOST, Wiretap, make_fleet
 
 
@@ -24,13 +23,60 @@ def test_a_device_restarts_at_a_broker_that_sends_nothing_retained_to_wildcards(
         assert [r["contributed"] for r in records[-3:]] == [5, 5, 5]
 
 
-@pytest.mark.parametrize("kind", ["round", "ctl"])
-def test_a_subscription_that_the_broker_loses_is_made_again(tmp_path, kind):
-    """The device hears no announcement; the aggregator repeats it on the device's own topic, or the device asks again."""
-    with make_fleet(tmp_path / "fleet", rounds=6, deadline_s=3600.0) as fleet:
+def handled(fleet, monkeypatch, *, unsubscribe=None, subscribe=None):
+    """Let functions of (request, client, filter) handle the requests to the broker."""
+    for name, handle in (("unsubscribe", unsubscribe), ("subscribe", subscribe)):
+        if handle is not None:
+            request = getattr(fleet.broker, name)
+            monkeypatch.setattr(
+                fleet.broker,
+                name,
+                lambda client, f, r=request, h=handle, **how: h(lambda: r(client, f, **how), client, f),
+            )
+
+
+def test_a_broker_that_ends_a_subscription_after_the_next_one(tmp_path, monkeypatch):
+    """As aedes, which handles UNSUBSCRIBE after a SUBSCRIBE that follows it. The model must be read again in round 2."""
+    with make_fleet(tmp_path / "fleet", rounds=6, deadline_s=600.0) as fleet:
+        handled(fleet, monkeypatch, unsubscribe=lambda request, *_: fleet.broker.schedule(0.01, request))
+        fleet.run_until(lambda: fleet.closed() >= 1, 200)
+        transport = fleet.devices["dev-01"].runtime._transport
+        for topic_filter in list(transport.filters):
+            resubscribe(transport, topic_filter)
+        fleet.run_until(lambda now_s=fleet.now_s: fleet.now_s > now_s + 0.02, 10)
+        assert set(fleet.broker._sessions[fleet.client_id("dev-01")].filters) >= set(transport.filters)
+        assert fleet.run(400)[-1]["contributed"] == 3
+
+
+def test_a_broker_that_sends_nothing_retained_to_wildcards_and_a_restart(tmp_path, monkeypatch):
+    """One device restarts in mid-run, and needs the open round, its models and the roster."""
+    with make_fleet(tmp_path / "fleet", count=5, rounds=6, deadline_s=600.0) as fleet:
+
+        def subscribe(request, _client, topic_filter):
+            kept = fleet.broker.retained
+            if "+" in topic_filter or "#" in topic_filter:
+                fleet.broker.retained = {}
+            request()
+            fleet.broker.retained = kept
+
+        handled(fleet, monkeypatch, subscribe=subscribe)
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
-        session = fleet.broker._sessions[fleet.client_id("dev-01")]
-        for topic_filter in [f for f in session.filters if "/s/round" in f or f"/{kind}" in f]:
+        fleet.kill_device("dev-00")
+        fleet.run_until(lambda: "dev-00" in fleet.service.status(), 200)
+        fleet.revive_device("dev-00")
+        assert [r["contributed"] for r in fleet.run(400)[-3:]] == [5, 5, 5]
+
+
+def test_a_device_whose_subscription_is_lost_for_good_gets_the_announcement_on_its_own_topic(tmp_path, monkeypatch):
+    """The broker acknowledges the device's SUBSCRIBE, and forgets it."""
+    with make_fleet(tmp_path / "fleet", rounds=6, quorum=1.0, deadline_s=600.0) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 200)
+        client = fleet.client_id("dev-01")
+        handled(fleet, monkeypatch, subscribe=lambda r, c, f: None if c == client and "/s/round" in f else r())
+        session = fleet.broker._sessions[client]
+        lost = [f for f in session.filters if "/s/round" in f]
+        assert lost
+        for topic_filter in lost:
             del session.filters[topic_filter]
         assert fleet.run(900)[-1]["contributed"] == 3
 
