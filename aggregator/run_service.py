@@ -369,6 +369,8 @@ class RunService:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self.feed(DeadlinePassed(self._state.round))
+            if self._deadline_s is None and self._state.plan is not None:  # it still waits, and each deadline counts
+                self._deadline_s = now_s + self._run.deadline_s
         self._close_again(now_s)
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s

@@ -62,6 +62,7 @@ from aggregator.rounds.standing_apart import observed
 from aggregator.rounds.state import (
     EngineState,
     Transition,
+    after_deadline,
     after_silence,
     on_declined,
     on_offline,
@@ -292,7 +293,7 @@ class Engine:
             case DeadlinePassed(round_):
                 # The driver holds events back during a commit, in which the round may have closed.
                 if round_ == state.round:
-                    state = dataclasses.replace(state, deadline_passed=True)
+                    state = after_deadline(state)
             case Rostered(roster):
                 state = dataclasses.replace(state, roster=roster)
             case KeysHeld(version):

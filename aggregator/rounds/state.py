@@ -29,7 +29,9 @@ from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import DeclineReason, Phase
 
 SILENT_ROUNDS: Final = 3
-"""Rounds in a row that an online device leaves unanswered until rounds wait for it no longer; one upload ends that."""
+"""Rounds in a row, or deadlines of one round, that an online device leaves unanswered until rounds wait for it no longer.
+
+One upload ends that. A round that waits after its deadline counts again with each time as long that passes."""
 NOT_WAITED_FOR: Final = "not-waited-for"
 """Kind of the event that names such a device."""
 
@@ -66,7 +68,8 @@ class EngineState:
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
         standstill: clusters whose model stands still, see `aggregator.rounds.standstill`.
         apart: devices whose updates stood apart, see `aggregator.rounds.standing_apart`.
-        silent: device -> rounds in a row that it left unanswered, or in which its upload was refused, while online.
+        silent: device -> rounds in a row that it left unanswered, or in which its upload was refused, while online. A round
+            counts as often as its deadline has passed; see `after_deadline`.
         order: the owner's.
     """
 
@@ -165,13 +168,32 @@ def is_silent(state: EngineState, device: str) -> bool:
     return state.silent.get(device, 0) >= SILENT_ROUNDS
 
 
+def not_waited_for(state: EngineState) -> tuple[str, ...]:
+    """Return the devices of the fleet that are silent, in name order."""
+    return tuple(sorted(d for d in state.silent if is_silent(state, d) and d in state.devices))
+
+
+def after_deadline(state: EngineState) -> EngineState:
+    """Return the state after a deadline of the open round, which counts against the devices that it still waits for.
+
+    It counts only once ``min_contributors`` have answered: where all devices are slow, none of them is silent.
+    """
+    if len(state.received) < state.run.min_contributors:
+        return dataclasses.replace(state, deadline_passed=True)
+    silent, named = after_silence(dataclasses.replace(state, deadline_passed=False))
+    return dataclasses.replace(state, deadline_passed=True, silent=silent, news=(*state.news, *named))
+
+
 def after_silence(state: EngineState) -> tuple[dict[str, int], tuple[Event, ...]]:
-    """Return `EngineState.silent` after the open round, and an event for each device that it waits for no longer."""
+    """Return `EngineState.silent` after the open round, and an event for each device that it waits for no longer.
+
+    A round whose deadline has passed has counted by then.
+    """
     silent, named = dict(state.silent), []
     for device in () if state.plan is None else state.plan.assignments:
         if device in state.received or state.declined.get(device, DeclineReason.UPLOAD) is not DeclineReason.UPLOAD:
             silent.pop(device, None)
-        elif device in state.online:
+        elif device in state.online and not state.deadline_passed:
             silent[device] = silent.get(device, 0) + 1
             if silent[device] == SILENT_ROUNDS:
                 named.append(Event(state.round, NOT_WAITED_FOR, {"device": device, "rounds": SILENT_ROUNDS}))

@@ -93,6 +93,7 @@ class RunFacts:
         needed: uploads with which the open round closes; while gathering, devices that must be online.
         received: durable uploads to the open round; while gathering, devices that are online.
         waiting: devices that the round, or the gathering, still waits for, in name order.
+        not_waited_for: devices that rounds wait for no longer, since they left as many unanswered, in name order.
         obstacle: why no device can help the run to go on; empty if one can.
         shortage, advice: why the run can't go on after its deadline, or at once if the fleet is too small, and advice to
             the operator; empty if it can.
@@ -110,6 +111,7 @@ class RunFacts:
     needed: int
     received: int
     waiting: tuple[str, ...]
+    not_waited_for: tuple[str, ...] = ()
     obstacle: str = ""
     shortage: str = ""
     advice: str = ""

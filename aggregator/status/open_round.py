@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aggregator.rounds.orders import WORDS
 from aggregator.rounds.phases import RunPhase, phase_of
 from aggregator.rounds.quorum_and_deadline import members, online_needed, uploads_needed
+from aggregator.rounds.state import not_waited_for
 from aggregator.run_log import awaited_keys
 from aggregator.shortage import is_paused, shortage
 from aggregator.status.facts import RunFacts
@@ -46,6 +47,7 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, co
         needed=needed,
         received=received,
         waiting=waiting,
+        not_waited_for=not_waited_for(state),
         obstacle="" if is_paused(state) else awaited_keys(state),
         order=WORDS[state.order],
         computing=computing,

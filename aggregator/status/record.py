@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aggregator.rounds.phases import RunPhase
+from aggregator.rounds.state import SILENT_ROUNDS
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
 from aggregator.status.facts import DeviceFacts, Live, RunFacts, WorkerFacts
@@ -62,6 +63,10 @@ OFFLINE_HINT: Final = (
 WORKER_HINT: Final = (
     "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, "
     "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
+)
+SILENT_HINT: Final = "read its log, and `shoal-edge status` on it; starting it again is safe"
+NOT_WAITED_FOR: Final = (
+    f"online, but has left {SILENT_ROUNDS} rounds or deadlines unanswered, and is not waited for until it answers"
 )
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
@@ -482,9 +487,11 @@ class _Builder:
         declined = _BY_NAME.get(heard.declined)
         if declined is not None:
             return DECLINE_REASONS[declined], DECLINE_HINTS[declined]
+        if self.served is not None and name in self.served.not_waited_for:
+            return NOT_WAITED_FOR, SILENT_HINT
         if self.served is not None and self.served.deadline_passed and name in self.served.waiting:
             late = f"online, but has not answered round {self.served.round} within its deadline"
-            return late, "read its log, and `shoal-edge status` on it; starting it again is safe"
+            return late, SILENT_HINT
         free = None if heard.vitals is None else heard.vitals.disk_free_bytes
         if free is not None and free < limits.LOW_DISK_BYTES:
             return f"its disk is almost full: {free} bytes were free", DECLINE_HINTS[DeclineReason.DISK]

@@ -48,3 +48,47 @@ def test_a_device_that_answers_again_is_waited_for_again_also_after_a_restart(tm
         records = fleet.run(2000)
         assert fleet.service.state.silent == {}
         assert silent in records[-1]["device_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "mute"),
+    [(3, 2, 1), pytest.param(4, 3, 1, marks=pytest.mark.long), pytest.param(7, 3, 4, marks=pytest.mark.long)],
+)
+def test_a_small_fleet_in_which_devices_are_silent_from_the_first_round(tmp_path, count, least, mute):
+    """The quorum needs them, so no round closes before its third deadline; later rounds don't wait."""
+    tap, silent = Wiretap(), names(count)[-mute:]
+    with make_fleet(
+        tmp_path, count=count, rounds=4, quorum=0.8, min_contributors=least, faults=tap, deadline_s=DEADLINE_S
+    ) as fleet:
+        for name in silent:
+            silenced(tap, fleet, name)
+        fleet.run_until(lambda: fleet.now_s > (SILENT_ROUNDS - 1) * DEADLINE_S, 1000)
+        assert fleet.closed() == 0
+        fleet.run_until(lambda: fleet.closed() >= 1, 1000)
+        assert fleet.service.facts().not_waited_for == tuple(silent)
+        records = fleet.run(1000)
+        assert fleet.now_s < (SILENT_ROUNDS + 1) * DEADLINE_S
+    assert [r["contributed"] for r in records] == [count - mute] * 5
+    events = [e for r in records for e in r["events"] if e["kind"] == NOT_WAITED_FOR]
+    assert [(e["round"], e["device"]) for e in events] == [(1, name) for name in silent]
+
+
+def test_no_round_goes_on_without_a_silent_device_that_a_mean_needs(tmp_path):
+    tap, silent = Wiretap(), "dev-01"
+    with make_fleet(tmp_path, count=3, rounds=3, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
+        rule = silenced(tap, fleet, silent)
+        fleet.run_until(lambda: fleet.now_s > 10 * DEADLINE_S, 1000)
+        assert fleet.closed() == 0
+        assert fleet.service.facts().waiting == (silent,)
+        tap.forgive(rule)
+        assert fleet.run(1000)[-1]["contributed"] == 3
+
+
+def test_devices_that_are_all_slow_are_not_silent(tmp_path):
+    """Each upload takes four deadlines: none has answered by then, so none is left behind."""
+    tap = Wiretap()
+    tap.rules.append(lambda p: (4.5 * DEADLINE_S,) if p.hop is Hop.UP and p.topic.endswith("/up") else None)
+    with make_fleet(tmp_path, count=5, rounds=2, min_contributors=2, faults=tap, deadline_s=DEADLINE_S) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 1, 4000)
+        assert fleet.service.state.silent == {}
+        assert fleet.run(8000)[-1]["contributed"] >= 4
