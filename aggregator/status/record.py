@@ -65,9 +65,6 @@ WORKER_HINT: Final = (
     "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
 )
 SILENT_HINT: Final = "read its log, and `shoal-edge status` on it; starting it again is safe"
-NOT_WAITED_FOR: Final = (
-    f"online, but has left {SILENT_ROUNDS} rounds or deadlines unanswered, and is not waited for until it answers"
-)
 CLOCK_HINT: Final = (
     "set its clock (timedatectl set-ntp true): a device whose clock is wrong takes the roster for expired"
 )
@@ -488,7 +485,8 @@ class _Builder:
         if declined is not None:
             return DECLINE_REASONS[declined], DECLINE_HINTS[declined]
         if self.served is not None and name in self.served.not_waited_for:
-            return NOT_WAITED_FOR, SILENT_HINT
+            late = f"online, but has left {SILENT_ROUNDS} rounds or deadlines unanswered, and is not waited for until it answers"
+            return late, SILENT_HINT
         if self.served is not None and self.served.deadline_passed and name in self.served.waiting:
             late = f"online, but has not answered round {self.served.round} within its deadline"
             return late, SILENT_HINT

@@ -87,7 +87,7 @@ def test_one_device_that_has_signed_another_history_makes_no_device_leave(scene,
     assert away.contrary == ()
 
 
-def test_a_device_leaves_if_enough_others_have_signed_one_other_history_and_comes_back_once_they_are_revoked(
+def test_a_device_leaves_if_enough_others_have_signed_one_other_history_and_stays_away_unless_they_are_revoked(
     scene, models
 ):
     away, believed = away_in_round_5(scene, models)
