@@ -485,8 +485,7 @@ class _Builder:
         if declined is not None:
             return DECLINE_REASONS[declined], DECLINE_HINTS[declined]
         if self.served is not None and name in self.served.not_waited_for:
-            late = f"online, but has left {SILENT_ROUNDS} rounds or deadlines unanswered, and is not waited for until it answers"
-            return late, SILENT_HINT
+            return f"online, but has left {SILENT_ROUNDS} rounds or deadlines unanswered: not waited for", SILENT_HINT
         if self.served is not None and self.served.deadline_passed and name in self.served.waiting:
             late = f"online, but has not answered round {self.served.round} within its deadline"
             return late, SILENT_HINT
