@@ -13,6 +13,9 @@ digests of the states held. Each state is a file named after its digest. Only th
 A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. The same write takes the keys of
 the open round, so that the chain's step is durable before anything masked with them leaves the device.
 
+``models/certificate.bin`` holds statements of enough devices about the newest states that they certify. The files of these states stay
+until later ones are certified: the owner can begin another run with them.
+
 A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
 
 Example: in round 7 the device takes the round's keys, which makes round 7 pending, and uploads. The step of round 7 brings
@@ -61,6 +64,7 @@ INDEX_VERSION: Final = 1
 OWN_FORK: Final = FORKED_ROUND - 1
 """In place of a stored transcript's round: the announcements contradict each other, so the device has left the run for good."""
 STATE_HINT: Final = "the device takes a checkpoint"
+CERTIFICATE_LENGTH_BYTES: Final = 4
 CERTIFIED_HINT: Final = "try another device, or later; `export --live` writes an ONNX file of the newest model"
 INDEX_HINT: Final = "have the owner run `shoal-fleet rotate`, or join again: the keys of this run are lost"
 
@@ -492,7 +496,8 @@ def _named_in(certificate: StateCertificate) -> set[bytes]:
 def certified_file(directory: Path) -> tuple[bytes, int]:
     """Return the newest certified states of a device with their certificate, for the owner's `run start --from`, and their round.
 
-    That is an encoded `StateCertificate`, and for each state a `StateFile` and theta.
+    That is the length of the certificate as CERTIFICATE_LENGTH_BYTES, little-endian, an encoded `StateCertificate`, and for each
+    state a `StateFile` and theta.
 
     Raises:
         IntegrityError: the device holds none.
@@ -504,7 +509,8 @@ def certified_file(directory: Path) -> tuple[bytes, int]:
     if not found:
         raise IntegrityError("this device holds no certified model of its newest run", hint=CERTIFIED_HINT)
     newest = max(decode_prefix(data, StateFile)[0].round for data in found)
-    return b"".join([encode(certificate), *found]), newest
+    signed = encode(certificate)
+    return b"".join([len(signed).to_bytes(CERTIFICATE_LENGTH_BYTES, "little"), signed, *found]), newest
 
 
 def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKeys]) -> None:

@@ -14,7 +14,8 @@ from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
 from shoal.errors import UntrustedError
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.models.files import read_certified
+from shoal.owner.runs.plan import RunOptions, chosen_origins, make_plan, write_run
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers import calls
 from tests.helpers.forked_stages import ForkedStage
@@ -54,15 +55,18 @@ class Scene:
     def roster_of(self, name):
         return DeviceMembership(self.stage.device_dir(name)).roster
 
-    def sign(self, rounds):
-        """Let the owner sign a run in its directory, and return its number."""
+    def sign(self, rounds, certified):
+        """Let the owner sign a run that begins with a device's certified model, and return its number."""
         fleet = FleetDirectory(self.stage.fleet.path)
         bundle = logistic_bundle()
         options = RunOptions(
             "fedavg", rounds=rounds, local=LONG_RUN.local, min_contributors=1, quorum=0.5, deadline_s=2.0
         )
         plan = make_plan(fleet, bundle, options)
-        write_run(fleet, plan, bundle, np.zeros((1, bundle.length), np.float32))
+        _, round_, models = read_certified(certified, bundle, fleet)
+        assert round_ >= 1
+        assert np.any(models[0])
+        write_run(fleet, plan, bundle, chosen_origins(models, 1, None))
         return plan.run
 
 
@@ -86,8 +90,8 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
         stage.stop(OFF)
         scene.until(lambda: stage.closed(first) >= 3)
 
-        shutil.copytree(server, tmp_path / "old", ignore=shutil.ignore_patterns("*-wal", "*-shm", "lock"))
         stage.stop("aggregator", signal.SIGKILL)
+        shutil.copytree(server, tmp_path / "old")
         shutil.rmtree(server)
         scene.call("shoal-aggregator", "init", server)
         said = scene.call("shoal-fleet", "add-aggregator", owner, server / "aggregator.card", status=3)
@@ -106,7 +110,8 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
             model = DeviceState(stage.device_dir(name)).load_model()
             assert (model.run, model.round >= 1) == (first, True)
 
-        run = scene.sign(rounds=6)
+        scene.call("shoal-edge", "export", stage.device_dir(online[0]), tmp_path / "certified", "--certified")
+        run = scene.sign(rounds=6, certified=tmp_path / "certified")
         scene.call("shoal-fleet", "run", "start", owner, "--run", run)
         scene.until(lambda: stage.closed(run) >= 1)
 

@@ -21,16 +21,16 @@ import numpy as np
 from edge_client.export import export
 from edge_client.learning.statistics import scale_from
 from edge_client.models.states import ModelState
-from edge_client.models.store import StateFile
+from edge_client.models.store import CERTIFICATE_LENGTH_BYTES, StateFile
 from edge_client.run.held_models import assembled
 from shoal import limits
-from shoal.errors import ConfigError, IntegrityError, TaskError
-from shoal.membership.statements import check_certificate, signers_needed
+from shoal.errors import ConfigError, IntegrityError, ShoalError, TaskError, UntrustedError, WireError
+from shoal.membership.statements import check_claims, read_claims, signers_needed
 from shoal.owner.keys.outputs import check_output
 from shoal.owner.keys.run_list import signed_plans
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL
-from shoal.protocol.states import Offer, RoundModels, StateCertificate, StateId
+from shoal.protocol.states import Offer, RoundModels, StateId, read_certificate
 from shoal.util.files import (
     named,
     private_directory,
@@ -171,38 +171,49 @@ def read_certified(
     Raises:
         ConfigError: the owner has signed no such run, or the file is too large.
         TaskError: the models are of another task.
-        UntrustedError: too few devices of the roster have signed a model.
+        UntrustedError: too few devices of the roster have signed its models.
         IntegrityError: the file is damaged, or holds no such models.
     """
     most = limits.MAX_CERTIFICATE_BYTES + MAX_CERTIFIED * (
         limits.SEALED_HEAD_BYTES + 4 * bundle.manifest.federated_length
     )
     newest: dict[int, ModelState] = {}
-    plan = None
+    plan: RunPlan | None = None
+    reason: ShoalError = IntegrityError(f"{file} holds no certified models", hint=CERTIFIED_HINT)
     with named(file, CERTIFIED_HINT):
-        certificate, rest = decode_prefix(read_limited(file, most), StateCertificate)
+        data = memoryview(read_limited(file, most))
+        states = CERTIFICATE_LENGTH_BYTES + int.from_bytes(data[:CERTIFICATE_LENGTH_BYTES], "little")
+        claims = tuple(read_claims(read_certificate(data[CERTIFICATE_LENGTH_BYTES:states]).statements))
+        rest = data[states:]
         for _ in range(MAX_CERTIFIED):
             if not rest:
                 break
             head, rest = decode_prefix(rest, StateFile)
+            values, rest = rest[: 4 * head.length], rest[4 * head.length :]
+            if len(values) != 4 * head.length:
+                raise WireError("it is cut short")
             plan = plan or _plan_of(head.run_id, fleet, bundle)
-            theta = np.frombuffer(rest[: 4 * head.length], "<f4").astype(np.float32)
-            rest = rest[4 * head.length :]
-            state = ModelState.of(
-                StateId(head.model, head.round), theta, run_id=plan.run_id, digest_key=head.digest_key
-            )
+            theta = np.frombuffer(values, "<f4").astype(np.float32)
+            at = StateId(head.model, head.round)
+            state = ModelState.of(at, theta, run_id=plan.run_id, digest_key=head.digest_key)
             needed = signers_needed(plan.min_contributors, fleet.roster.active_count)
-            check_certificate(
-                certificate, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=fleet.roster, needed=needed
-            )
-            newest[head.model] = max(state, newest.get(head.model, state), key=lambda s: s.id)
-        if rest or plan is None:
-            raise IntegrityError("it holds no certified models, or too many")
+            try:
+                check_claims(
+                    claims, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=fleet.roster, needed=needed
+                )
+            except UntrustedError as error:  # statements name states too that only few devices have signed
+                reason = error
+                continue
+            newest[at.model] = max(state, newest.get(at.model, state), key=lambda s: s.id)
+        if rest:
+            raise WireError(f"it holds too many states, over {MAX_CERTIFIED}")
+        if plan is None or not newest:
+            raise reason
         held = RoundModels(0, tuple(Offer(model, state.id) for model, state in sorted(newest.items())))
         thetas = {state.id: state.theta for state in newest.values()}
         found = {m: assembled(plan, held, m, thetas) for m in sorted(newest) if m not in FOR_ALL}
         if not found or not all(len(t) == plan.length and np.isfinite(t).all() for t in found.values()):
-            raise IntegrityError("it does not hold the task's parameters")
+            raise IntegrityError(f"{file} does not hold the task's parameters", hint=CERTIFIED_HINT)
     return plan, max(s.id.round for s in newest.values()), found
 
 

@@ -10,16 +10,16 @@ from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
-from edge_client.models.store import certified_file
+from edge_client.models.store import StateFile, certified_file
 from edge_client.protocol.round_state import Stage
 from shoal.errors import IntegrityError, ShoalError, TaskError, UntrustedError
 from shoal.membership.directory import KEY_FILE
 from shoal.membership.roster import ReplacedError
 from shoal.owner.cli.runs import _origins
-from shoal.owner.models.files import read_certified
+from shoal.owner.models.files import MAX_CERTIFIED, read_certified
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
-from shoal.protocol.codec import decode_prefix, encode
+from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.states import StateCertificate
 from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers import calls
@@ -137,12 +137,22 @@ def test_a_run_begins_with_the_certified_model_of_a_device(tmp_path):
             with pytest.raises(error, match=words):
                 read_certified(file, fleet.bundle, owner)
 
+        size = 4 + int.from_bytes(data[:4], "little")
+        assert len(decode(data[4:size], StateCertificate).statements) >= 2
+        unsigned = encode(StateCertificate(()))
         refused(data[:-1] + bytes([data[-1] ^ 1]), UntrustedError, "0 devices of the roster have signed")
-        statements, states = decode_prefix(bytes(data), StateCertificate)
-        refused(encode(StateCertificate(())) + bytes(states), UntrustedError, "are needed")
-        refused(encode(statements), IntegrityError, "no certified models")
-        refused(data[:-4], UntrustedError, "are needed")
+        refused(len(unsigned).to_bytes(4, "little") + unsigned + data[size:], UntrustedError, "are needed")
+        refused(data[:size], IntegrityError, "no certified models")
+        refused(bytes(4) + data[size:], IntegrityError, "is damaged")
+        refused(b"\xff" * 4 + data[4:], IntegrityError, "is damaged")
+        refused(data[:-1], IntegrityError, "is cut short")
         refused(b"", IntegrityError, "is damaged")
+        # A state that no other device has signed is left out.
+        head, values = decode_prefix(data[size:], StateFile)
+        own = encode(dataclasses.replace(head, model=1)) + bytes(values)
+        file.write_bytes(data + own)
+        assert read_certified(file, fleet.bundle, owner)[2].keys() == {0}
+        refused(data + own * MAX_CERTIFIED + own, IntegrityError, "too many")
         file.write_bytes(data)
         with pytest.raises(TaskError, match="another task"):
             read_certified(file, logistic_bundle(5, 2), owner)
