@@ -13,8 +13,8 @@ digests of the states held. Each state is a file named after its digest. Only th
 A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. The same write takes the keys of
 the open round, so that the chain's step is durable before anything masked with them leaves the device.
 
-``models/certificate.bin`` holds statements of enough devices about the newest states that they certify. The files of these states stay
-until later ones are certified: the owner can begin another run with them.
+``models/certificate.bin`` holds statements of enough devices about the newest states that they certify. The files of these
+states stay until later ones are certified: the owner can begin another run with them.
 
 A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
 

@@ -40,7 +40,7 @@ PASSPHRASE = b"correct horse battery staple"
 INPUTS, CLASSES = 9, 4
 DEVICES = ("dev-1", "dev-2", "dev-3")
 ROUNDS = 4
-STATES_HELD = 2
+STATES_HELD = 3
 """Training rounds; round 0 seals the run package, and a final round follows."""
 WINDOW = 32
 """Bytes: eight coordinates in a row are no accident."""
@@ -349,7 +349,8 @@ def test_each_device_holds_only_its_own_keys(after):
 def test_devices_have_erased_the_keys_of_past_rounds(after):
     """Those of rounds whose means they have applied, and all that they could be derived from. No mean follows the last round.
 
-    Every state that a device holds has the key of its digest: the newest one, and the last certified one in a small fleet.
+    Every state that a device holds has the key of its digest: the newest one, in a small fleet the last certified
+    one, and the one that it could give to the owner with its certificate.
     """
     last, owner = ROUNDS + 1, after.owner()
     secrets = {"key version's secret": owner.secrets.version_secret, **after.of_the_rounds(owner)}
