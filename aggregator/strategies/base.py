@@ -288,10 +288,12 @@ def gather(gathered: Gathered, contribution: ClientUpdate) -> Gathered:
     """Return ``gathered`` with one more contribution.
 
     Raises:
-        KeyMismatchError: it is masked under another key than the round's other updates.
+        KeyMismatchError: its vector is masked under another key than the round's other vectors.
         IntegrityError: the same device contributed to this phase before.
     """
-    if any(c.key_id != contribution.key_id for c in islice(gathered.values(), 1)):
+    # Where no vector is masked, the key that a device names decides nothing.
+    masked = (c for c in gathered.values() if c.vector is not None and contribution.vector is not None)
+    if any(c.key_id != contribution.key_id for c in islice(masked, 1)):
         raise KeyMismatchError(f"{contribution.device} masked its update under another key")
     if contribution.key in gathered:
         raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")

@@ -105,6 +105,18 @@ def test_an_update_is_gathered_once_and_only_under_the_key_of_the_others():
         gather(after, contribution("dev-3", np.ones(D), key_id=b"o" * 16))
 
 
+@pytest.mark.parametrize("scored_first", [True, False])
+def test_a_device_without_a_vector_may_name_any_key(scored_first):
+    other = contribution("dev-2", np.ones(D), key_id=b"o" * 16)
+    given = [contribution("dev-1", np.ones(D)), dataclasses.replace(other, vector=None)]
+    gathered = {}
+    for update in reversed(given) if scored_first else given:
+        gathered = gather(gathered, update)
+    assert len(gathered) == 2
+    with pytest.raises(KeyMismatchError, match=r"^dev-3 masked its update under another key$"):
+        gather(gathered, contribution("dev-3", np.ones(D), key_id=b"o" * 16))
+
+
 def test_updates_are_summed_in_order_of_their_devices():
     """Their order of arrival would change the last bits of a mean."""
     updates = [contribution(d, np.full(D, v)) for d, v in (("c", 1e8), ("a", 1.0), ("b", -1e8))]
