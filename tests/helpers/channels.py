@@ -13,6 +13,7 @@ from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.protocol.notes import UploadRef
 from edge_client.protocol.roster_sync import RosterSync
 from shoal.membership.grants import seal_grant
+from shoal.membership.roster import owner_purpose
 from shoal.membership.roster_delta import roster_change
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions
@@ -216,8 +217,9 @@ def gone(scene, signer, fleet, _):
 
 def letter(scene, signer, fleet, _):
     """A newer roster, without the victim, to the aggregator."""
-    document = sign_document(signer or scene.owner.owner, newer(scene, fleet))
-    head = Sealed(fleet, "roster", "owner", "aggregator")
+    roster = newer(scene, fleet)
+    document = sign_document(signer or scene.owner.owner, roster)
+    head = Sealed(fleet, owner_purpose(roster.sequence, document), "owner", "aggregator")
     return seal_to_member(signer or scene.owner.owner, scene.aggregator.member.seal_key, head, document)
 
 

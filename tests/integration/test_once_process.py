@@ -81,7 +81,7 @@ def test_a_copied_directory_ends_with_what_is_wrong(stage, tmp_path):
     programs.append(stage.start_device("copy", tmp_path / "dev-0.npz"))
     until(lambda: any(p.process.poll() is not None for p in programs), "the end of one of them")
     (ended,) = [p for p in programs if p.process.poll() is not None]
-    assert ended.process.returncode == 6
+    assert ended.process.returncode == 12
     told = ended.log.read_text()
     assert "error: another device connected as dev-0" in told
     assert "hint: each device needs its own directory: was this one copied?" in told

@@ -85,14 +85,15 @@ KINDS = {
 }
 NOT_ITS_SENDERS = "is not its sender's"
 TOO_LARGE = "1073741825 bytes is not between"
+NOT_THE_AGGREGATOR = {"roster": "who is not this fleet's aggregator", "change": "who is not this fleet's aggregator"}
 ELSEWHERE = "in 'other'"
 GOES_BACK = "a roster of sequence 6 after 7: refused as a rollback"
 NOTHING_SAID = ""
 """What is known already, or is older than what is known and harmless, is passed over without a word."""
 
 EXPECTED = {
-    "forged": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS),
-    "truncated": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "message ends early"},
+    "forged": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | NOT_THE_AGGREGATOR,
+    "truncated": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | NOT_THE_AGGREGATOR | {"keys": "message ends early"},
     "oversized": dict.fromkeys(CHANNELS, TOO_LARGE),
     "replayed": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
@@ -106,7 +107,7 @@ EXPECTED = {
         "request": "where the owner's request belongs",
         "keys": "keys of fleet 'other'",
     },
-    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
+    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | NOT_THE_AGGREGATOR | {"keys": "who is not this fleet's"},
     "downgraded mode": {
         "upload": "masked under another key or mode",
         "mean": NOTHING_SAID,

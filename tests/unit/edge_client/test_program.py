@@ -103,7 +103,7 @@ def test_every_option_of_run_is_known_or_left_to_typer():
             }
         elif option not in ("--json", "--help"):
             plain = plain_run([*arguments, "1"])
-            left = parameter.name in ("broker", "threads", "max_kbps", "skip_bad")
+            left = parameter.name in ("broker", "threads", "max_kbps", "skip_bad", "chunk_bytes")
             assert (plain is None) == left, option
             assert parameter.name in texts | {"config"}
     assert set(program.SWITCHES) <= set(options)

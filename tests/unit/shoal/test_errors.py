@@ -66,6 +66,7 @@ def test_a_cause_that_the_error_has_named_is_not_repeated():
         (errors.BrokerUnreachableError, 5),
         (errors.UntrustedError, 6),
         (errors.ForkedHistoryError, 6),
+        (errors.TakenOverError, 12),
         (errors.IntegrityError, 7),
         (errors.WireError, 7),
         (errors.WireVersionError, 7),
