@@ -107,7 +107,7 @@ EXPECTED = {
         "request": "where the owner's request belongs",
         "keys": "keys of fleet 'other'",
     },
-    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | NOT_THE_AGGREGATOR | {"keys": "who is not this fleet's"},
+    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
     "downgraded mode": {
         "upload": "masked under another key or mode",
         "mean": NOTHING_SAID,
