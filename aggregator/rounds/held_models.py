@@ -412,9 +412,11 @@ def after_round(
         if found is not pending[model]:
             spares[model] = (*spares.get(model, ()), found)[:SPARE_CHECKPOINTS]
     evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
-    signed, links = held.signed, held.links
+    # The final round is announced again, with its checkpoints, under the same transcript.
+    signed, links, transcript = held.signed, held.links, held.transcript
     if settled is not None:
-        links = (*links, encode(entry_of(held, run, round_, offers)))[-MAX_LINKS:]
+        entry = entry_of(held, run, round_, offers)
+        links, transcript = (*links, encode(entry))[-MAX_LINKS:], entry.digest
     if len(given) >= signers:
         first = sorted(given, key=lambda c: c.device)[: run.min_contributors]
         signed, links = {c.device: c.statement for c in first}, ()
@@ -429,8 +431,7 @@ def after_round(
         evidence=evidence,
         pending=pending,
         spares=spares,
-        # The final round is announced again, with its checkpoints, under the same transcript.
-        transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
+        transcript=transcript,
     )
     moved = _promoted(moved, signers)
     if settled is None:
