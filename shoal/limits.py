@@ -134,7 +134,7 @@ ROBUST_RULES: Final = ("off", "filter", "multi-krum", "rfa", "centred-clipping",
 DEFAULT_ROBUST: Final = "filter"
 """The rule, unless the owner's plan says otherwise."""
 
-PRECISIONS: Final = ("float32", "float16", "int8", "eden4", "eden2")
+PRECISIONS: Final = ("float32", "float16", "int8")
 """Encodings of vectors on the wire, from the most bytes to the fewest; see `shoal.protocol.precision`."""
 
 DEFAULT_PRECISION: Final = "float32"

@@ -533,9 +533,8 @@ def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPl
     model, precision = step.state.model, run.precision_down
     if precision == "float32":
         return KeptMean(model, step.contributors, key_id, mean, _digest(mean))
-    seed = mean_seed(run.run_id, step.state.round, model)
-    body = encode_vector(mean, precision, seed)
-    vector = decode_vector(body, len(mean), precision, seed)
+    body = encode_vector(mean, precision, mean_seed(run.run_id, step.state.round, model))
+    vector = decode_vector(body, len(mean), precision)
     digest = hashlib.sha256(body).digest()
     return KeptMean(model, step.contributors, key_id, vector, digest, body=np.frombuffer(body, np.uint8))
 

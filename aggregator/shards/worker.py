@@ -31,7 +31,7 @@ from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Action, Control, Reminder
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
-from shoal.protocol.precision.seeds import mean_seed, upload_seed
+from shoal.protocol.precision.seeds import mean_seed
 from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler, Transfer
 from shoal.protocol.shards import (
     PART_LABEL,
@@ -249,19 +249,18 @@ class WorkerService:
         if known:
             self._report(header.round, known)
             return
-        vector = self._decoded(header, body)
+        vector = self._decoded(body)
         squared = squared_norm(vector)
         if not np.isfinite(squared):
             raise UntrustedError(f"the part of {device} holds NaN or infinities")
         stored = StoredPart(device, header.phase, digest, squared)
         self._store.write(header.round, stored, vector.data.cast("B"))
 
-    def _decoded(self, header: UploadPart, body: memoryview) -> NDArray[np.float32]:
+    def _decoded(self, body: memoryview) -> NDArray[np.float32]:
         length = self._part[1] - self._part[0]
         if self.run.precision_up == "float32":
             return np.frombuffer(body, "<f4", length)
-        seed = part_seed(upload_seed(header.run_id, header.round, header.phase, header.device), self.number)
-        return np.ascontiguousarray(decode_vector(body, length, self.run.precision_up, seed), "<f4")
+        return np.ascontiguousarray(decode_vector(body, length, self.run.precision_up), "<f4")
 
     def _on_reminder(self, reminder: Reminder, device: str) -> None:
         """Report the part again if it is stored, or ask for its missing chunks."""

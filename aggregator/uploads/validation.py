@@ -26,7 +26,6 @@ from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Decline, Reminder, Upload
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
-from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.reassembly import Transfer
 
 N = TypeVar("N", Decline, Reminder)
@@ -183,9 +182,8 @@ class UploadVerifier:
         if header.length != run.length:  # before a vector of that length is made from fewer bytes
             raise RefusedUploadError(f"a vector of length {header.length}", header)
         cut = encoded_bytes(run.length, run.precision_up)
-        seed = upload_seed(header.run_id, header.round, header.phase, header.device)
         try:
-            vector = decode_vector(body[:cut], run.length, run.precision_up, seed)
+            vector = decode_vector(body[:cut], run.length, run.precision_up)
         except WireError as error:
             raise RefusedUploadError(f"the update: {error}", header) from error
         return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])

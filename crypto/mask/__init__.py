@@ -8,7 +8,7 @@
 
 `derivation` derives masks, `schedule` the secrets of runs and rounds, `masking` applies masks, `secret` is the secret,
 `modes` the kinds of masks, `dense` the matrix before the mask of statistics, `kdf` and `stream` their primitives. Mode
-``rotation`` takes its transform from `shoal.protocol.precision.hadamard`.
+``rotation`` takes its transform from `crypto.mask.hadamard`.
 
 Example: mask a vector and unmask it again.
 

@@ -84,7 +84,7 @@ def encode_update(
     body = _encoded(masked, precision, seed, cuts)
     if precision == "float32":
         return Encoded(body, masked, None)
-    decoded = _decoded(body, len(clear), precision, seed, cuts)
+    decoded = _decoded(body, len(clear), precision, cuts)
     if precision not in FEEDBACK:
         return Encoded(body, decoded, None)
     arrived = decoded if key is None else unmask(MaskedVector(decoded, key.key_id), key)
@@ -98,15 +98,13 @@ def _encoded(masked: Float32Vector, precision: str, seed: bytes, cuts: Sequence[
     return b"".join(parts)
 
 
-def _decoded(
-    body: bytes | memoryview, length: int, precision: str, seed: bytes, cuts: Sequence[tuple[int, int]]
-) -> Float32Vector:
+def _decoded(body: bytes | memoryview, length: int, precision: str, cuts: Sequence[tuple[int, int]]) -> Float32Vector:
     if not cuts:
-        return decode(body, length, precision, seed)
+        return decode(body, length, precision)
     view, found, at = memoryview(body), np.empty(length, np.float32), 0
-    for worker, (start, stop) in enumerate(cuts):
+    for start, stop in cuts:
         size = encoded_bytes(stop - start, precision)
-        found[start:stop] = decode(view[at : at + size], stop - start, precision, part_seed(seed, worker))
+        found[start:stop] = decode(view[at : at + size], stop - start, precision)
         at += size
     return found
 

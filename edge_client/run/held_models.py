@@ -44,8 +44,7 @@ from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.precision.seeds import mean_seed
-from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of, part_seed
+from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of
 from shoal.protocol.states import (
     FORKED_ROUND,
     RETAINED_STEPS,
@@ -342,19 +341,19 @@ class HeldModels:
         )
         if any(dataclasses.replace(part, worker=first.worker) != first for part, _ in parts):
             raise UntrustedError(f"the parts of the mean of model {mean.model} do not belong together")
-        span, seed = self._span_of(mean.model), mean_seed(plan.run_id, round_, mean.model)
+        span = self._span_of(mean.model)
         masked = np.empty(span.stop - span.start, np.float32)
-        for worker, (part, (_, body)) in enumerate(zip(borders(plan.length, len(plan.workers)), parts, strict=True)):
+        for part, (_, body) in zip(borders(plan.length, len(plan.workers)), parts, strict=True):
             start, stop = part_of(span, part)
             if len(body) != encoded_bytes(stop - start, plan.precision_down):
                 raise UntrustedError(f"a part of {len(body)} bytes in the mean of model {mean.model}")
             if stop > start:
-                masked[start:stop] = self._part(body, stop - start, part_seed(seed, worker))
+                masked[start:stop] = self._part(body, stop - start)
         return self._checked(header, masked, encoded_bytes(len(masked), plan.precision_down))
 
-    def _part(self, body: bytes, length: int, seed: bytes) -> Float32Vector:
+    def _part(self, body: bytes, length: int) -> Float32Vector:
         try:
-            return decode_vector(body, length, self._run.plan.precision_down, seed)
+            return decode_vector(body, length, self._run.plan.precision_down)
         except WireError as error:
             raise UntrustedError(f"a part of a mean: {error}") from error
 
@@ -403,7 +402,7 @@ class HeldModels:
         if len(body) != encoded_bytes(length, precision):
             return np.empty(0, np.float32)
         try:
-            return decode_vector(body, length, precision, mean_seed(plan.run_id, round_, model))
+            return decode_vector(body, length, precision)
         except WireError as error:
             raise UntrustedError(f"the mean of model {model} in round {round_}: {error}") from error
 

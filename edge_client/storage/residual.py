@@ -65,7 +65,7 @@ class Residual:
         """Return the vector as stored, (d,) float32."""
         from shoal.protocol.precision.codec import decode as decode_vector
 
-        return decode_vector(self.data, self.length, STORED, _seed(self.run_id, self.round))
+        return decode_vector(self.data, self.length, STORED)
 
     def to_bytes(self) -> bytes:
         """Return the residual as it is stored: head, vector, and the SHA-256 of both."""

@@ -171,7 +171,7 @@ def _states():
 def _vector_in(precision):
     """Return the parser of a vector in a precision; the length is the plan's."""
     seed = encode_vector(np.linspace(-1, 1, 300, dtype=np.float32), precision, b"seed")
-    return Parser(f"vector in {precision}", (seed,), lambda d: decode_vector(d, 300, precision, b"seed"))
+    return Parser(f"vector in {precision}", (seed,), lambda d: decode_vector(d, 300, precision))
 
 
 def _taken_apart(payload):

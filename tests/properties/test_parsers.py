@@ -77,8 +77,6 @@ NAMES_OF = [
     "vector in float32",
     "vector in float16",
     "vector in int8",
-    "vector in eden4",
-    "vector in eden2",
     "a task's source",
     "data.npz",
     "inputs.npz",

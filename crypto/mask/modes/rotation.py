@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.mask.hadamard import transform, untransform
 from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.modes.permutation import from_index
 from crypto.mask.stream import permutation, signs
-from shoal.protocol.precision.hadamard import transform, untransform
 from shoal.types import Float32Vector
 
 

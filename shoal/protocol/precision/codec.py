@@ -7,11 +7,10 @@ from typing import Final
 import numpy as np
 
 from shoal.errors import IntegrityError, UsageError, WireError
-from shoal.protocol.precision import blocks, rotated
+from shoal.protocol.precision import blocks
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.types import Float32Vector
 
-_BITS: Final = {"eden4": 4, "eden2": 2}
 LARGEST_FLOAT16: Final = np.float32(65504.0)
 
 
@@ -44,19 +43,16 @@ def encode(vector: Float32Vector, precision: str, seed: bytes) -> bytes:
             return vector.astype("<f4", copy=False).tobytes()
         case "float16":
             return np.clip(vector, -LARGEST_FLOAT16, LARGEST_FLOAT16).astype("<f2").tobytes()
-        case "int8":
-            return blocks.encode(vector, seed)
-    return rotated.encode(vector, _BITS[precision], seed)
+    return blocks.encode(vector, seed)
 
 
-def decode(data: bytes | memoryview, length: int, precision: str, seed: bytes) -> Float32Vector:
+def decode(data: bytes | memoryview, length: int, precision: str) -> Float32Vector:
     """Return the vector of `encode`, (length,) float32 in new memory; all platforms give the same bits.
 
     Args:
         data: from a peer; nothing in it is trusted.
         length: coordinates, from the signed plan.
         precision: likewise.
-        seed: that of the encoder.
 
     Raises:
         WireError: another number of bytes, a coordinate or scale that is not finite or out of range, or no such precision.
@@ -72,9 +68,7 @@ def decode(data: bytes | memoryview, length: int, precision: str, seed: bytes) -
             return _finite(np.frombuffer(view, "<f4").astype(np.float32))
         case "float16":
             return _finite(np.frombuffer(view, "<f2").astype(np.float32))
-        case "int8":
-            return blocks.decode(view, length)
-    return rotated.decode(view, length, _BITS[precision], seed)
+    return blocks.decode(view, length)
 
 
 def _finite(vector: Float32Vector) -> Float32Vector:

@@ -12,7 +12,7 @@ from shoal.errors import WireError
 BLOCK: Final = 256
 """Coordinates of ``int8`` that share a scale."""
 SCALE_BYTES: Final = 4
-FEEDBACK: Final = ("int8", "eden4", "eden2")
+FEEDBACK: Final = ("int8",)
 """Precisions whose rounding error a device adds to its next update; that of float16 is below the noise of training."""
 
 _BYTES: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
@@ -20,13 +20,9 @@ _BYTES: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "float32": lambda length: 4 * length,
         "float16": lambda length: 2 * length,
         "int8": lambda length: length + SCALE_BYTES * -(-length // BLOCK),
-        "eden4": lambda length: SCALE_BYTES + -(-length // 2),
-        "eden2": lambda length: SCALE_BYTES + -(-length // 4),
     }
 )
-_ROOM: Final[Mapping[str, float]] = MappingProxyType(
-    {"float32": 1.0, "float16": 1.001, "int8": 1.13, "eden4": 1.05, "eden2": 1.2}
-)
+_ROOM: Final[Mapping[str, float]] = MappingProxyType({"float32": 1.0, "float16": 1.001, "int8": 1.13})
 
 
 def encoded_bytes(length: int, precision: str) -> int:
@@ -44,8 +40,7 @@ def encoded_bytes(length: int, precision: str) -> int:
 def norm_room(precision: str) -> float:
     """Return how many times longer a decoded vector may be than the vector that was encoded.
 
-    Rounding in blocks adds up to sqrt(256) / 127 of the norm; the unbiased scale of ``eden`` adds 1 / cosine, on average
-    .5 % at four bits and 6 % at two.
+    Rounding in blocks adds up to sqrt(256) / 127 of the norm.
 
     Raises:
         WireError: no such precision.

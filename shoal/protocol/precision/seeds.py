@@ -1,4 +1,4 @@
-"""Public seeds: one for each upload and each mean, so that two never share a rotation or the draws of their rounding."""
+"""Public seeds: one for each upload and each mean, so that two never share the draws of their rounding."""
 
 from __future__ import annotations
 

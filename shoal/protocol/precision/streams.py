@@ -31,11 +31,3 @@ def fractions(seed: bytes, window: int, count: int) -> Float32Vector:
     """Return ``count`` draws, float32, from the 65,536 midpoints of [0, 1)."""
     words = stream(seed, b"rounding\0", window, 2 * count).view("<u2").astype(np.float32)
     return (words + np.float32(0.5)) * np.float32(2.0**-16)
-
-
-def flip_signs(vector: Float32Vector, seed: bytes) -> None:
-    """Multiply a vector (d,) float32 in place by the signs of the seed: a bit that is one is minus."""
-    for number, span in enumerate(windows(vector.size)):
-        piece = vector[span]
-        bits = np.unpackbits(stream(seed, b"signs\0", number, -(-piece.size // 8)), count=piece.size, bitorder="little")
-        np.negative(piece, out=piece, where=bits.astype(bool))

@@ -94,7 +94,7 @@ def simulate(
         standardise: ``off``; ``local``, each device's features by its own training share; or ``federated``, by the fleet's
             statistics, as `--standardise` of ``shoal-fleet task compile``. The models then take standardised samples: see
             `Result.standardised`.
-        precision: encoding of updates: ``float32``, ``float16``, ``int8``, ``eden4`` or ``eden2``; rounding errors are fed back.
+        precision: encoding of updates: ``float32``, ``float16`` or ``int8``; rounding errors are fed back.
         precision_down: encoding of means, of the same list.
         writer: gets each round as it closes, such as a `shoal.CsvWriter`.
 

@@ -88,7 +88,7 @@ class Links:
         if precision == "float32":
             return vector
         seed = mean_seed(self._run.run_id, round_, model)
-        return decode(encode(vector, precision, seed), len(vector), precision, seed)
+        return decode(encode(vector, precision, seed), len(vector), precision)
 
     @property
     def residuals(self) -> Mapping[str, Residual]:

@@ -39,15 +39,15 @@ DIAGONAL = {
         "mode": "permutation",
         "both": "float16",
     },
-    "fedgroup, eden4, signed": {"algorithm": "fedgroup", **GROUPS, "mode": "signed-permutation", "both": "eden4"},
-    "one-shot, eden2, none": {
+    "fedgroup, int8, signed": {"algorithm": "fedgroup", **GROUPS, "mode": "signed-permutation", "both": "int8"},
+    "one-shot, float16, none": {
         "algorithm": "one-shot",
         "rounds": 4,
         "settings": {"k": "2"},
         "local": QUICK,
         "pretrain": ALONE,
         "mode": "none",
-        "both": "eden2",
+        "both": "float16",
     },
     "fesem, int8, none": {
         "algorithm": "fesem",
@@ -108,9 +108,9 @@ def test_residuals_follow_the_updates_of_one_model(tmp_path, precision):
 
 
 def test_coarse_updates_reach_the_model_that_float32_gives_because_errors_are_fed_back(tmp_path, monkeypatch):
-    """With 2 bits up, and 15 rounds of one model: the residual more than halves the distance."""
+    """With 15 rounds of one model: the residual more than halves the distance."""
     ends = {}
-    for name, precision, rounds in (("exact", "float32", 10), ("fed back", "eden2", 10), ("dropped", "eden2", 0)):
+    for name, precision, rounds in (("exact", "float32", 10), ("fed back", "int8", 10), ("dropped", "int8", 0)):
         monkeypatch.setattr("edge_client.learning.feedback.RESIDUAL_ROUNDS", rounds)
         with make_fleet(tmp_path / name.replace(" ", "-"), rounds=15, precision_up=precision) as fleet:
             fleet.run(60)
@@ -146,7 +146,7 @@ def test_a_device_killed_at_any_write_of_an_upload_ends_with_the_bits_of_one_tha
     tmp_path, monkeypatch, one_run_id
 ):
     """It neither loses a residual nor adds it twice: the repeated job makes the same update."""
-    options = {"rounds": 4, "mode": "none", "precision_up": "eden2", "precision_down": "int8"}
+    options = {"rounds": 4, "mode": "none", "precision_up": "int8", "precision_down": "int8"}
     ends = []
     for at in range(6):
         with make_fleet(tmp_path / str(at), **options) as fleet, monkeypatch.context() as patch:
@@ -166,7 +166,7 @@ def test_an_aggregator_killed_in_every_round_relays_the_same_means(tmp_path, one
     """It stores means as encoded, and updates as decoded."""
     ends = []
     for kill in (False, True):
-        with make_fleet(tmp_path / str(kill), rounds=4, mode="none", **both({"both": "eden4"})) as fleet:
+        with make_fleet(tmp_path / str(kill), rounds=4, mode="none", **both({"both": "int8"})) as fleet:
             for round_ in range(1, 4) if kill else ():
                 fleet.run_until(lambda round_=round_: fleet.closed() == round_, 30)
                 fleet.kill_aggregator()

@@ -73,7 +73,7 @@ def test_a_task_with_a_shared_segment_ends_alike(tmp_path, algorithm):
     assert [r["clusters"] for r in found] == [r["clusters"] for r in records]
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8", "eden4"])
+@pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_vectors_of_few_bits_travel_in_parts(tmp_path, precision):
     options = {"algorithm": "fedavg", "precision_up": precision, "precision_down": precision}
     parted, records = outcome(tmp_path, 3, **options)

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.protocol.precision.hadamard import MAX_BLOCK_BITS
+from crypto.mask.hadamard import MAX_BLOCK_BITS
 
 Rows = NDArray[np.float64]
 SWEEPS: Final = 6

@@ -19,7 +19,6 @@ from shoal.protocol.codec import decode
 from shoal.protocol.messages import Upload
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
@@ -128,13 +127,12 @@ def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership)
             continue
         raw = bytes(body[: encoded_bytes(upload.length, upload.precision)])
         digest = hashlib.sha256(raw).digest()
-        seed = upload_seed(upload.run_id, upload.round, upload.phase, upload.device)
         found[digest] = SeenUpload(
             device=device,
             round=upload.round,
             key_version=upload.key_version,
             key_id=upload.key_id,
-            masked=decode_vector(raw, upload.length, upload.precision, seed),
+            masked=decode_vector(raw, upload.length, upload.precision),
             digest=digest,
         )
     return list(found.values())

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.mask.hadamard import transform
 from shoal.bench.attacks.base import Attack, Picture, Result, psnr_db
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.pixel_values import levels_of
@@ -23,7 +24,6 @@ from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime
 from shoal.bench.attacks.structure.network import Network, Rows
 from shoal.bench.attacks.structure.pixels import read_images
 from shoal.bench.attacks.structure.products import guess
-from shoal.protocol.precision.hadamard import transform
 
 WHO: Final = (
     "aggregator that crafts the means it announces, with public images of the kind; no device, no initial model"

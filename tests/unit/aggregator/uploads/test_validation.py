@@ -21,7 +21,6 @@ from shoal.protocol.messages import Decline, DeclineReason, Reminder
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
-from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import Statement
 from tests.helpers.plans import D, engine_of, resumed, run_plan, upload_of
@@ -268,49 +267,48 @@ def test_an_upload_with_another_statement_is_refused_and_its_device_is_told(wron
 
 
 def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
-    """Return (plan, header, body, seed) of an honest upload in a precision."""
+    """Return (plan, header, body) of an honest upload in a precision."""
     run = dataclasses.replace(RUN, precision_up=precision, norm_limit=norm_limit)
     values = np.arange(D, dtype=np.float32) if values is None else values
     header, _ = upload(values, precision=precision, **changes)
-    seed = upload_seed(header.run_id, header.round, header.phase, header.device)
-    return run, header, encode_vector(values, precision, seed), seed
+    return run, header, encode_vector(values, precision, b"seed")
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
 def test_an_upload_in_the_plans_precision_is_decoded_on_arrival(precision):
-    run, header, body, seed = in_precision(precision)
+    run, header, body = in_precision(precision)
     extra = b"checkpoints"
     header = dataclasses.replace(header, attached=len(extra))
     found = UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body + extra), ROSTER)
-    vector = decode_vector(body, D, precision, seed)
+    vector = decode_vector(body, D, precision)
     assert bytes(found.body) == vector.tobytes() + extra
     assert found.norm == pytest.approx(float(np.linalg.norm(vector)))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_another_precision_than_the_plans_is_refused(precision):
-    _, header, body, _ = in_precision(precision)
-    run = dataclasses.replace(RUN, precision_up="eden4")
-    with pytest.raises(RefusedUploadError, match=f"a vector in '{precision}', not eden4"):
+    _, header, body = in_precision(precision)
+    run = dataclasses.replace(RUN, precision_up="float16")
+    with pytest.raises(RefusedUploadError, match=f"a vector in '{precision}', not float16"):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body), ROSTER)
 
 
 def test_a_longer_vector_is_refused_before_it_is_decoded(monkeypatch):
-    run, header, _, _ = in_precision("eden2")
+    run, header, _ = in_precision("int8")
     header = dataclasses.replace(header, length=4 * D)
     monkeypatch.setattr("aggregator.uploads.validation.decode_vector", None)
     with pytest.raises(RefusedUploadError, match="a vector of length 24"):
-        UploadVerifier(SERVER, run).upload("dev-1", transfer(header, bytes(encoded_bytes(4 * D, "eden2"))), ROSTER)
+        UploadVerifier(SERVER, run).upload("dev-1", transfer(header, bytes(encoded_bytes(4 * D, "int8"))), ROSTER)
 
 
 def test_hostile_bytes_are_refused_so_that_the_round_does_not_wait():
-    run, header, body, _ = in_precision("int8")
+    run, header, body = in_precision("int8")
     with pytest.raises(RefusedUploadError, match="a scale out of range"):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b"\xff" * 4 + body[4:]), ROSTER)
 
 
 def test_a_report_in_a_short_precision_has_no_vector():
-    run, header, _, _ = in_precision("eden4")
+    run, header, _ = in_precision("float16")
     header = dataclasses.replace(header, length=0)
     assert UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b""), ROSTER).norm == 0.0
 
@@ -318,9 +316,9 @@ def test_a_report_in_a_short_precision_has_no_vector():
 def test_the_norm_limit_has_room_for_rounding():
     """An update at the limit is not refused because rounding made it longer."""
     values = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], np.float32)
-    run, header, body, seed = in_precision("eden2", values)
-    norm = float(np.linalg.norm(decode_vector(body, D, "eden2", seed)))
-    room = norm_room("eden2")
+    run, header, body = in_precision("int8", values)
+    norm = float(np.linalg.norm(decode_vector(body, D, "int8")))
+    room = norm_room("int8")
     for limit, fits in ((norm / room * 1.001, True), (norm / room * 0.999, False)):
         verifier = UploadVerifier(SERVER, dataclasses.replace(run, norm_limit=limit))
         if fits:

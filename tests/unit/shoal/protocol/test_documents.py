@@ -162,7 +162,7 @@ def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
     [
         {"quorum": 1.0, "participation": 1.0},
         {"norm_noise": limits.MAX_NORM_NOISE},
-        {"precision_up": "eden2", "precision_down": "float16"},
+        {"precision_up": "int8", "precision_down": "float16"},
         {"weight_cap": 0.0},
         {"weight_cap": 1.0},
         {"robust": "off"},

@@ -253,7 +253,7 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     runs.start(
         SIGN,
         fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
-        norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision_up="int8", precision_down="eden4",
+        norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision_up="int8", precision_down="float16",
         min_contributors=1, quorum=0.5, participation=0.75,
         deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5,
     )  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     (plan,) = signed_plans(FleetDirectory(fleet.path), pytest.fail)
     assert (plan.rounds, plan.mode, plan.norm_limit, plan.max_samples, plan.weight_cap) == (9, "rotation", 5.0, 11, 2.0)
     assert plan.robust == "rfa"
-    assert (plan.precision_up, plan.precision_down) == ("int8", "eden4")
+    assert (plan.precision_up, plan.precision_down) == ("int8", "float16")
     assert (plan.min_contributors, plan.quorum, plan.participation, plan.deadline_s) == (1, 0.5, 0.75, 3.0)
     assert (plan.weighting, plan.norm_noise, plan.evaluate_every) == ("uniform", 0.1, 2)
     assert plan.seed == 5

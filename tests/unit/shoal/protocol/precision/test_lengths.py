@@ -11,7 +11,7 @@ from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes, norm_room
 
 def test_sizes_of_a_small_network():
     sizes = {precision: encoded_bytes(159_010, precision) for precision in limits.PRECISIONS}
-    assert sizes == {"float32": 636_040, "float16": 318_020, "int8": 161_498, "eden4": 79_509, "eden2": 39_757}
+    assert sizes == {"float32": 636_040, "float16": 318_020, "int8": 161_498}
 
 
 def test_shorter_precisions_need_more_room():

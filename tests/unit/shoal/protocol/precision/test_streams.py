@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from shoal.protocol.precision.streams import WINDOW, flip_signs, fractions, stream, windows
+from shoal.protocol.precision.streams import WINDOW, fractions, stream, windows
 
 
 def test_windows_cover_the_vector_once():
@@ -23,12 +21,3 @@ def test_fractions_are_uniform():
     assert 0 < found.min() < 0.001
     assert 0.999 < found.max() < 1
     assert abs(found.mean() - 0.5) < 0.01
-
-
-def test_signs_are_their_own_inverse():
-    vector = np.arange(1, WINDOW + 100, dtype=np.float32)
-    flipped = vector.copy()
-    flip_signs(flipped, b"s")
-    assert 0.4 < (flipped < 0).mean() < 0.6
-    flip_signs(flipped, b"s")
-    assert (flipped == vector).all()

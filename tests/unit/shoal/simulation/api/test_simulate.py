@@ -114,7 +114,7 @@ def test_the_robust_rule_is_the_callers():
 
 
 def test_the_precisions_are_the_callers():
-    ways = ({}, {"precision": "int8"}, {"precision_down": "eden2"})
+    ways = ({}, {"precision": "int8"}, {"precision_down": "int8"})
     exact, up, down = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, **way) for way in ways)
     assert len({run.loss.tobytes() for run in (exact, up, down)}) == 3
     assert np.allclose(up.loss, exact.loss, rtol=0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.protocol.precision.hadamard import transform, untransform
+from crypto.mask.hadamard import transform, untransform
 
 LENGTHS = [1, 2, 3, 5, 63, 64, 65, 127, 128, 1000, 4095, 4096, 4097, 8191, 8192, 12_345, 159_010]
 
