@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.closing import close_round
 from aggregator.rounds.duplicates_and_limits import Decision, decide
 from aggregator.rounds.events import (
     CameOnline,
@@ -57,8 +58,6 @@ from aggregator.rounds.quorum_and_deadline import (
 )
 from aggregator.rounds.relay import numbers_in, settle
 from aggregator.rounds.resume import ResumeMetadata
-from aggregator.rounds.screening import screen
-from aggregator.rounds.standing_apart import observed
 from aggregator.rounds.state import (
     EngineState,
     Transition,
@@ -70,7 +69,6 @@ from aggregator.rounds.state import (
     on_revoked,
     opened,
     record_of,
-    with_standstill,
 )
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
 from aggregator.strategies.base import Event as StrategyEvent
@@ -164,10 +162,8 @@ class Engine:
             PersistentSet(d for d in available if d in fleet),
             newest=held.key_version,
             roster=roster,
-            levels=metadata.levels,
-            apart=metadata.apart,
+            watched=metadata.watched,
             news=metadata.news,
-            standstill=metadata.standstill,
             silent=metadata.silent,
         )
         # The same round, with devices that were revoked meanwhile; the strategy hears of those before the next one.
@@ -400,7 +396,7 @@ class Engine:
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
         assert plan is not None
-        strategy, levels, held, apart = state.strategy, state.levels, state.held, state.apart
+        strategy, held = state.strategy, state.held
         refused: Mapping[str, float] = {}
         limit = 0.0
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
@@ -409,21 +405,21 @@ class Engine:
         elif state.checkpoints_only:
             outcome = Outcome({})
         else:
-            # Only the whole round shows which updates have too large a norm, so the strategy sees none of them earlier.
-            screened = screen(agreement.accepted, levels)
-            levels, refused, limit = screened.levels, screened.refused, screened.limit
-            for contribution in screened.accepted:
-                strategy = self.strategy.absorb(strategy, contribution)
-            if self.average is not None:
-                self.average.begin(apart)
-            strategy, outcome = self.strategy.close(strategy, plan)
-            used = [c.device for c in screened.accepted]
-            left_out = refused.keys() | agreement.out_of_step.keys()
-            models = self.strategy.models_of(strategy)
-            state, outcome = with_standstill(state, plan, outcome, models, used=used, left_out=left_out)
-            if self.average is not None:
-                apart, named = observed(apart, self.average.take(), plan.round, self.run.robust)
-                outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
+            strategy, outcome, watched, screened = close_round(
+                self.strategy,
+                strategy,
+                plan,
+                agreement.accepted,
+                state.watched,
+                run=self.run,
+                average=self.average,
+                fleet=state.devices,
+                there=state.online,
+                left_out=agreement.out_of_step,
+                declined=state.declined,
+            )
+            state = dataclasses.replace(state, watched=watched)
+            refused, limit = screened.refused, screened.limit
         if is_too_small(state):
             found = {"devices": len(members(state)), "min_contributors": self.run.min_contributors}
             outcome = dataclasses.replace(
@@ -436,8 +432,6 @@ class Engine:
         state = dataclasses.replace(
             state,
             strategy=strategy,
-            levels=levels,
-            apart=apart,
             silent=silent,
             plan=None,
             contributions=PersistentList(),

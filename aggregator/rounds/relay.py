@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aggregator.persistent import PersistentMap
 from aggregator.strategies.base import ClusterModel, starts_of
 from shoal.errors import IntegrityError
 from shoal.protocol.states import StateId
@@ -170,8 +169,6 @@ def _replaced(value: Any, swap: Callable[[ClusterModel], ClusterModel]) -> Any:
     match value:
         case ClusterModel():
             return swap(value)
-        case PersistentMap():
-            return value  # uploads of the open round, which hold no model
         case tuple():
             found = [_replaced(item, swap) for item in value]
             return value if _same(found, value) else tuple(found)

@@ -8,7 +8,7 @@ and closing a round may take time that grows with the fleet.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,15 +16,13 @@ import numpy as np
 
 from aggregator.numerics.averaging import capped_weights
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.closing import Watched
 from aggregator.rounds.cosines import sampled_cosines
 from aggregator.rounds.events import Action, RoundRecord
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.orders import Order
 from aggregator.rounds.resume import ResumeMetadata
-from aggregator.rounds.screening import Levels
-from aggregator.rounds.standstill import RoundFacts, Standstill, observe
-from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, Outcome, RoundPlan, mean_loss
-from aggregator.strategies.robust import Standings
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import DeclineReason, Phase
 
@@ -65,9 +63,7 @@ class EngineState:
         newest: the newest key version that is available.
         roster: the newest roster; None if it is not known.
         news: events since the last round closed.
-        levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
-        standstill: clusters whose model stands still, see `aggregator.rounds.standstill`.
-        apart: devices whose updates stood apart, see `aggregator.rounds.standing_apart`.
+        watched: see `aggregator.rounds.closing`.
         silent: device -> rounds in a row that it left unanswered, or in which its upload was refused, while online. A round
             counts as often as its deadline has passed; see `after_deadline`.
         order: the owner's.
@@ -98,9 +94,7 @@ class EngineState:
     newest: int = 0
     roster: Roster | None = None
     news: tuple[Event, ...] = ()
-    levels: Levels = field(default_factory=dict)
-    standstill: Standstill = field(default_factory=Standstill)
-    apart: Standings = field(default_factory=Standings)
+    watched: Watched = field(default_factory=Watched)
     silent: Mapping[str, int] = field(default_factory=dict)
     order: Order = Order.GO
 
@@ -153,9 +147,7 @@ class EngineState:
     @property
     def resume_metadata(self) -> ResumeMetadata:
         """Data that `Engine.resume` needs besides the strategy's state."""
-        return ResumeMetadata(
-            self.held.key_version, self.levels, self.news, self.standstill, apart=self.apart, silent=self.silent
-        )
+        return ResumeMetadata(self.held.key_version, self.watched, self.news, self.silent)
 
 
 def too_late(state: EngineState) -> str:
@@ -282,40 +274,6 @@ def _owes(state: EngineState, device: str) -> bool:
     return _asked(state, device) and device not in state.received
 
 
-def with_standstill(
-    state: EngineState,
-    plan: RoundPlan,
-    outcome: Outcome,
-    models: Mapping[int, ClusterModel],
-    *,
-    used: Collection[str],
-    left_out: Collection[str],
-) -> tuple[EngineState, Outcome]:
-    """Return the state with the clusters that stand still after a round, and the outcome with events about them.
-
-    Args:
-        state: the state before the round's contributions are dropped.
-        plan: the round's plan.
-        outcome: the strategy's outcome.
-        models: the strategy's models after the close.
-        used: devices whose update the strategy got.
-        left_out: devices whose update was left out.
-    """
-    facts = RoundFacts(
-        plan=plan,
-        clusters={device: cluster for device, cluster in outcome.clusters.items() if device in state.devices},
-        models=models,
-        there=state.online,
-        used=frozenset(used),
-        left_out=left_out,
-        declined=state.declined,
-    )
-    least, participation = state.run.min_contributors, state.run.participation
-    standstill, events = observe(state.standstill, facts, least=least, participation=participation)
-    outcome = dataclasses.replace(outcome, events=(*outcome.events, *events))
-    return dataclasses.replace(state, standstill=standstill), outcome
-
-
 def record_of(
     state: EngineState,
     plan: RoundPlan,
@@ -355,7 +313,7 @@ def record_of(
         capped=dict(sorted(outcome.capped.items())),
         refused_norm=refused,
         out_of_step=apart,
-        still=state.standstill.now,
+        still=state.watched.standstill.now,
         cluster_losses=cluster_losses(counted, outcome.clusters, state.run),
         cluster_tests=_cluster_tests(tests, outcome.clusters),
         cosines=None if plan.final else sampled_cosines(counted, outcome.clusters),

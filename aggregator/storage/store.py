@@ -37,7 +37,7 @@ from shoal.protocol.shards import NodeKind
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"

@@ -7,6 +7,6 @@
 `fedavg`, `fedprox`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
 them by name, and `discrepancy` measures how far devices drift, and `statistics` puts a round of statistics before any of them.
 
-A round: ``plan`` names models and gives each device an assignment; ``absorb`` adds one `ClientUpdate`; ``close`` moves
-the models and returns an `Outcome`. ``final`` plans the last round, in which each device evaluates the model it ends with.
+A round: ``plan`` names models and gives each device an assignment; ``close`` takes the `ClientUpdate`s,
+moves the models and returns an `Outcome`. ``final`` plans the last round, in which each device evaluates the model it ends with.
 """

@@ -1,7 +1,7 @@
 """The interface of strategies and its types: `ClusterModel`, `ClientUpdate`, `RoundPlan`, `Outcome` and `Strategy`.
 
 A strategy is a pure transition system on masked updates: ``init`` makes a state, ``plan`` gives the devices their
-assignments for the next round, ``absorb`` adds one client update, ``close`` moves the models by means of the updates. It
+assignments for the next round, ``close`` moves the models by means of the round's updates. It
 uses no clock, socket, disk or random source; the daemon, the loopback fleet and the simulator run the same object.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, cast
 
 import numpy as np
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.trimmed import winsorised
-from aggregator.persistent import PersistentMap
 from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
@@ -230,9 +229,6 @@ class Average(Protocol):
         ...
 
 
-Gathered = Mapping[UploadKey, ClientUpdate]
-
-
 class Strategy(Protocol):
     """An aggregation algorithm. States are values: a method returns a new one and leaves its argument alone.
 
@@ -253,11 +249,8 @@ class Strategy(Protocol):
     def plan(self, state: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
         """Return the plan of round ``round_`` for the devices that can take part."""
 
-    def absorb(self, state: Any, contribution: ClientUpdate) -> Any:
-        """Return the state with one more contribution of the open round."""
-
-    def close(self, state: Any, plan: RoundPlan) -> tuple[Any, Outcome]:
-        """Return the state after the round: contributions are summed in order of device id."""
+    def close(self, state: Any, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[Any, Outcome]:
+        """Return the state after the round of updates ``given``, in order of device id."""
 
     def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Return the round in which every device takes and reports on the model it ends with."""
@@ -284,27 +277,27 @@ def norm_of(vector: Float32Vector) -> float:
     return float(np.sqrt(total))
 
 
-def gather(gathered: Gathered, contribution: ClientUpdate) -> Gathered:
-    """Return ``gathered`` with one more contribution.
-
-    Raises:
-        KeyMismatchError: its vector is masked under another key than the round's other vectors.
-        IntegrityError: the same device contributed to this phase before.
-    """
-    # Where no vector is masked, the key that a device names decides nothing.
-    masked = (c for c in gathered.values() if c.vector is not None and contribution.vector is not None)
-    if any(c.key_id != contribution.key_id for c in islice(masked, 1)):
-        raise KeyMismatchError(f"{contribution.device} masked its update under another key")
-    if contribution.key in gathered:
-        raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")
-    if not isinstance(gathered, PersistentMap):
-        gathered = PersistentMap(gathered)  # the plain dict of a new state: empty
-    return gathered.adding(contribution.key, contribution)
-
-
 def in_order(contributions: Iterable[ClientUpdate]) -> list[ClientUpdate]:
     """Return contributions by device id: sums in this order give the same bits after a recovery."""
     return sorted(contributions, key=lambda c: c.device)
+
+
+def of_one_round(contributions: Iterable[ClientUpdate]) -> list[ClientUpdate]:
+    """Return the updates that a round's means are made of, by device id.
+
+    Raises:
+        KeyMismatchError: two updates are masked under different keys.
+        IntegrityError: a device contributed twice.
+    """
+    ordered = in_order(contributions)
+    # Where no vector is masked, the key that a device names decides nothing.
+    for before, after in pairwise(c for c in ordered if c.vector is not None):
+        if before.key_id != after.key_id:
+            raise KeyMismatchError(f"{after.device} masked its update under another key")
+    for before, after in pairwise(ordered):
+        if before.key == after.key:
+            raise IntegrityError(f"{after.device} contributed to round {after.round} before")
+    return ordered
 
 
 def weights_of(contributions: Iterable[ClientUpdate], weighting: str, cap: float) -> NDArray[np.float64]:

@@ -16,15 +16,12 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
-    Gathered,
     Outcome,
     RoundPlan,
     advanced,
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_update,
     parse_settings,
     train_assignment,
@@ -60,7 +57,6 @@ class FedAvgState:
 
     devices: tuple[str, ...]
     slot: ClusterModel = field(default_factory=ClusterModel)
-    gathered: Gathered = field(default_factory=dict)
 
 
 class FedAvg:
@@ -93,20 +89,15 @@ class FedAvg:
             round_, {MODEL: state.slot}, dict.fromkeys(drawn(self.run, round_, available), assignment)
         )
 
-    def absorb(self, state: FedAvgState, contribution: ClientUpdate) -> FedAvgState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: FedAvgState, plan: RoundPlan) -> tuple[FedAvgState, Outcome]:
+    def close(self, state: FedAvgState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[FedAvgState, Outcome]:
         """Move the model by the weighted mean update (line 8), if it is the mean of enough devices."""
-        given = in_order(state.gathered.values())
         slot = advanced(state.slot, given, self.run, self.mean, plan.round)
         events: tuple[Event, ...] = ()
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
         clusters = dict.fromkeys((*state.devices, *plan.assignments), MODEL)
         capped = capped_devices([given], self.run.weighting, self.run.weight_cap) if slot is not state.slot else {}
-        return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events, capped)
+        return dataclasses.replace(state, slot=slot), Outcome(clusters, events, capped)
 
     def mean(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean update (d,), float32, that moves the model; a subclass may take another mean (see `Average`)."""

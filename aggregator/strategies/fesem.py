@@ -28,14 +28,11 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
-    Gathered,
     Outcome,
     RoundPlan,
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_update,
     parse_settings,
     require,
@@ -81,7 +78,6 @@ class FesemState:
     slots: tuple[ClusterModel, ...]
     clusters: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[int, int] = field(default_factory=dict)
-    gathered: Gathered = field(default_factory=dict)
 
 
 class Fesem:
@@ -135,13 +131,8 @@ class Fesem:
         models = {j: state.slots[j] for j in sorted({j for a in assignments.values() for j in a.models})}
         return state, RoundPlan(round_, models, assignments)
 
-    def absorb(self, state: FesemState, contribution: ClientUpdate) -> FesemState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: FesemState, plan: RoundPlan) -> tuple[FesemState, Outcome]:
+    def close(self, state: FesemState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[FesemState, Outcome]:
         """E step for the devices that took part, then M step."""
-        given = in_order(state.gathered.values())
         nearest = {c.device: c.nearest for c in given}
         members = [[c for c in given if nearest[c.device] == j] for j in range(self.settings.k)]
         slots = tuple(self._centre(state.slots, j, mine, plan.round) for j, mine in enumerate(members))
@@ -159,7 +150,7 @@ class Fesem:
             # The aggregator can't tell how far a centre that mixes several models has moved.
             mixed = any((a.origin, a.others) != (b.origin, b.others) for a, b in zip(slots, state.slots, strict=True))
             events += discrepancy(given, before, None if mixed else after, plan.round)
-        state = dataclasses.replace(state, slots=slots, clusters=clusters, gathered={})
+        state = dataclasses.replace(state, slots=slots, clusters=clusters)
         return state, Outcome(clusters, events, capped)
 
     def _centre(

@@ -17,13 +17,10 @@ from aggregator.strategies.base import (
     Average,
     ClientUpdate,
     ClusterModel,
-    Gathered,
     Outcome,
     RoundPlan,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_update,
     parse_settings,
     require,
@@ -53,7 +50,6 @@ class LocalState:
     devices: tuple[str, ...]
     slots: tuple[ClusterModel, ...]
     untrained: ClusterModel = field(default_factory=ClusterModel)
-    gathered: Gathered = field(default_factory=dict)
 
 
 class Local:
@@ -93,16 +89,12 @@ class Local:
         assignments = {state.devices[i]: train_assignment((i,), evaluate=evaluate) for i in models}
         return state, RoundPlan(round_, models, assignments)
 
-    def absorb(self, state: LocalState, contribution: ClientUpdate) -> LocalState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: LocalState, plan: RoundPlan) -> tuple[LocalState, Outcome]:
+    def close(self, state: LocalState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[LocalState, Outcome]:
         """Each slot moves by its own device's update."""
         slots = list(state.slots)
-        for c in in_order(state.gathered.values()):
+        for c in given:
             slots[c.model] = slots[c.model].moved(self.average([c], "uniform"), 1, plan.round)
-        state = dataclasses.replace(state, slots=tuple(slots), gathered={})
+        state = dataclasses.replace(state, slots=tuple(slots))
         return state, Outcome({d: i for i, d in enumerate(state.devices)})
 
     def final(self, state: LocalState, round_: int, devices: tuple[str, ...]) -> RoundPlan:

@@ -33,15 +33,12 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
-    Gathered,
     Outcome,
     RoundPlan,
     advanced,
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_update,
     parse_settings,
     require,
@@ -107,7 +104,6 @@ class OneShotState:
     asked: Mapping[int, int] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     search: SearchState | None = None
-    gathered: Gathered = field(default_factory=dict)
 
 
 class OneShot:
@@ -161,14 +157,8 @@ class OneShot:
         used = {j for o in assignments.values() for j in o.candidates}
         return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments)
 
-    def absorb(self, state: OneShotState, contribution: ClientUpdate) -> OneShotState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: OneShotState, plan: RoundPlan) -> tuple[OneShotState, Outcome]:
+    def close(self, state: OneShotState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[OneShotState, Outcome]:
         """Line 2 in the round that has the models; line 3 in those that follow, and latecomers join the cluster they chose."""
-        given = in_order(state.gathered.values())
-        state = dataclasses.replace(state, gathered={})
         models = [c for c in given if c.phase is Phase.PRETRAIN]
         capped: dict[str, float] = {}
         if state.search is not None:

@@ -31,7 +31,7 @@ STRATEGIES: Final[dict[str, Any]] = {
     s.name: s for s in (FedAvg, FedProx, Local, Ifca, OneShot, Cfl, FedGroup, FedGrouProx, Fesem)
 }
 
-MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final", "models_of")
+MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "close", "final", "models_of")
 """Attributes that every strategy needs."""
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping
-from dataclasses import field
 from functools import cache
 from typing import Any
 
@@ -28,13 +27,10 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
-    Gathered,
     Outcome,
     RoundPlan,
     Strategy,
     advanced,
-    gather,
-    in_order,
 )
 from shoal.errors import ConfigError
 from shoal.protocol.documents import RunPlan
@@ -51,7 +47,6 @@ def state_type(inner: Hashable) -> type[Any]:
     fields: list[Any] = [
         ("inner", inner),
         ("slot", ClusterModel),
-        ("gathered", Gathered, field(default_factory=dict)),
     ]
     return dataclasses.make_dataclass("StandardisedState", fields, bases=(), frozen=True)
 
@@ -103,21 +98,14 @@ class Standardised:
             )
         return dataclasses.replace(plan, models={**plan.models, STATISTICS_MODEL: slot})
 
-    def absorb(self, state: Any, contribution: ClientUpdate) -> Any:
-        """Keep a device's statistics for `close`; pass any other contribution on."""
-        if contribution.phase is Phase.STATISTICS:
-            return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-        return dataclasses.replace(state, inner=self.inner.absorb(state.inner, contribution))
-
-    def close(self, state: Any, plan: RoundPlan) -> tuple[Any, Outcome]:
+    def close(self, state: Any, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[Any, Outcome]:
         """Move the model by the mean of the statistics, if they are of enough devices; or close the strategy's round."""
         if STATISTICS_ASSIGNMENT.phase in {order.phase for order in plan.assignments.values()}:
-            given = in_order(state.gathered.values())
             slot = advanced(state.slot, given, self.run, self.average, plan.round)
-            state = dataclasses.replace(state, slot=slot, gathered={})
+            state = dataclasses.replace(state, slot=slot)
             return state, Outcome({}, (Event(plan.round, "statistics", {"devices": len(given)}),))
         plan = dataclasses.replace(plan, models={m: v for m, v in plan.models.items() if m != STATISTICS_MODEL})
-        inner, outcome = self.inner.close(state.inner, plan)
+        inner, outcome = self.inner.close(state.inner, plan, given)
         return dataclasses.replace(state, inner=inner), outcome
 
     def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:

@@ -9,7 +9,7 @@ import numpy as np
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.held_models import HeldModels, offers_of
 from aggregator.rounds.relay import States, settle
-from aggregator.strategies.base import ClientUpdate, contribution_of, norm_of, starts_of
+from aggregator.strategies.base import ClientUpdate, contribution_of, in_order, norm_of, starts_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.strategies.robust import RobustMean
 from shoal.protocol.codec import encode
@@ -205,11 +205,9 @@ class Rounds:
         """Do one round with the devices ``present`` and return its outcome."""
         self.round += 1
         self.state, self.plan = self.strategy.plan(self.state, self.round, tuple(sorted(present or self.devices)))
-        for device, assignment in self.plan.assignments.items():
-            given = answer(device, assignment, self.round)
-            if given is not None:
-                self.state = self.strategy.absorb(self.state, given)
-        self.state, outcome = self.strategy.close(self.state, self.plan)
+        answers = (answer(device, assignment, self.round) for device, assignment in self.plan.assignments.items())
+        given = in_order(a for a in answers if a is not None)
+        self.state, outcome = self.strategy.close(self.state, self.plan, given)
         self.settle()
         self.events.extend(outcome.events)
         return outcome

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
-from aggregator.strategies.base import ClusterModel, Event, Gathered, require
+from aggregator.strategies.base import ClusterModel, Event, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
@@ -186,7 +186,6 @@ class CflState:
     asked: Mapping[int, int] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
-    gathered: Gathered = field(default_factory=dict)
 
 
 Step = tuple[CflState, tuple[Event, ...]]

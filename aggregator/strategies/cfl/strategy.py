@@ -28,7 +28,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
     in_order,
     mean_update,
     norm_of,
@@ -190,15 +189,10 @@ class Cfl:
             return [d for d in half.members if d in there]
         return chosen
 
-    def absorb(self, state: CflState, contribution: ClientUpdate) -> CflState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: CflState, plan: RoundPlan) -> tuple[CflState, Outcome]:
+    def close(self, state: CflState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[CflState, Outcome]:
         """Alg. 5, lines 12 to 22, for every cluster; trials, checks and newcomers move on by one step."""
-        given = in_order(state.gathered.values())
         heard = {d: round_ for d, round_ in state.heard.items() if plan.round - round_ <= self.settings.max_age}
-        state = dataclasses.replace(state, gathered={}, heard=heard)
+        state = dataclasses.replace(state, heard=heard)
         if plan.round <= self.settings.early_rounds:
             largest = max((c.norm for c in given), default=0.0)
             state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))

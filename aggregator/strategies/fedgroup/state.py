@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aggregator.numerics.parted import plain_mean_of
-from aggregator.strategies.base import ClusterModel, Gathered, require, starts_of
+from aggregator.strategies.base import ClusterModel, require, starts_of
 from aggregator.strategies.grouping.search import MOST_FOUND, SearchState
 from aggregator.strategies.settings import AUTO, StrategySettings
 from shoal import limits
@@ -99,7 +99,6 @@ class FedGroupState:
     asked: Mapping[int, int] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     search: SearchState | None = None
-    gathered: Gathered = field(default_factory=dict)
 
     @property
     def auxiliary(self) -> ClusterModel:

@@ -44,8 +44,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_update,
     parse_settings,
     place_assignment,
@@ -165,14 +163,8 @@ class FedGroup:
         assignment = train_assignment((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
         return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, assignment))
 
-    def absorb(self, state: FedGroupState, contribution: ClientUpdate) -> FedGroupState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: FedGroupState, plan: RoundPlan) -> tuple[FedGroupState, Outcome]:
+    def close(self, state: FedGroupState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[FedGroupState, Outcome]:
         """Alg. 3 after pre-training, Eq. 9 after a placement, else Alg. 2 lines 5 to 7."""
-        given = in_order(state.gathered.values())
-        state = dataclasses.replace(state, gathered={})
         capped: dict[str, float] = {}
         if state.search is not None:
             return self._sought(state, state.search, given, plan)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.strategies.base import ClusterModel, Gathered, parse_settings, require
+from aggregator.strategies.base import ClusterModel, parse_settings, require
 from aggregator.strategies.grouping.search import SearchState
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.settings import AUTO, Reads, StrategySettings
@@ -101,7 +101,6 @@ class IfcaState:
     retired: frozenset[int] = frozenset()
     asked: Mapping[int, int] = field(default_factory=dict)
     search: SearchState | None = None
-    gathered: Gathered = field(default_factory=dict)
 
     def settle(self) -> IfcaState:
         """Return the state in which the run continues with the best finished start."""

@@ -34,8 +34,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    gather,
-    in_order,
     mean_loss,
     mean_update,
     parse_settings,
@@ -128,15 +126,10 @@ class Ifca:
         newcomers = tuple(d for d in available if d not in known)
         return dataclasses.replace(state, devices=(*state.devices, *newcomers)) if newcomers else state
 
-    def absorb(self, state: IfcaState, contribution: ClientUpdate) -> IfcaState:
-        """Keep the contribution for `close`."""
-        return dataclasses.replace(state, gathered=gather(state.gathered, contribution))
-
-    def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
+    def close(self, state: IfcaState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[IfcaState, Outcome]:
         """Average within each cluster (an empty one does not change), then end a start after its last round."""
-        given = in_order(state.gathered.values())
         if state.search is not None:
-            return self._sought(dataclasses.replace(state, gathered={}), state.search, given, plan.round)
+            return self._sought(state, state.search, given, plan.round)
         before, first = state, state.first
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
@@ -148,7 +141,6 @@ class Ifca:
             shared=shared,
             choice=choice,
             broadcast=broadcast,
-            gathered={},
             started=state.started + 1,
         )
         if not state.settled and state.started >= self.settings.restart_rounds:

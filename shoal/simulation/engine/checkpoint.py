@@ -18,9 +18,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.rounds.standstill import Standstill
+from aggregator.rounds.closing import Watched
 from aggregator.strategies.base import Event
-from aggregator.strategies.robust import Standings
 from shoal.errors import DocumentError, IntegrityError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPlan
@@ -31,7 +30,7 @@ from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 S = TypeVar("S")
-VERSION: Final = 6
+VERSION: Final = 7
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 _DOCUMENT: Final = "document"
@@ -49,9 +48,7 @@ class ResumePoint:
         history, starts: rounds of the current start, and of each earlier one.
         events: events of all rounds, each with its counted round.
         uncounted_s, uncounted_events: CPU seconds and events of the rounds since the last counted one.
-        levels: see `aggregator.rounds.screening`.
-        standstill: see `aggregator.rounds.standstill`.
-        apart: see `aggregator.rounds.standing_apart`.
+        watched: see `aggregator.rounds.closing`.
     """
 
     round: int
@@ -62,9 +59,7 @@ class ResumePoint:
     events: tuple[tuple[int, Event], ...]
     uncounted_s: float
     uncounted_events: tuple[Event, ...]
-    levels: Mapping[str, float] = field(default_factory=dict)
-    standstill: Standstill = field(default_factory=Standstill)
-    apart: Standings = field(default_factory=Standings)
+    watched: Watched = field(default_factory=Watched)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend
-from aggregator.rounds.screening import Levels, Screened, screen
-from aggregator.rounds.standing_apart import observed
-from aggregator.rounds.standstill import RoundFacts, Standstill, observe
+from aggregator.rounds.closing import Watched, close_round
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
-from aggregator.strategies.robust import RobustMean, Standings
+from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.errors import ConfigError
@@ -299,9 +297,7 @@ class _Simulation:
         self.uncounted_s = 0.0
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
-        self.levels: Levels = {}
-        self.standstill = Standstill()
-        self.apart = Standings()
+        self.watched = Watched()
 
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
@@ -328,16 +324,21 @@ class _Simulation:
             if self.tamper is not None:
                 given = self.tamper(given, self.workforce)
             short = tuple(c for c in given if c.norm <= self.longest)
-            screened = screen(short, self.levels) if options.norm_screen else Screened(short)
-            refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > self.longest}}
-            self.levels = screened.levels
-            for contribution in screened.accepted:
-                state = self.strategy.absorb(state, contribution)
-            self.average.begin(self.apart)
-            state, outcome = self.strategy.close(state, plan)
-            outcome = self._with_standstill(plan, state, outcome, screened.accepted, refused)
-            self.apart, named = observed(self.apart, self.average.take(), round_, run.robust)
-            outcome = dataclasses.replace(outcome, events=(*outcome.events, *named))
+            long = {c.device: c.norm for c in given if c.norm > self.longest}
+            state, outcome, self.watched, screened = close_round(
+                self.strategy,
+                state,
+                plan,
+                short,
+                self.watched,
+                run=run,
+                average=self.average,
+                fleet=self.names,
+                there=frozenset(self._there(round_)),
+                left_out=long,
+                screens=options.norm_screen,
+            )
+            refused = {**screened.refused, **long}
             state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or plan.trains
@@ -390,29 +391,6 @@ class _Simulation:
         if watch is not None:
             watch(observation, self.history[-1] if observation.round else None)
 
-    def _with_standstill(
-        self,
-        plan: RoundPlan,
-        state: Any,
-        outcome: Outcome,
-        accepted: Iterable[ClientUpdate],
-        refused: Mapping[str, float],
-    ) -> Outcome:
-        """Return the outcome with the events that the aggregator adds about clusters whose model stands still."""
-        run = self.workforce.run
-        facts = RoundFacts(
-            plan=plan,
-            clusters=outcome.clusters,
-            models=self.strategy.models_of(state),
-            there=frozenset(self._there(plan.round)),
-            used=frozenset(c.device for c in accepted),
-            left_out=refused,
-        )
-        self.standstill, events = observe(
-            self.standstill, facts, least=run.min_contributors, participation=run.participation
-        )
-        return dataclasses.replace(outcome, events=(*outcome.events, *events))
-
     def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
         starts = tuple(tuple(rounds) for rounds in self.starts)
         history = tuple(self.history)
@@ -425,15 +403,12 @@ class _Simulation:
             events=tuple(self.events),
             uncounted_s=self.uncounted_s,
             uncounted_events=self.uncounted_events,
-            levels=dict(self.levels),
-            standstill=self.standstill,
-            apart=self.apart,
+            watched=self.watched,
         )
 
     def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:
         self.history, self.starts = list(point.history), [list(rounds) for rounds in point.starts]
-        self.events, self.levels = list(point.events), point.levels
-        self.standstill, self.apart = point.standstill, point.apart
+        self.events, self.watched = list(point.events), point.watched
         self.uncounted_s, self.uncounted_events = point.uncounted_s, point.uncounted_events
         return point.round, point.spent, Outcome(point.clusters)
 

@@ -72,12 +72,12 @@ class BestStart(FedAvg):
             models = {start: ClusterModel(origin=start) for start in starts}
         return state, RoundPlan(round_, models, dict.fromkeys(drawn(self.run, round_, available), assignment))
 
-    def close(self, state, plan):
-        if plan.round != VOTE or not state.gathered:
-            return super().close(state, plan)
-        best = int(np.mean([c.margins for c in state.gathered.values()], axis=0).argmin())
+    def close(self, state, plan, given):
+        if plan.round != VOTE or not given:
+            return super().close(state, plan, given)
+        best = int(np.mean([c.margins for c in given], axis=0).argmin())
         event = Event(plan.round, "start-chosen", {"origin": best})
-        state = dataclasses.replace(state, slot=ClusterModel(origin=best), gathered={})
+        state = dataclasses.replace(state, slot=ClusterModel(origin=best))
         return state, Outcome(dict.fromkeys(state.devices, MODEL), (event,))
 
 

@@ -57,7 +57,7 @@ def test_the_level_of_the_last_round_outlives_a_restart():
     state, _ = round_of(engine, state, factor=1.0)
     again = engine_of(engine.run)
     resumed, _ = again.resume(DEVICES, state.strategy, state.held, 2, DEVICES, state.resume_metadata)
-    assert resumed.levels == state.levels == state.resume_metadata.levels
+    assert resumed.watched.levels == state.watched.levels == state.resume_metadata.watched.levels
     first, one = round_of(engine, state)
     second, two = round_of(again, resumed)
     assert one.refused_norm == two.refused_norm

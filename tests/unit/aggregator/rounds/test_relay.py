@@ -101,9 +101,8 @@ class Fleet:
         self.round += 1
         self.state, plan = self.strategy.plan(self.state, self.round, DEVICES)
         thetas = {model: self.theta(plan, model) for model in plan.models}
-        for device, assignment in plan.assignments.items():
-            self.state = self.strategy.absorb(self.state, self.answer(plan, device, assignment))
-        self.state, outcome = self.strategy.close(self.state, plan)
+        given = [self.answer(plan, device, assignment) for device, assignment in plan.assignments.items()]
+        self.state, outcome = self.strategy.close(self.state, plan, sorted(given, key=lambda c: c.device))
         self.events += outcome.events
         if self.relayed:
             models = self.strategy.models_of(self.state)

@@ -70,7 +70,7 @@ def test_the_count_outlives_a_restart():
         state, _ = play(engine, state)
     again = engine_of(engine.run)
     resumed, _ = again.resume(DEVICES, state.strategy, state.held, 3, DEVICES, state.resume_metadata)
-    assert resumed.apart == state.apart == state.resume_metadata.apart
+    assert resumed.watched.apart == state.watched.apart == state.resume_metadata.watched.apart
     assert play(again, resumed)[1] == play(engine, state)[1] == [FALSE]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.closing import Watched
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.state import (
@@ -255,4 +256,5 @@ def test_a_round_without_uploads_has_a_loss_of_zero():
 
 def test_the_metadata_of_a_restart_name_the_key_version_the_levels_and_the_events_to_record():
     news = (Event(1, "x", {}),)
-    assert fleet(levels={"0": 1.5}, news=news, newest=4).resume_metadata == ResumeMetadata(3, {"0": 1.5}, news)
+    watched = Watched({"0": 1.5})
+    assert fleet(watched=watched, news=news, newest=4).resume_metadata == ResumeMetadata(3, watched, news)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.rounds.closing import Watched
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage.run_status import read_records
 from aggregator.storage.store import Store
@@ -178,7 +179,7 @@ def test_everything_is_private(open_store, folder):
 
 # ---------------------------------------------------------------------------------------------------- snapshots
 
-METADATA = ResumeMetadata(KEY_VERSION, {"train": 1.5})
+METADATA = ResumeMetadata(KEY_VERSION, Watched({"train": 1.5}))
 
 
 def test_a_snapshot_comes_back_as_it_was(open_store):

@@ -14,11 +14,11 @@ from aggregator.strategies.base import (
     contribution_of,
     evaluates,
     final_assignment,
-    gather,
     in_order,
     mean_loss,
     mean_update,
     norm_of,
+    of_one_round,
     read_settings,
     require,
     require_one_origin,
@@ -93,28 +93,22 @@ def test_the_row_of_an_update_without_a_vector_is_refused_by_device_and_round():
         _ = update.row
 
 
-def test_an_update_is_gathered_once_and_only_under_the_key_of_the_others():
-    first = contribution("dev-1", np.ones(D))
-    before = gather({}, first)
-    after = gather(before, contribution("dev-2", np.ones(D)))
-    again = gather(after, dataclasses.replace(first, phase=Phase.SCORE))
-    assert [len(g) for g in (before, after, again)] == [1, 2, 3], "earlier collections do not change"
-    with pytest.raises(IntegrityError, match=r"^dev-1 contributed to round 1 before$"):
-        gather(after, first)
-    with pytest.raises(KeyMismatchError, match=r"^dev-3 masked its update under another key$"):
-        gather(after, contribution("dev-3", np.ones(D), key_id=b"o" * 16))
+def test_an_update_counts_once_and_only_under_the_key_of_the_others():
+    first, other = contribution("dev-1", np.ones(D)), contribution("dev-2", np.ones(D))
+    assert of_one_round([other, first]) == [first, other]
+    with pytest.raises(IntegrityError):
+        of_one_round([first, other, first])
+    with pytest.raises(KeyMismatchError):
+        of_one_round([first, contribution("dev-3", np.ones(D), key_id=b"o" * 16)])
 
 
 @pytest.mark.parametrize("scored_first", [True, False])
 def test_a_device_without_a_vector_may_name_any_key(scored_first):
     other = contribution("dev-2", np.ones(D), key_id=b"o" * 16)
-    given = [contribution("dev-1", np.ones(D)), dataclasses.replace(other, vector=None)]
-    gathered = {}
-    for update in reversed(given) if scored_first else given:
-        gathered = gather(gathered, update)
-    assert len(gathered) == 2
-    with pytest.raises(KeyMismatchError, match=r"^dev-3 masked its update under another key$"):
-        gather(gathered, contribution("dev-3", np.ones(D), key_id=b"o" * 16))
+    given = [contribution("dev-3" if scored_first else "dev-1", np.ones(D)), dataclasses.replace(other, vector=None)]
+    assert len(of_one_round(given)) == 2
+    with pytest.raises(KeyMismatchError, match=r"^dev-4 masked its update under another key$"):
+        of_one_round([*given, contribution("dev-4", np.ones(D), key_id=b"o" * 16)])
 
 
 def test_updates_are_summed_in_order_of_their_devices():

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.cfl import tree as cfl_tree
-from shoal.errors import KeyMismatchError
 from shoal.protocol.messages import Phase
-from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
     ALG_5,
     DEVICES,
@@ -16,7 +14,6 @@ from tests.helpers.quadratics import (
     GROUP_OF,
     TRIED,
     TRUTH,
-    D,
     Quadratic,
     cfl,
     everybody,
@@ -24,13 +21,6 @@ from tests.helpers.quadratics import (
     run_until_quiet,
     settled_tree,
 )
-
-
-def test_an_upload_under_another_key_is_not_even_gathered():
-    rounds = settled_tree()
-    state = rounds.strategy.absorb(rounds.state, contribution("dev-90", np.ones(D)))
-    with pytest.raises(KeyMismatchError):
-        rounds.strategy.absorb(state, contribution("dev-99", np.ones(D), key_id=b"o" * 16))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -73,9 +73,8 @@ def test_the_last_round_gives_it_a_state_with_the_mean_of_the_groups_means():
     world.step()
     state, plan = world.rounds.strategy.plan(world.rounds.state, 2, DEVICES)
     world.rounds.plan = plan
-    for device, assignment in plan.assignments.items():
-        state = world.rounds.strategy.absorb(state, world.answer(device, assignment, 2))
-    state, _ = world.rounds.strategy.close(state, plan)
+    given = sorted((world.answer(d, o, 2) for d, o in plan.assignments.items()), key=lambda c: c.device)
+    state, _ = world.rounds.strategy.close(state, plan, given)
     auxiliary = world.rounds.strategy.models_of(state)[2]
     np.testing.assert_allclose(auxiliary.offset, np.mean([s.offset for s in state.slots], axis=0), rtol=1e-6)
     assert (auxiliary.contributors, auxiliary.version) == (min(s.contributors for s in state.slots), 2)

@@ -306,9 +306,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
     state = strategy.init(tuple(data))
     for round_ in range(1, plan.rounds + 1):
         state, round_plan = strategy.plan(state, round_, tuple(data))
-        for contribution in force.carry_out(round_plan):
-            state = strategy.absorb(state, contribution)
-        state, outcome = strategy.close(state, round_plan)
+        state, outcome = strategy.close(state, round_plan, force.carry_out(round_plan))
         state = force.relay(strategy, state, round_)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
         assert len(round_plan.assignments) == records[round_ - 1]["ordered"]
