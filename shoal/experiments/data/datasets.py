@@ -108,6 +108,16 @@ SOURCES: Final = {
         "put train.csv and test.csv of the AG-News topic classification set (class, title, description) in {folder}",
         inside=(".", "ag_news_csv"),
     ),
+    "cmapss": Source(
+        ("cmapss.npz",),
+        "write NASA's turbofan runs (C-MAPSS) to {folder}/cmapss.npz, by numpy.savez: x (cycles, 24), the settings and "
+        "sensors, and rul, unit and subset (cycles,)",
+    ),
+    "air": Source(
+        ("air.npz",),
+        "write the Beijing multi-site air-quality data (archive.ics.uci.edu, 501) to {folder}/air.npz, by numpy.savez: x (12 "
+        "stations, hours, 11 figures with PM2.5 first) and stations (12,), their names",
+    ),
 }
 
 

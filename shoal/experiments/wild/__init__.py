@@ -1,6 +1,6 @@
 """The experiment ``wild``: the strategies on fleets whose devices differ as real ones do, with one default setting for all.
 
-- `scenarios` describes the fleets; `images` and `tables` make their data, and `fleets` holds it.
+- `scenarios` describes the fleets; `images`, `tables` and `natural` make their data, and `fleets` holds it.
 - `study` is the experiment on the command line; `runs` runs a strategy and measures every device.
 - Nothing but the data depends on the scenario, except the number of groups for strategies that can't find it.
 - `page` writes the tables of docs/wild-fleets.md from the kept results.

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from aggregator.strategies.base import Event
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
-from shoal.experiments.wild import images, scenarios, tables
+from shoal.experiments.wild import images, natural, scenarios, tables
 from shoal.experiments.wild.fleets import Fleet
 from shoal.limits import ROBUST_RULES
-from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS, DEFAULT_ROBUST
+from shoal.owner.runs.defaults import DEFAULT_ROBUST
 from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
@@ -98,7 +98,7 @@ def run(options: Options, progress: Progress) -> Result:
     chosen = fleet_run(
         strategy,
         settings,
-        min_contributors=options.knob("min_contributors", DEFAULT_MIN_CONTRIBUTORS),
+        min_contributors=options.knob("min_contributors", scenario.min_contributors),
         robust=options.knob("robust", DEFAULT_ROBUST),
     )
     if chosen.robust not in ROBUST_RULES:
@@ -128,6 +128,8 @@ def number_of_groups(population: Population) -> int:
 @functools.lru_cache(maxsize=1)
 def _fleet(name: str, seed: int, data_dir: Path | None, samples: int | None, test_images: int) -> Fleet:
     scenario = scenarios.find(name)
+    if scenario.data in scenarios.NATURAL:
+        return natural.deal(scenario, seed=seed, data_dir=data_dir)
     if not scenario.needs:
         return tables.deal(scenario, seed=seed)
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=samples, test_images=test_images)

@@ -1,7 +1,7 @@
 """The scenarios of the experiment ``wild``: fleets whose devices differ in ways that the papers' tables do not have.
 
 A scenario says which images or table the devices hold and how these differ: by group, by mix of labels, by number, over time.
-`images` and `tables` make its data. Names end in ``-cnn`` if the devices train a CNN instead of one hidden layer.
+`images`, `tables` and `natural` make its data. Names end in ``-cnn`` if the devices train a CNN instead of one hidden layer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
 
 ROUNDS: Final = 100
 SAMPLES: Final = 150
@@ -27,9 +28,10 @@ class Scenario:
     Attributes:
         kind: a key of `KINDS`.
         title: a description in one line.
-        data: ``mnist``, ``fashion-mnist``, or a table of `tables`.
-        groups: the group of each device; devices are shuffled unless ``later`` is given. Group 0 holds plain data.
-        shift: how groups differ, a name that `images.shifted` knows.
+        data: ``mnist``, ``fashion-mnist``, a table of `tables`, or a fleet of `natural`.
+        groups: the group of each device; devices with images are shuffled unless ``later`` is given. Group 0 holds plain data.
+            Without any, a table's groups take turns.
+        shift: how groups differ, a name that `images.shifted` knows; for tables ``scaled``: by the scale of their features only.
         pairs: for shift ``swapped``, the two labels that each group swaps.
         degrees: for shift ``turned``, by which each group turns its images further than the group before.
         samples: images of a device, of which 60 % are for training and 20 % for validation; one number, or one for each device.
@@ -38,6 +40,8 @@ class Scenario:
         later: the group of each device in the second half of the run, if groups change.
         faulty: number of devices with random labels, or, with ``noise``, with images of noise.
         participation: share of the devices drawn for a round.
+        min_contributors: fewest devices in a mean that the owner allows.
+        regression: whether a fleet of `natural` predicts the figure itself instead of its class.
         network: ``mlp`` (one hidden layer of 64 units) or ``cnn`` (8 filters of 5x5, 32 units).
     """
 
@@ -55,25 +59,31 @@ class Scenario:
     faulty: int = 0
     noise: bool = False
     participation: float = 1.0
+    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
+    regression: bool = False
     network: str = "mlp"
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the data sets that are read from files."""
-        return (self.data,) if self.data in IMAGES else ()
+        return (self.data,) if self.data in IMAGES + NATURAL else ()
 
 
 IMAGES: Final = ("mnist", "fashion-mnist")
+NATURAL: Final = ("cmapss", "air")
 KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "clear": "clear groups of equal size",
         "unequal": "groups of unequal size, and devices alone in theirs",
+        "counts": "groups of devices with unequal numbers of samples",
+        "few": "few devices",
         "many": "many groups, or many devices",
         "weak": "groups that differ little",
         "inputs": "groups that differ in their inputs",
         "skew": "label skew inside groups",
         "none": "no groups",
         "tables": "tables, classification and regression",
+        "natural": "units, series and natural groups",
         "drift": "data that change in the middle of the run",
         "part": "few devices a round",
         "faulty": "faulty devices",
@@ -89,6 +99,8 @@ def blocks(*sizes: int) -> tuple[int, ...]:
 _FOUR: Final = blocks(5, 5, 5, 5)
 _TWO: Final = blocks(10, 10)
 _ONE: Final = blocks(20)
+_POWER: Final = tuple(round(20 * 50 ** (i / 19)) for i in range(20))
+"""Images of each device by a power law: 20 to 1,000, of which 12 to 600 are for training."""
 _SWAPS: Final = ((0, 1), (2, 3), (4, 5), (6, 7))
 _8_AND_9: Final = ((0, 0), (8, 9))
 _SHIRTS: Final = ((0, 0), (0, 6))
@@ -137,6 +149,48 @@ _FLEETS: Final[dict[str, Scenario]] = {
         title="18 alike and two devices alone, labels permuted",
         groups=blocks(18, 1, 1),
         shift="permuted",
+    ),
+    "power-permuted": Scenario(
+        kind="counts",
+        title="4 groups of 5, labels permuted, 20 to 1,000 images a device",
+        groups=_FOUR,
+        shift="permuted",
+        samples=_POWER,
+    ),
+    "power-turned": Scenario(
+        kind="counts",
+        title="4 groups of 5, quarter turns, 20 to 1,000 images a device",
+        groups=_FOUR,
+        shift="rotated",
+        samples=_POWER,
+    ),
+    "few-3-2": Scenario(
+        kind="few",
+        title="8x8 digits, labels shifted on 2 of 5 devices, means of 2",
+        data="digits",
+        groups=blocks(3, 2),
+        min_contributors=2,
+    ),
+    "few-4-1": Scenario(
+        kind="few",
+        title="8x8 digits, labels shifted on 1 of 5 devices, means of 2",
+        data="digits",
+        groups=blocks(4, 1),
+        min_contributors=2,
+    ),
+    "few-3-3": Scenario(
+        kind="few",
+        title="8x8 digits, labels shifted on 3 of 6 devices, means of 2",
+        data="digits",
+        groups=blocks(3, 3),
+        min_contributors=2,
+    ),
+    "few-3-3-regression": Scenario(
+        kind="few",
+        title="targets with the other sign on 3 of 6 devices, means of 2 (squared error)",
+        data="diabetes",
+        groups=blocks(3, 3),
+        min_contributors=2,
     ),
     "permuted-8": Scenario(
         kind="many", title="8 groups of 5, labels permuted", groups=blocks(*[5] * 8), shift="permuted"
@@ -212,6 +266,7 @@ _FLEETS: Final[dict[str, Scenario]] = {
         groups=_ONE,
         samples=tuple(20 * (1 + i) for i in range(20)),
     ),
+    "power-none": Scenario(kind="none", title="no groups, 20 to 1,000 images a device", groups=_ONE, samples=_POWER),
     "table-diabetes": Scenario(
         kind="tables", title="regression, half of the targets with the other sign (squared error)", data="diabetes"
     ),
@@ -223,6 +278,25 @@ _FLEETS: Final[dict[str, Scenario]] = {
     "table-planes": Scenario(kind="tables", title="three separating planes", data="planes"),
     "table-digits": Scenario(kind="tables", title="8x8 digits, labels shifted on half of the devices", data="digits"),
     "table-iris": Scenario(kind="tables", title="no groups, 6 devices", data="iris"),
+    "scaled-groups": Scenario(
+        kind="natural", title="three groups with other scales of their features", data="planes", shift="scaled"
+    ),
+    "series": Scenario(
+        kind="natural", title="series of three groups, validated and tested on later stretches", data="series"
+    ),
+    "cmapss": Scenario(
+        kind="natural", title="turbofan engines of four kinds, remaining life in classes", data="cmapss"
+    ),
+    "cmapss-regression": Scenario(
+        kind="natural",
+        title="turbofan engines of four kinds, remaining life (squared error)",
+        data="cmapss",
+        regression=True,
+    ),
+    "air": Scenario(kind="natural", title="air of 12 stations, PM2.5 in six hours in classes", data="air"),
+    "air-regression": Scenario(
+        kind="natural", title="air of 12 stations, PM2.5 in six hours (squared error)", data="air", regression=True
+    ),
     "drift-all": Scenario(
         kind="drift",
         title="every group takes the next one's labels",
@@ -329,7 +403,7 @@ _WITH_CNN: Final = (
     "part-0.2-of-20",
     "faulty-2-swapped",
 )
-"""A third of the fleets, of every kind but tables."""
+"""At least a third of the fleets with images."""
 
 _ALL: Final = _FLEETS | {
     f"{name}-cnn": dataclasses.replace(_FLEETS[name], title=f"{_FLEETS[name].title}; CNN", network="cnn")

@@ -43,7 +43,7 @@ def described() -> Mapping[str, Mapping[str, Any]]:
             "title": s.title,
             "kind": scenarios.KINDS[s.kind],
             "data": s.data,
-            "network": s.network if s.needs else "linear",
+            "network": s.network if s.data in scenarios.IMAGES else "linear",
             "needs": list(s.needs),
         }
         for name, s in scenarios.SCENARIOS.items()
@@ -58,7 +58,7 @@ EXPERIMENTS: Final = (
         algorithms=ALGORITHMS,
         published=dict.fromkeys(ALGORITHMS),
         runner=run,
-        needs=("mnist", "fashion-mnist"),
+        needs=scenarios.IMAGES + scenarios.NATURAL,
         figure="fleet",
         scenarios=described(),
     ),

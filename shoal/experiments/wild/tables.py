@@ -1,4 +1,4 @@
-"""Deal tables to the devices of a scenario: those that scikit-learn brings along, and two that are drawn."""
+"""Deal tables to the devices of a scenario: those that scikit-learn brings along, and three that are drawn."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from shoal.experiments.wild.fleets import Fleet
 from shoal.experiments.wild.scenarios import Scenario
+from shoal.owner.runs.defaults import DEFAULT_WEIGHT_CAP
+from shoal.simulation.api.standardisation import scales_of, standardised_population
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Linear, Network, Softmax
 from shoal.task.manifest import LocalTraining
@@ -21,6 +23,10 @@ DRAWN_OWN: Final = 60
 DRAWN_INPUTS: Final = 20
 DRAWN_DEVICES: Final = 18
 DRAWN_GROUPS: Final = 3
+DRAWN_MEMORY: Final = 0.9
+"""Correlation of an input of a series with the one before."""
+DRAWN_TURN: Final = 0.5
+"""Share of another plane that a series has gained at its end."""
 TRAIN, VALIDATION = 0.6, 0.2
 
 Rows = tuple[list[NDArray[Any]], list[NDArray[Any]]]
@@ -67,31 +73,33 @@ _TABLES: Final = {
 
 
 def deal(scenario: Scenario, *, seed: int) -> Fleet:
-    """Return the fleet of a scenario of tables. Groups take turns: device i is of group i modulo their number."""
+    """Return the fleet of a scenario of tables. Groups take turns, device i of group i modulo their number, unless given."""
     rng = np.random.default_rng([seed, 4])
-    if scenario.data in _TABLES:
-        table = _TABLES[scenario.data]
-        rows, groups, network, lr = (
-            _shipped(table, rng),
-            np.arange(table.devices) % table.groups,
-            table.network,
-            table.lr,
-        )
+    table = _TABLES.get(scenario.data)
+    devices, count = (table.devices, table.groups) if table is not None else (DRAWN_DEVICES, DRAWN_GROUPS)
+    groups = np.array(scenario.groups) if scenario.groups else np.arange(devices) % count
+    labelled = np.zeros_like(groups) if scenario.shift == "scaled" else groups
+    if table is not None:
+        rows, network, lr = _shipped(table, rng, labelled), table.network, table.lr
     else:
-        groups = np.arange(DRAWN_DEVICES) % DRAWN_GROUPS
-        rows, network, lr = _linear(rng, groups) if scenario.data == "linear" else _planes(rng, groups)
+        rows, network, lr = _DRAWN[scenario.data](rng, labelled)
+    if scenario.shift == "scaled":
+        scales = (10.0 ** rng.uniform(-1, 1, (groups.max() + 1, DRAWN_INPUTS))).astype(np.float32)
+        rows = [x * scales[group] for x, group in zip(rows[0], groups, strict=True)], rows[1]
     shares: list[list[Shard]] = [[], [], []]
     for x, y in zip(*rows, strict=True):
-        own = len(x) if scenario.data in _TABLES else DRAWN_OWN
+        own = len(x) if table is not None else DRAWN_OWN
         cuts = [0, int(TRAIN * own), int((TRAIN + VALIDATION) * own), len(x)]
         for into, start, end in zip(shares, cuts, cuts[1:], strict=False):
             into.append(Shard(x[start:end], y[start:end]))
     train, validation, test = map(tuple, shares)
-    population = Population(train, validation, test, tuple(int(g) for g in groups))
+    population = Population(train, validation, test, tuple(groups.tolist()))
+    if scenario.shift == "scaled":
+        population = standardised_population(population, scales_of(population, "federated", DEFAULT_WEIGHT_CAP))
     return Fleet(population=population, network=network, local=LocalTraining(lr=lr))
 
 
-def _shipped(table: _Table, rng: np.random.Generator) -> Rows:
+def _shipped(table: _Table, rng: np.random.Generator, groups: NDArray[np.int64]) -> Rows:
     from sklearn import datasets
 
     x, y = getattr(datasets, table.load)(return_X_y=True)
@@ -101,8 +109,8 @@ def _shipped(table: _Table, rng: np.random.Generator) -> Rows:
         # A pixel that is the same in all images has no deviation to divide by.
         x, y = (x - x.mean(0)) / np.maximum(x.std(0), 1e-9), y.astype(np.int64)
     x = x.astype(np.float32)
-    parts = np.array_split(rng.permutation(len(x)), table.devices)
-    return [x[p] for p in parts], [table.relabel(y[p], i % table.groups) for i, p in enumerate(parts)]
+    parts = np.array_split(rng.permutation(len(x)), len(groups))
+    return [x[p] for p in parts], [table.relabel(y[p], g) for p, g in zip(parts, groups.tolist(), strict=True)]
 
 
 def _linear(rng: np.random.Generator, groups: NDArray[np.int64]) -> tuple[Rows, Network, float]:
@@ -121,5 +129,23 @@ def _planes(rng: np.random.Generator, groups: NDArray[np.int64]) -> tuple[Rows, 
     return (x, y), Softmax(DRAWN_INPUTS, 2), 0.1
 
 
+def _series(rng: np.random.Generator, groups: NDArray[np.int64]) -> tuple[Rows, Network, float]:
+    """Return labels as `_planes`, of inputs each of which depends on the one before, by planes that turn in time."""
+    from scipy.signal import lfilter
+
+    w, turn = rng.normal(size=(2, DRAWN_GROUPS, DRAWN_INPUTS))
+    time = np.linspace(0, DRAWN_TURN, DRAWN_ROWS)[:, None]
+    steps = [np.sqrt(1 - DRAWN_MEMORY**2) * a for a in _drawn_inputs(rng)]
+    x = [lfilter([1], [1, -DRAWN_MEMORY], a, axis=0).astype(np.float32) for a in steps]
+    y = [
+        ((a * (w[g] + time * turn[g])).sum(1) + rng.normal(0, 0.5, DRAWN_ROWS) > 0).astype(np.int64)
+        for a, g in zip(x, groups, strict=True)
+    ]
+    return (x, y), Softmax(DRAWN_INPUTS, 2), 0.1
+
+
 def _drawn_inputs(rng: np.random.Generator) -> list[NDArray[np.float32]]:
     return [rng.normal(size=(DRAWN_ROWS, DRAWN_INPUTS)).astype(np.float32) for _ in range(DRAWN_DEVICES)]
+
+
+_DRAWN: Final = {"linear": _linear, "planes": _planes, "series": _series}

@@ -7,6 +7,7 @@ feature on any device.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -81,7 +82,8 @@ def standardised_population(population: Population, scales: Sequence[Scale]) -> 
             for shard, scale in zip(shards, scales, strict=True)
         )
 
-    return Population(scaled(population.train), scaled(population.validation), scaled(population.test))
+    train, validation, test = map(scaled, (population.train, population.validation, population.test))
+    return dataclasses.replace(population, train=train, validation=validation, test=test)
 
 
 def in_scale(x: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
