@@ -54,7 +54,7 @@ class Result:
         loss: mean loss on each device's test share, shape (devices,), float64; NaN without one.
         clusters: the model that each device takes in the end, a key of `models`: shape (devices,), int64.
         history: one record a round.
-        events: splits, merges and the like, as the strategy reports them.
+        events: splits, merges and the like, as the strategy reports them, and ``training-diverged`` with the name of a device.
     """
 
     accuracy: NDArray[np.float64] | None
@@ -65,17 +65,17 @@ class Result:
     _template: nn.Module = field(repr=False)
     _thetas: Mapping[int, Float32Vector] = field(repr=False)
     _own: Callable[[int], Float32Vector] = field(repr=False)
-    _finish: Callable[[], NDArray[np.float64] | None] = field(repr=False)
+    _finish: Callable[[], NDArray[np.float64]] = field(repr=False)
     _scales: tuple[Scale, ...] = field(default=(), repr=False)
 
     @cached_property
-    def personal(self) -> NDArray[np.float64] | None:
-        """Share of right labels on each device's test share after its personal finish, shape (devices,), float64.
+    def personal(self) -> NDArray[np.float64]:
+        """Share of right labels (for regression mean loss) on each device's test share after its personal finish.
 
         Each device chooses by its validation share among its cluster's model, that model after 1, 3 and 10 more local epochs,
         the models above it with cfl's setting ``path``, Ditto's if `simulate` was given a weight, and a model that it trained
         alone; see `edge_client.learning.personal`. The first access trains these models, which takes as long as a run of the
-        strategy ``local``. NaN without a test share; None for regression.
+        strategy ``local``. Shape (devices,), float64; NaN without a test share.
         """
         return self._finish()
 

@@ -21,7 +21,12 @@ from crypto.mask.modes.registry import find
 from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT, PRECISIONS, ROBUST_RULES
-from shoal.owner.runs.defaults import DEFAULT_PRECISION_DOWN, DEFAULT_PRECISION_UP, DEFAULT_ROBUST
+from shoal.owner.runs.defaults import (
+    DEFAULT_MIN_CONTRIBUTORS,
+    DEFAULT_PRECISION_DOWN,
+    DEFAULT_PRECISION_UP,
+    DEFAULT_ROBUST,
+)
 from shoal.owner.runs.training import local_training
 from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
@@ -37,6 +42,7 @@ from shoal.simulation.engine.personal import Alone, drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.threads import limited_threads
+from shoal.simulation.trainers.blocks import DivergedError
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
 from shoal.types import Float32Vector
@@ -56,6 +62,7 @@ def simulate(
     participation: float = 1.0,
     mask: str = "default",
     robust: str = DEFAULT_ROBUST,
+    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS,
     settings: Mapping[str, Any] | None = None,
     local: Mapping[str, Any] | None = None,
     task: str = "classification",
@@ -70,7 +77,8 @@ def simulate(
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
     Weights, limits and local training are those of ``shoal-fleet run start`` unless given: means by samples of at least three
-    devices, none of which weighs more than three times the median.
+    devices, none of which weighs more than three times the median. A device whose training diverges takes no part in that round,
+    and an event of `Result.events` names it.
 
     Args:
         model: an ``nn.Module``; a function that returns one; or, as ``shoal-fleet task compile`` takes it, ``file.py:function``
@@ -84,6 +92,7 @@ def simulate(
         mask: a mask mode, or ``default`` for a fleet's default.
         robust: the rule that weighs a cluster's updates: ``off``, ``filter``, ``multi-krum``, ``rfa``, ``centred-clipping`` or
             ``nnm``.
+        min_contributors: fewest devices in a mean, as `--min-contributors`.
         settings: the strategy's own, as ``--set`` takes them.
         local: local training, as ``--local`` takes it.
         task: ``classification``, ``regression`` or ``sequence``.
@@ -102,9 +111,10 @@ def simulate(
         UsageError: an argument makes no sense.
         ConfigError: the strategy is unknown, or refuses the mask mode or a setting.
         DataError: the data holds NaN, shares differ in shape, labels are out of range, or a share is missing.
-        TaskError: the model does not fit the data, a name in ``private`` fits no parameter, or training diverged.
+        TaskError: the model does not fit the data, a name in ``private`` fits no parameter, or the training of all
+            devices diverged.
     """
-    _check(rounds, seed, participation, robust)
+    _check(rounds, seed, participation, robust, min_contributors)
     if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
         raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
@@ -112,7 +122,7 @@ def simulate(
         if chosen_precision not in PRECISIONS:
             raise UsageError(f"no precision {chosen_precision!r}", hint=f"there are {', '.join(PRECISIONS)}")
     ways = {"precision_up": precision, "precision_down": precision_down}
-    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust, **ways)
+    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust, min_contributors=min_contributors, **ways)
     source = source_of(model, task, seed)
     if isinstance(private, str):
         raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")
@@ -172,11 +182,13 @@ def simulate(
     )
 
 
-def _check(rounds: int, seed: int, participation: float, robust: str) -> None:
+def _check(rounds: int, seed: int, participation: float, robust: str, min_contributors: int) -> None:
     if not isinstance(rounds, int) or rounds < 1:
         raise UsageError(f"rounds is a whole number of at least 1, not {rounds!r}")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
+    if not isinstance(min_contributors, int) or min_contributors < 1:
+        raise UsageError(f"min_contributors is a whole number of at least 1, not {min_contributors!r}")
     if not 0 < participation <= 1:
         raise UsageError(f"participation is above 0 and at most 1, not {participation!r}")
     if robust not in ROBUST_RULES:
@@ -222,7 +234,7 @@ def _check_sizes(per_round: int, devices: int, settings: StrategySettings, least
         need = f"means of at least {least} devices" if per_round < least else f"{clusters} clusters"
         raise UsageError(
             f"{per_round} devices take part in a round, and {strategy} forms {need}: no model would ever change",
-            hint="give more partitions, or a higher participation",
+            hint="give more partitions, a higher participation, or a lower min_contributors",
         )
     wanted = max(clusters, 2 if settings.splits else 1)
     at_hand = per_round if settings.splits else devices
@@ -276,10 +288,8 @@ def _personal(
     kind: Kind,
     weight: float,
     private: PrivateStart | None,
-) -> NDArray[np.float64] | None:
-    """Return the accuracy of each device after its personal finish, shape (devices,); None for regression."""
-    if kind == "regression":
-        return None
+) -> NDArray[np.float64]:
+    """Return the accuracy of each device after its personal finish, shape (devices,); for regression its loss."""
     workforce = result.workforce
     local = workforce.run.local
     alone_options = dataclasses.replace(
@@ -293,7 +303,16 @@ def _personal(
     origin = drawn_start(workforce.network, start[0], workforce.run.seed, private)
 
     def trained(population: Population) -> NDArray[np.float32]:
-        return _taken(engine.simulate(Local.name, {}, population, workforce.network, alone_options, start=origin))
+        try:
+            done = engine.simulate(Local.name, {}, population, workforce.network, alone_options, start=origin)
+        except DivergedError:
+            return np.full((len(population), workforce.network.length), np.nan, np.float32)
+        thetas, lost = (
+            _taken(done),
+            {event.detail["device"] for _, event in done.events if event.kind == engine.DIVERGED},
+        )
+        thetas[[name in lost for name in population.names]] = np.nan
+        return thetas
 
     def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
         return trained(workforce.population.of(places).with_validation())
@@ -301,6 +320,8 @@ def _personal(
     with limited_threads(options.threads):
         alone = Alone(trained(workforce.population), again)
         found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
+    if kind == "regression":
+        return found.losses
     accuracy = np.full(len(found.tested), np.nan)
     tested = found.tested > 0
     accuracy[tested] = found.correct[tested] / found.tested[tested]

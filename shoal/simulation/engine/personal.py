@@ -33,7 +33,7 @@ from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.workforce import Workforce
-from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.blocks import Shelf, without_diverged
 from shoal.simulation.trainers.networks import Network, tensor, unflatten
 from shoal.simulation.trainers.registry import Choice
 from shoal.types import Float32Vector
@@ -72,7 +72,7 @@ class Alone:
     """The models that devices train alone.
 
     Attributes:
-        thetas: one of each device, shape (devices, d), float32.
+        thetas: one of each device, shape (devices, d), float32; NaN where training diverged.
         again: trains the devices at ``places`` (c,) once more, on their training and validation samples: (c, d), float32.
     """
 
@@ -98,9 +98,6 @@ def finish(
         alone: the models that devices trained alone; None if there are none.
         above: of each device the models above its own in cfl's tree, by candidate; empty if there are none.
         weight: of Ditto's proximal term; 0 leaves that candidate out.
-
-    Raises:
-        TaskError: training diverged.
     """
     chosen, choices = chosen_models(workforce, models, round_, alone, above=above, weight=weight)
     return dataclasses.replace(measure(workforce, chosen), choices=choices)
@@ -116,6 +113,8 @@ def chosen_models(
     weight: float = 0.0,
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Return the model (devices, d) that each device keeps, and the name of its candidate; see `finish`.
+
+    A candidate whose training diverges is left out, as on a device.
 
     The model of the first training stays if the same test prefers it to that of the second.
     """
@@ -235,17 +234,19 @@ class _Training:
     names: Sequence[str]
 
     def train(self, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:
-        """Train the devices' models (c, d) by a recipe, in place."""
-        run, places = self.workforce.run, np.arange(len(thetas))
+        """Train the devices' models (c, d) by a recipe, in place; a model whose training diverges is NaN from then on."""
+        run, places = self.workforce.run, np.flatnonzero(torch.isfinite(thetas).all(1))
+        trainer = self.trainers.trainer(places, recipe)
+
+        def train(part: NDArray[np.int64]) -> None:
+            orders = [BatchOrder(run, self.names[int(place)], round_) for place in part]
+            models = thetas[torch.from_numpy(part)]
+            trained = trainer.train(models, np.arange(len(part)), self.shelf.block(part), orders, recipe, run.rounds)
+            thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
+
         with torch.no_grad():
-            trainer = self.trainers.trainer(places, recipe)
-            for part in self.shelf.parts(places, *trainer.limits(1)):
-                orders = [BatchOrder(run, self.names[int(place)], round_) for place in part]
-                models = thetas[torch.from_numpy(part)]
-                trained = trainer.train(
-                    models, np.arange(len(part)), self.shelf.block(part), orders, recipe, run.rounds
-                )
-                thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
+            _, lost = without_diverged(self.shelf.parts(places, *trainer.limits(1)), train)
+        thetas[lost] = torch.nan
 
 
 def _sample_losses(workforce: Workforce, theta: Tensor, shard: Shard) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -41,6 +41,8 @@ __all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings
 
 FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
+DIVERGED: Final = "training-diverged"
+"""Event of a device whose training diverges for the first time in a run. It uploads nothing in such a round."""
 ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
 
@@ -203,7 +205,7 @@ def simulate(
         ConfigError: the strategy refuses the settings, a round has too few devices for a mean, too few rounds count (see
             ROUNDS_SPARE), or private coordinates meet probes, a checkpoint or several ranks.
         LostRankError: another rank has ended.
-        TaskError: training diverged.
+        TaskError: the training of all devices diverged.
     """
     rounded = options.precision_up != "float32"
     if rounded and options.checkpoint is not None:
@@ -298,6 +300,7 @@ class _Simulation:
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
         self.watched = Watched()
+        self.diverged: set[str] = set()
 
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
@@ -336,9 +339,14 @@ class _Simulation:
                 fleet=self.names,
                 there=frozenset(self._there(round_)),
                 left_out=long,
+                declined=self.workforce.diverged,
                 screens=options.norm_screen,
             )
             refused = {**screened.refused, **long}
+            new = sorted(self.workforce.diverged - self.diverged)
+            self.diverged |= self.workforce.diverged
+            events = tuple(Event(round_, DIVERGED, {"device": device}) for device in new)
+            outcome = dataclasses.replace(outcome, events=outcome.events + events)
             state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or plan.trains

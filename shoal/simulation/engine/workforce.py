@@ -34,7 +34,7 @@ from shoal.simulation.engine.models import Models
 from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
 from shoal.simulation.engine.ranks import current_ranks
 from shoal.simulation.trainers import scoring
-from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
+from shoal.simulation.trainers.blocks import Block, DivergedError, Shelf, Trained, Trainer, without_diverged
 from shoal.simulation.trainers.dual import Dual, Scored
 from shoal.simulation.trainers.networks import Network
 from shoal.simulation.trainers.registry import Choice, make_trainers
@@ -86,6 +86,7 @@ class Workforce:
     Attributes:
         private: the devices' private values; None if all coordinates are federated.
         ranks: the processes that train the devices together.
+        diverged: names of the devices whose training diverged in the round that was carried out last.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class Workforce:
         self._watched = watched
         self._trainer_name = trainer
         self._round: _Round | None = None
+        self.diverged: set[str] = set()
+        self._training = 0
         self.use_data(population)
 
     def use_data(self, population: Population) -> None:
@@ -176,7 +179,13 @@ class Workforce:
         return self.models.relay(strategy, state, round_)
 
     def carry_out(self, plan: RoundPlan) -> list[ClientUpdate]:
-        """Carry out every order of ``plan``; return the devices' uploads, in order of their names."""
+        """Carry out every order of ``plan``; return the devices' uploads, in order of their names.
+
+        A device whose training diverges uploads nothing and is in `diverged`.
+
+        Raises:
+            DivergedError: the training of all of them diverges; on several ranks, of one.
+        """
         self.models.open_round(plan.round)
         self.models.links.open_round(plan)
         ids = sorted(plan.models)
@@ -186,6 +195,7 @@ class Workforce:
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
+        self.diverged, self._training = set(), sum(a.trains for a in plan.assignments.values())
         given: list[ClientUpdate] = []
         summed: list[ClientUpdate] = []
         with torch.no_grad():
@@ -286,10 +296,16 @@ class Workforce:
             trainer = self._trainer(assignment, places, candidates.shape[1])
             parts = self.shelf(Share.TRAIN).parts(mine, *trainer.limits(candidates.shape[1]))
         position = {int(p): i for i, p in enumerate(places)}
-        given: list[ClientUpdate] = []
-        for part in parts:
+
+        def carry_out(part: NDArray[np.int64]) -> list[ClientUpdate]:
             rows = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
-            given += self._carry_out_part(assignment, trainer, part, rows, ids, deferred)
+            return self._carry_out_part(assignment, trainer, part, rows, ids, deferred)
+
+        found, lost = without_diverged(parts, carry_out)
+        self.diverged |= {self.population.names[place] for place in lost}
+        if lost and (self.ranks.world > 1 or len(self.diverged) == self._training):
+            raise DivergedError(np.array(lost))
+        given = [update for updates in found for update in updates]
         return given if self.ranks.world == 1 else self._exchanged(group, shares, given, deferred)
 
     def _exchanged(
@@ -384,6 +400,9 @@ class Workforce:
             trained = self._train(trainer, assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
                 reported = trained.losses
+            if assignment.phase is Phase.ADAPT:
+                margins = self._adapted_margins(trainer, assignment, block, start, trained)
+            # Nothing diverges from here on, so that no update is sent or summed twice.
             if deferred and assignment.train:
                 norms = trained.norms() if self.norms else norms
                 self._add(trained, assignment, part, [ids[s] for s in start], start)
@@ -393,8 +412,6 @@ class Workforce:
                     self._sent(row, assignment, p, ids[int(s)]) for row, p, s in zip(updates, part, start, strict=True)
                 ]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
-            if assignment.phase is Phase.ADAPT:
-                margins = self._adapted_margins(trainer, assignment, block, start, trained)
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:

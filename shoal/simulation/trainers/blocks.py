@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from shoal.errors import DataError, TaskError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.data import Shard
 
+_T = TypeVar("_T")
 SIZE_RATIO: Final = 2.0
 """Largest ratio of sample counts in a padded block, so that at most half of a block is padding."""
 SMALL_DEVICE: Final = 8
@@ -221,7 +222,7 @@ class Trainer(Protocol):
             round_: counted from 1, for the step size decay.
 
         Raises:
-            TaskError: a loss or an update is no longer finite.
+            DivergedError: a loss or an update is no longer finite.
         """
 
 
@@ -298,12 +299,47 @@ def schedule(
     return Schedule(by_steps, torch.from_numpy(rows).to(device), torch.from_numpy(weights).to(device), active, visited)
 
 
+class DivergedError(TaskError):
+    """Losses or updates of devices are no longer finite.
+
+    Attributes:
+        rows: places of these devices in the block, (r,), int64.
+    """
+
+    def __init__(self, rows: NDArray[np.int64]) -> None:
+        super().__init__("a simulated device's training diverged", hint="lower the learning rate, or set clip")
+        self.rows = rows
+
+
 def check_losses(losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ``losses`` (c,).
 
     Raises:
-        TaskError: one is not finite.
+        DivergedError: one is not finite.
     """
-    if not np.isfinite(losses).all():
-        raise TaskError("a simulated device's training diverged", hint="lower the learning rate, or set clip")
+    lost = np.flatnonzero(~np.isfinite(losses))
+    if len(lost):
+        raise DivergedError(lost)
     return losses
+
+
+def without_diverged(
+    parts: Iterable[NDArray[np.int64]], work: Callable[[NDArray[np.int64]], _T]
+) -> tuple[list[_T], list[int]]:
+    """Do the work of each part, again without the devices whose training diverges; return the results and these devices' places.
+
+    Args:
+        parts: places of the devices of a block each.
+        work: trains them before it has any effect.
+    """
+    done: list[_T] = []
+    lost: list[int] = []
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
+        try:
+            done.append(work(part))
+        except DivergedError as error:
+            lost += part[error.rows].tolist()
+            waiting += [rest] if len(rest := np.delete(part, error.rows)) else []
+    return done, lost

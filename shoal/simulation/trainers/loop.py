@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.learning.training import Shuffler
-from shoal.errors import TaskError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.trainers.blocks import Block, Rows, batch_rows, check_losses, devices_within, step_size
 from shoal.simulation.trainers.networks import Network, unflatten
@@ -52,7 +52,7 @@ class Loop:
 def train_one(
     network: Network, theta0: Tensor, x: Tensor, y: Tensor, order: Shuffler, local: LocalSettings, round_: int
 ) -> tuple[Tensor, float]:
-    """Return one device's update (d,) and its mean loss over the samples visited.
+    """Return one device's update (d,) and its mean loss over the samples visited, which is NaN if the update is not finite.
 
     Args:
         network: the network to train.
@@ -62,9 +62,6 @@ def train_one(
         order: gives batch orders.
         local: the recipe.
         round_: counted from 1.
-
-    Raises:
-        TaskError: the update is no longer finite.
     """
     lr = step_size(local, round_)
     first = [p.clone() for p in unflatten(network, theta0)]
@@ -89,9 +86,7 @@ def train_one(
         total += float(loss.detach()) * len(xs)
         seen += len(xs)
     update = torch.cat([(p.detach() - f).reshape(-1) for p, f in zip(params, first, strict=True)]).detach()
-    if not bool(torch.isfinite(update).all()):
-        raise TaskError("a simulated device's training diverged", hint="lower the learning rate, or set clip")
-    return update, total / seen
+    return update, total / seen if bool(torch.isfinite(update).all()) else math.nan
 
 
 def _batches(x: Tensor, y: Tensor, order: Shuffler, local: LocalSettings) -> Iterator[tuple[Tensor, Tensor]]:

@@ -311,7 +311,53 @@ def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share(
     assert np.isnan(result.personal).tolist() == [False, True, False, False]
     assert result.personal[2] == result.accuracy[2]
     assert torch.get_num_threads() == threads
-    assert shoal.simulate(nn.Linear(5, 1), targets(), strategy="fedavg", rounds=1, task="regression").personal is None
+
+
+def test_the_finish_of_a_regression_is_the_loss_of_the_model_that_each_device_chose():
+    partitions = targets(6)
+    for mirrored in partitions[3:]:
+        for share in ("train", "validation", "test"):
+            mirrored[share] = mirrored[share][0], -mirrored[share][1]
+    del partitions[1]["test"]
+    result = shoal.simulate(nn.Linear(5, 1), partitions, strategy="fedavg", rounds=20, task="regression")
+    assert np.isnan(result.personal).tolist() == [False, True, *[False] * 4]
+    assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "cfl"}, {"strategy": "local"}, {"precision": "int8"}])
+def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
+    partitions = targets(7)
+    x, y = partitions[3]["train"]
+    partitions[3]["train"] = x * np.float32(1e6), y
+    chosen = {"strategy": "fedavg", "rounds": 30, "task": "regression", **settings}
+    result = shoal.simulate(nn.Linear(5, 1), partitions, **chosen)
+    found = [(event.round, event.detail) for event in result.events if event.kind == "training-diverged"]
+    assert found == [(1, {"device": "dev-0003"})]
+    others = [0, 1, 2, 4, 5, 6]
+    alone = shoal.simulate(
+        nn.Linear(5, 1), [partitions[i] for i in others], strategy="fedavg", rounds=1, task="regression"
+    )
+    assert (result.loss[others] < alone.loss).all(), "the others go on training"
+    assert np.isfinite(result.personal).all()
+
+
+def test_the_training_of_all_devices_diverges():
+    with pytest.raises(TaskError, match="training diverged") as caught:
+        shoal.simulate(
+            nn.Linear(5, 1), targets(), strategy="fedavg", task="regression", local={"lr": 1e6, "epochs": 10}
+        )
+    assert caught.value.hint == "lower the learning rate, or set clip"
+
+
+def test_the_owner_may_allow_means_of_two():
+    with pytest.raises(UsageError, match="means of at least 3 devices") as caught:
+        shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1)
+    assert caught.value.hint == "give more partitions, a higher participation, or a lower min_contributors"
+    result = shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1, min_contributors=2)
+    assert result.clusters.tolist() == [0, 0]
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(UsageError, match="min_contributors is a whole number"):
+            shoal.simulate(softmax, plain(), min_contributors=wrong)
 
 
 def test_any_other_module_finishes_too():

@@ -8,10 +8,9 @@ import torch
 
 from edge_client.learning.data import Dataset
 from edge_client.learning.training import train
-from shoal.errors import TaskError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.data import Shard
-from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.blocks import DivergedError, Shelf
 from shoal.simulation.trainers.loop import Loop, train_one
 from shoal.simulation.trainers.networks import Linear, origins, sample_losses, unflatten
 from shoal.task.manifest import LocalTraining
@@ -82,9 +81,13 @@ def test_an_update_that_overflows_is_refused_although_its_losses_are_finite():
     """The last step's result is in no loss."""
     x, y = torch.tensor([[1e20]]), torch.tensor([1.0])
     local = dataclasses.replace(PLAIN, steps=1, lr=1e30)
-    with torch.enable_grad(), pytest.raises(TaskError, match="a simulated device's training diverged") as caught:
-        train_one(Linear(1), torch.zeros(1), x, y, None, local, 1)
+    with torch.enable_grad():
+        assert np.isnan(train_one(Linear(1), torch.zeros(1), x, y, None, local, 1)[1])
+    shelf = Shelf([Shard(x.numpy() * scale, y.numpy()) for scale in (0, 1, 0)])
+    with pytest.raises(DivergedError, match="a simulated device's training diverged") as caught:
+        trained(Loop(Linear(1)), shelf, torch.zeros(1, 1), local)
     assert caught.value.hint == "lower the learning rate, or set clip"
+    assert caught.value.rows.tolist() == [1]
 
 
 def test_the_first_model_and_the_padding_are_left_alone():
