@@ -84,6 +84,9 @@ def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _gauge("devices_impaired", "Devices that can't take part.", sum(bool(d.reason) for d in members))
     yield _gauge("devices_revoked", "Devices that the owner has revoked.", len(status.devices) - len(members))
+    tested = [d.accuracy for d in members if d.accuracy is not None]
+    if tested:
+        yield _gauge("device_accuracy_min", "Least newest accuracy of a device on its test share, 0 to 1.", min(tested))
     yield from _vitals([d.vitals for d in members if d.vitals is not None])
     if snapshot.disk_free_bytes is not None:
         yield _gauge("disk_free_bytes", "Free space for the aggregator's directory.", snapshot.disk_free_bytes)

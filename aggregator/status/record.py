@@ -236,6 +236,7 @@ class DeviceStatus:
         version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
         version_advice: advice about another version; empty if it is the same or unknown.
         left_out: number of damaged samples that it leaves out of its data.
+        accuracy: on its own test share, 0 to 1, in the newest round that tested; None if it was not asked or has no such share.
         reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
     """
 
@@ -255,6 +256,7 @@ class DeviceStatus:
     version_state: str = ""
     version_advice: str = ""
     left_out: int = 0
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,7 +440,9 @@ class _Builder:
         heard = self.heard.get(name) or DeviceFacts()
         online = self.online(heard)
         reason, advice = self.reason(name, heard, online)
-        clusters = {} if self.facts.run is None else self.facts.run.clusters
+        run = self.facts.run
+        clusters = {} if run is None else run.clusters
+        correct, tested = (0, 0) if run is None else run.tests.get(name, (0, 0))
         state = versions.compared(heard.version, self.version)
         return DeviceStatus(
             name=name,
@@ -457,6 +461,7 @@ class _Builder:
             version_state=state,
             version_advice=versions.advice(state, self.version),
             left_out=heard.left_out,
+            accuracy=correct / tested if tested else None,
         )
 
     def online(self, heard: DeviceFacts) -> bool | None:

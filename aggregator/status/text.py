@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -34,11 +35,16 @@ def problem_lines(status: FleetStatus) -> list[str]:
 
 
 def device_lines(status: FleetStatus) -> list[str]:
-    """Return how many devices are online, and those that can't take part; empty while the aggregator can't know."""
+    """Return how many devices are online, how far their accuracies are apart, and those that can't take part, if known."""
     devices = [d for d in status.devices if d.reason != REVOKED]
     known = [d for d in devices if d.online is not None]
     paused = f"; {status.run.order}" if status.run is not None and status.run.order == WORDS[Order.PAUSE] else ""
     lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online{paused}"] if known else []
+    tested = sorted((d.accuracy, d.name) for d in devices if d.accuracy is not None)
+    if len(tested) > 1:
+        (least, name), (most, _) = tested[0], tested[-1]
+        apart = 100 * statistics.stdev(accuracy for accuracy, _ in tested)
+        lines.append(f"accuracy of single devices: {least:.1%} ({name}) to {most:.1%}, standard deviation {apart:.1f} points")
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
         lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]

@@ -115,6 +115,7 @@ def test_the_figures_of_a_hundred_devices_are_there(browser, hundred):
     assert "30 of 60" in tiles
     assert "99 of 100" in tiles
     assert "25 + 25 + 25 + 25 devices" in tiles
+    assert "worst 75.0 % (dev-000), spread 0 points" in tiles
     assert "Within clusters the mean cosine is 0.7" in text_of(browser, "#cosines")
     assert len(browser.execute_script("return document.querySelectorAll('#device-table tbody tr')")) == 100
     first = text_of(browser, "#device-table tbody tr")

@@ -146,12 +146,20 @@
     if (now) {
       const sizes = (last(now.tree.steps) || { sizes: [] }).sizes.map(([, size]) => size).sort((a, b) => b - a), p = now.points;
       found.push(tile("Clusters found", sizes.length ? String(sizes.length) : "–", sizes.length ? `${sizes.slice(0, 8).join(" + ")}${sizes.length > 8 ? " + …" : ""} devices` : "after the first round"));
-      if (newest(p.accuracy) != null) found.push(tile("Accuracy", percent(newest(p.accuracy)), "on the devices’ test samples"));
+      if (newest(p.accuracy) != null) found.push(tile("Accuracy", percent(newest(p.accuracy)), worst(status) || "on the devices’ test samples"));
       else found.push(tile("Loss", number(newest(p.loss)), "mean over the devices"));
       if (newest(p.seconds) != null) found.push(tile("Last round", seconds(newest(p.seconds)), `${bytes(newest(p.bytes_up))} uploaded`));
       for (const [name, value] of now.results) found.push(tile(name, value, ""));
     }
     return found;
+  }
+  // The device with the least accuracy, and the standard deviation over devices.
+  function worst(status) {
+    const tested = ((status && status.devices) || []).filter((d) => d.accuracy != null && d.reason !== "revoked by the owner").sort((a, b) => a.accuracy - b.accuracy);
+    if (tested.length < 2) return "";
+    const mean = tested.reduce((sum, d) => sum + d.accuracy, 0) / tested.length;
+    const spread = Math.sqrt(tested.reduce((sum, d) => sum + (d.accuracy - mean) ** 2, 0) / (tested.length - 1));
+    return `worst ${percent(tested[0].accuracy)} (${tested[0].name}), spread ${number(100 * spread)} points`;
   }
   function speak(words) { byId("spoken").textContent = words; }
 

@@ -276,6 +276,14 @@ def test_figures_of_clusters_are_those_of_their_devices():
     assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
 
 
+def test_a_device_has_the_accuracy_on_its_own_test_share():
+    tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
+    built = status(run=dataclasses.replace(RUN, tests=tests))
+    found = {d.name: d.accuracy for d in built.devices}
+    assert [found[name] for name in ("dev-1", "dev-2", "dev-3")] == [0.5, None, 0.25]
+    assert {d.accuracy for d in status(run=None).devices} == {None}
+
+
 def test_a_run_that_is_finished_or_comes_next():
     last = status(live(run=None), run=dataclasses.replace(RUN, closed=21, finished=True)).run
     assert (last.phase, last.round, last.missing) == ("finished", 20, ())

@@ -106,6 +106,16 @@ def test_devices_that_can_take_part_are_only_counted():
     ]
 
 
+def test_the_worst_device_and_the_spread_are_shown():
+    found = with_devices(
+        device("dev-1", accuracy=0.9), device("dev-2", accuracy=0.41), device("dev-3"), device("dev-4", accuracy=0.7)
+    )
+    line = "accuracy of single devices: 41.0% (dev-2) to 90.0%, standard deviation 24.6 points"
+    assert text.device_lines(found) == ["devices: 4 of 4 online", line]
+    revoked = device("dev-2", reason=text.REVOKED, accuracy=0.1)
+    assert text.device_lines(with_devices(device("dev-1", accuracy=0.9), revoked))[0] == "devices: 1 of 1 online"
+
+
 def test_unknown_devices_have_no_lines_and_revoked_ones_are_named():
     assert text.device_lines(with_devices(device("dev-1", online=None))) == []
     gone = device("dev-2", online=None, reason=text.REVOKED)
