@@ -44,7 +44,9 @@ def device_lines(status: FleetStatus) -> list[str]:
     if len(tested) > 1:
         (least, name), (most, _) = tested[0], tested[-1]
         apart = 100 * statistics.stdev(accuracy for accuracy, _ in tested)
-        lines.append(f"accuracy of single devices: {least:.1%} ({name}) to {most:.1%}, standard deviation {apart:.1f} points")
+        lines.append(
+            f"accuracy of single devices: {least:.1%} ({name}) to {most:.1%}, standard deviation {apart:.1f} points"
+        )
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
         lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
