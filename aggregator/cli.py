@@ -160,6 +160,41 @@ def serve(
         say_json(_document(values.dir)[0])
 
 
+@app.command()
+def backup(
+    directory: Directory,
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", dir_okay=False)],
+    json: AsJson = False,
+) -> None:
+    """Write keys, membership, roster and the owner's orders to one private file, also while the program runs.
+
+    The file is as secret as the directory. It has no run: after a restore the run in progress has ended.
+    """
+    from aggregator.storage.backup import save
+    from shoal.membership.backup import tell
+
+    tell(file, save(directory, file), as_json=json)
+    note("it holds the private keys: store it on another machine, where only you can read it")
+
+
+@app.command()
+def restore(
+    directory: Annotated[Path, typer.Argument(help="New directory for the files; missing or empty.")],
+    file: Annotated[Path, typer.Argument(help="A file that `backup` wrote.", exists=True, dir_okay=False)],
+    json: AsJson = False,
+) -> None:
+    """Write a backup's files to a new directory, from which the aggregator goes on with the owner's newest roster."""
+    from aggregator.storage.backup import restore as restored
+
+    made = restored(file, directory)
+    if json:
+        say_json({"directory": str(directory), "fleet": made.fleet, "roster": made.roster})
+    else:
+        say(f"{directory}: fleet {made.fleet}, roster {made.roster}")
+    note(f"next: shoal-aggregator serve {directory}, and end any other copy of this directory")
+    note("then start a run: the one in progress has ended, and its devices keep their newest models")
+
+
 shard = typer.Typer(
     help="A worker of a sharded aggregator, which holds one part of every update.", no_args_is_help=True
 )
@@ -448,7 +483,7 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check directory, disk, clock, broker, TLS, service, devices, runs and versions; exit status 10 on a failure."""
+    """Check directory, disk, clock, broker, TLS, service, devices, runs, backup and versions; exit status 10 on a failure."""
     from aggregator.doctor import diagnose
     from shoal.util.checks import report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from aggregator.status.text import state_words
 from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles, directory_of
 from shoal.errors import ShoalError
+from shoal.membership.backup import backup_check
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.checks import Check, checked, ok
 from shoal.version import VERSION, versions
@@ -44,6 +46,16 @@ def diagnose(directory: Path, *, broker: str, ca: Path | None, cert: Path | None
         _service(status),
         _devices(status),
         checked("runs", lambda: _runs(member)),
+        checked(
+            "backup",
+            lambda: backup_check(
+                member.directory,
+                member.roster.sequence,
+                int(time.time()),
+                loss="without this directory the owner has to replace the aggregator",
+                hint=f"shoal-aggregator backup {member.directory} FILE, and store it on another machine",
+            ),
+        ),
         _versions(status),
     ]
 

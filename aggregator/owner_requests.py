@@ -4,7 +4,8 @@ Rules:
 
 1. Nothing is decrypted before the owner's signature is verified, and nothing carried out that is not for this aggregator.
 2. A request is carried out once: its number must be above all accepted ones, and becomes durable with its effect.
-3. A request that has expired by the aggregator's clock has no effect, so that a broker can't hold one back for long.
+3. A request that has expired by the aggregator's clock has no effect, so that a broker can't hold one back for long. Nor has one
+   that was made before the aggregator was restored from a backup, which does not tell whether it was carried out.
 4. Each verified request is answered, also a refused one. The answer names the request's transfer id, and is sealed to a key
    that the owner has made for this request alone.
 
@@ -31,7 +32,7 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import MAX_STRING_BYTES, decode, encode
 from shoal.protocol.reassembly import Reassembler, Transfer
-from shoal.protocol.requests import Outcome, OwnerAnswer, OwnerRequest
+from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Transport
 from shoal.util.times import second
@@ -157,6 +158,13 @@ class OwnerRequests:
                 Outcome.EXPIRED,
                 f"the request expired at {second(request.expires_at_s)}, and it is {second(now_s)} by the aggregator's clock",
                 hint="set the clocks of both machines (timedatectl set-ntp true); or the request came late: send it again",
+            )
+
+        if request.expires_at_s < self._orders.restored_at_s + REQUEST_LIFE_S:
+            raise UnfulfilledError(
+                Outcome.EXPIRED,
+                f"the request was made before the aggregator was restored from a backup, at {second(self._orders.restored_at_s)}",
+                hint="send it again; if that fails as well, set the clocks of both machines",
             )
 
     def _publish(self, key: bytes, answer: OwnerAnswer, body: bytes) -> None:

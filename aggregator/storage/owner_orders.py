@@ -7,6 +7,7 @@ after a crash in between it is in force, and the same request has the same effec
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,10 +34,13 @@ class OwnerRecord:
     Attributes:
         accepted: the highest number of a request that was accepted.
         orders: id of a run in hex -> the owner's order; a run without one goes on.
+        restored_at_s: unix seconds at which the directory was restored from a backup; 0 if it never was. Requests that were made
+            before are refused, since the number does not tell which of them were carried out.
     """
 
     accepted: int = 0
     orders: Mapping[str, Order] = field(default_factory=dict)
+    restored_at_s: int = 0
 
     def of(self, run_id: bytes) -> Order:
         """Return the order for a run."""
@@ -55,9 +59,18 @@ def read_orders(directory: Path) -> OwnerRecord:
     if data is None:
         return OwnerRecord()
     try:
-        return decode_state(OwnerRecord, json.loads(data))
+        return decode_state(OwnerRecord, json.loads(data), mixed=True)
     except (ValueError, RecursionError, DocumentError) as error:
         raise IntegrityError(f"{path} is damaged: {error}", hint=DAMAGED_HINT) from error
+
+
+def write_orders(directory: Path, record: OwnerRecord) -> None:
+    """Write the orders of an aggregator that does not run, or of this process, durably.
+
+    Raises:
+        ConfigError: the file can't be written; nothing has changed then.
+    """
+    write_atomic(directory / ORDERS_FILE, json.dumps(encode_state(record).document).encode())
 
 
 class OwnerOrders:
@@ -94,6 +107,11 @@ class OwnerOrders:
         """The highest number of a request that was accepted."""
         return self._record.accepted
 
+    @property
+    def restored_at_s(self) -> int:
+        """Time at which the directory was restored from a backup, unix seconds; 0 if it never was."""
+        return self._record.restored_at_s
+
     def of(self, run_id: bytes) -> Order:
         """Return the order for a run."""
         return self._record.of(run_id)
@@ -107,6 +125,7 @@ class OwnerOrders:
         orders = dict(self._record.orders)
         if run_id:
             orders[run_id.hex()] = newest(self.of(run_id), order)
-        record = OwnerRecord(sequence, {run: kept for run, kept in orders.items() if kept is not Order.GO})
-        write_atomic(self._directory / ORDERS_FILE, json.dumps(encode_state(record).document).encode())
+        kept = {run: order for run, order in orders.items() if order is not Order.GO}
+        record = dataclasses.replace(self._record, accepted=sequence, orders=kept)
+        write_orders(self._directory, record)
         self._record = record

@@ -198,7 +198,7 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
 
     The other files there, above all a device's replay watermark, belong to one fleet.
     """
-    seen = (_least(directory), _in_file(directory / ROSTER_FILE, grant.owner_key))
+    seen = (least_roster(directory), _in_file(directory / ROSTER_FILE, grant.owner_key))
     least = max(sequence for sequence, _ in seen)
     if (directory / GRANT_FILE).exists():
         try:
@@ -239,7 +239,7 @@ def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
         return 0, b""
 
 
-def _least(directory: Path) -> tuple[int, bytes]:
+def least_roster(directory: Path) -> tuple[int, bytes]:
     """Return sequence and SHA-256 of the newest roster that was ever in force; (0, b"") if there was none.
 
     Raises:
@@ -313,7 +313,7 @@ class Membership(Generic[G]):
                 raise
             self._read_grants()  # a running program put the next grant in force between two reads
         self._forks: set[bytes] = set()
-        self._least, digest = _least(directory)
+        self._least, digest = least_roster(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         with named(directory / ROSTER_FILE, DAMAGED_HINT):
             self.roster = self._open(self.roster_bytes, self._least, expired=expired)

@@ -7,17 +7,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError
+from shoal.membership.backup import backup_check
 from shoal.membership.doctor import broker_checks, local_checks, roster_check
 from shoal.owner.broker.address import Tls, owner_address
 from shoal.owner.enrolment.connection import OwnerConnection
-from shoal.owner.keys.backup import last_backup
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.keys.vault import is_under_passphrase
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.util.checks import Check, checked, ok
 from shoal.util.console import counted
-from shoal.util.times import second, span
 from shoal.version import versions
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Registrar
     from shoal.owner.keys.directory import FleetDirectory
 
-OLD_BACKUP_S: Final = 30 * 86400
-"""Age from which a backup is reported, although no roster was signed since."""
 NAMES_SHOWN: Final = 5
 
 
@@ -49,7 +46,16 @@ def diagnose(directory: Path, tls: Tls) -> list[Check]:
         roster_check(fleet.roster),
         _devices(fleet),
         checked("runs", lambda: _runs(fleet)),
-        checked("backup", lambda: _backup(fleet, int(time.time()))),
+        checked(
+            "backup",
+            lambda: backup_check(
+                fleet.path,
+                fleet.roster.sequence,
+                int(time.time()),
+                loss="without this directory the fleet is lost",
+                hint=f"shoal-fleet backup {fleet.path} FILE, and store it on another machine",
+            ),
+        ),
         ok("versions", versions()),
     ]
     try:
@@ -87,18 +93,6 @@ def _runs(fleet: FleetDirectory) -> Check:
     if damaged:
         return Check("runs", "warning", "; ".join(damaged), "take these files out of the folder runs")
     return ok("runs", f"{len(plans)} signed")
-
-
-def _backup(fleet: FleetDirectory, now_s: int) -> Check:
-    last, hint = last_backup(fleet), f"shoal-fleet backup {fleet.path} FILE, and store it on another machine"
-    if last is None:
-        return Check("backup", "warning", "none was made: without this directory the fleet is lost", hint)
-    detail = f"of {second(last.made_at_s)}, roster {last.roster}"
-    if last.roster < fleet.roster.sequence:
-        return Check("backup", "warning", f"{detail}; the roster is {fleet.roster.sequence} now", hint)
-    if now_s - last.made_at_s > OLD_BACKUP_S:
-        return Check("backup", "warning", f"{detail}, {span(now_s - last.made_at_s)} old", hint)
-    return ok("backup", detail)
 
 
 def _at_broker(fleet: FleetDirectory, tls: Tls) -> list[Check]:

@@ -26,10 +26,10 @@ from edge_client.storage.residual import ResidualHead
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
 from shoal.errors import UntrustedError
+from shoal.membership.backup import Backup, BackupFile, LastBackup
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_refusal, make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
-from shoal.owner.keys.backup import Backup, BackupFile, LastBackup
 from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets
 from shoal.owner.keys.versions import StoredVersions, VersionSecrets

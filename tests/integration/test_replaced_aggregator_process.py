@@ -1,14 +1,16 @@
-"""The server burns with the aggregator's directory while a run is under way, as real programs: the owner replaces it."""
+"""The server burns with the aggregator's directory while a run is under way, as real programs: it is replaced, or restored."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from aggregator.membership import AggregatorMembership
 from aggregator.storage.run_status import read_last_record
 from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
@@ -70,8 +72,9 @@ class Scene:
         return plan.run
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
-def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
+@contextmanager
+def burning(tmp_path, count):
+    """Yield the scene, the devices' names and the number of the run, which is in its first rounds; OFF is off."""
     names = tuple(f"dev-{i:02d}" for i in range(count))
     for seed, name in enumerate(names):
         x, y = samples(60, seed=seed)
@@ -80,7 +83,7 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
         start_broker("mosquitto", tmp_path / "broker") as broker,
         ForkedStage(tmp_path / "s", broker.url, names, environment=SLOWLY) as stage,
     ):
-        scene, owner, server = Scene(tmp_path, stage), stage.fleet.path, stage.aggregator_dir
+        scene = Scene(tmp_path, stage)
         bundle = logistic_bundle()
         first = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
         stage.start_aggregator()
@@ -88,8 +91,27 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
             scene.start_device(name)
         scene.until(lambda: stage.closed(first) >= 1)
         stage.stop(OFF)
-        scene.until(lambda: stage.closed(first) >= 3)
+        yield scene, names, first
 
+
+def all_end_with_one_model(scene, names, run):
+    """Start the device that was off, wait for the end of the run, and compare the models of the others."""
+    online = [name for name in names if name != OFF]
+    scene.start_device(OFF)
+    owner = FleetDirectory(scene.stage.fleet.path)
+    scene.until(lambda: scene.roster_of(OFF).aggregator == owner.roster.aggregator, OFF)
+    directory = scene.stage.aggregator_dir / f"run-{run:06d}"
+    scene.until(lambda: (read_last_record(directory) or {}).get("final"))
+    scene.until(lambda: all(DeviceState(scene.stage.device_dir(n)).load_model().run == run for n in online))
+    thetas = {DeviceState(scene.stage.device_dir(n)).load_model().theta.tobytes() for n in online}
+    assert len(thetas) == 1
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
+    with burning(tmp_path, count) as (scene, names, first):
+        stage, owner, server = scene.stage, scene.stage.fleet.path, scene.stage.aggregator_dir
+        scene.until(lambda: stage.closed(first) >= 3)
         stage.stop("aggregator", signal.SIGKILL)
         shutil.copytree(server, tmp_path / "old")
         shutil.rmtree(server)
@@ -120,11 +142,34 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
         assert "does not name this aggregator" in old.log.read_text()
         assert "shoal-fleet replace-aggregator" in old.log.read_text()
         stage.stop("old")
-
-        scene.start_device(OFF)
-        scene.until(lambda: scene.roster_of(OFF).aggregator == fleet.roster.aggregator, OFF)
-        scene.until(lambda: (read_last_record(server / f"run-{run:06d}") or {}).get("final"))
+        all_end_with_one_model(scene, names, run)
         assert new.process.poll() is None
-        scene.until(lambda: all(DeviceState(stage.device_dir(n)).load_model().run == run for n in online))
-        thetas = {DeviceState(stage.device_dir(n)).load_model().theta.tobytes() for n in online}
-        assert len(thetas) == 1
+
+
+@pytest.mark.parametrize("count", [pytest.param(20, marks=pytest.mark.long)])
+def test_the_fleet_goes_on_with_a_backup(tmp_path, count):
+    """It was made in mid-run, before a device was revoked; the restored aggregator sees the owner's roster first."""
+    with burning(tmp_path, count) as (scene, names, first):
+        stage, owner, server = scene.stage, scene.stage.fleet.path, scene.stage.aggregator_dir
+        revoked = names[-1]
+        scene.call("shoal-aggregator", "backup", server, tmp_path / "backup")
+        scene.call("shoal-fleet", "revoke", owner, revoked)
+        closed = stage.closed(first)
+        scene.until(lambda: stage.closed(first) >= closed + 3)
+        scene.call("shoal-aggregator", "restore", server, tmp_path / "backup", status=6)
+        stage.stop("aggregator", signal.SIGKILL)
+        shutil.rmtree(server)
+        scene.call("shoal-aggregator", "restore", server, tmp_path / "backup")
+        new = stage.start_aggregator()
+        fleet = FleetDirectory(owner)
+        scene.until(lambda: AggregatorMembership(server).roster == fleet.roster)
+        assert "roster" in scene.call("shoal-aggregator", "doctor", server)
+
+        online = [name for name in names if name not in (OFF, revoked)]
+        scene.call("shoal-edge", "export", stage.device_dir(online[0]), tmp_path / "certified", "--certified")
+        run = scene.sign(rounds=6, certified=tmp_path / "certified")
+        scene.call("shoal-fleet", "run", "start", owner, "--run", run)
+        scene.until(lambda: stage.closed(run) >= 1)
+        all_end_with_one_model(scene, [*online, OFF], run)
+        assert new.process.poll() is None
+        assert scene.roster_of(online[0]) == fleet.roster

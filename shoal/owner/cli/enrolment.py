@@ -256,6 +256,7 @@ def replace_aggregator(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Put a new aggregator in the place of one whose machine or directory is lost; prints the grant to carry to it.
@@ -277,7 +278,7 @@ def replace_aggregator(
     else:
         _publish_signed(
             fleet,
-            Tls(ca, cert, key),
+            Tls(ca, cert, key, chunk_bytes),
             again=f"replace-aggregator {directory} {card}",
             replaced=fleet.users.last_replaced,
         )

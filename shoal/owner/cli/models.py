@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal import limits
+from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.util.console import counted, note, say, say_json
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def rollback(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Let all devices answer with the finished model of an earlier run, until a later run finishes.
@@ -191,7 +193,7 @@ def rollback(
         raise UsageError("give the number of a run, or --newest", hint="shoal-fleet models list shows the runs")
     fleet = open_fleet(directory)
     signed = sign_choice(fleet, run or 0, note)
-    document, _ = ask(fleet, Tls(ca, cert, key), wait, note, RequestAction.CHOOSE, package=signed)
+    document, _ = ask(fleet, Tls(ca, cert, key, chunk_bytes), wait, note, RequestAction.CHOOSE, package=signed)
     known = decoded(RunList, document).runs
     if json:
         say_json({"run": run, "newest": newest, "finished": None if not known else known[0].phase == "finished"})

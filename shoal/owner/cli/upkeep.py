@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.errors import ConfigError
 from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
 from shoal.util.console import note, say, say_json
 from shoal.util.progress import working
@@ -29,36 +27,22 @@ def backup(
     Make one after each init, approve, revoke, rotate and run, and store it on another machine. Without the passphrase it
     can't be read by anyone.
     """
-    from shoal.owner.keys.backup import pack, record
+    from shoal.membership.backup import check_new_file, record, tell
+    from shoal.owner.keys.backup import pack
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.unlock import ask
     from shoal.owner.keys.vault import is_under_passphrase
     from shoal.util.files import write_atomic
-    from shoal.util.times import second
 
     locked = is_under_passphrase(directory)
-    if os.path.lexists(file):
-        raise ConfigError(f"{file} exists already", hint="give each backup a name of its own, with the date")
-    if file.resolve().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{file} lies in the directory that it is a backup of", hint="store it on another disk")
+    check_new_file(file, directory)
     lock: Lock = ask() if locked else ask(SUBJECT, twice=True)
     fleet = FleetDirectory(directory, lock if locked else None)
     with working("encrypting the backup"):
         made, data = pack(fleet, lock)
         write_atomic(file, data)
-    record(fleet, made)
-    figures = {
-        "file": str(file),
-        "fleet": made.fleet,
-        "roster": made.roster,
-        "made_at": second(made.made_at_s),
-        "files": len(made.files),
-        "bytes": len(data),
-    }
-    if json:
-        say_json(figures)
-        return
-    say(f"{file}: fleet {made.fleet}, roster {made.roster}, {len(made.files)} files, {len(data)} bytes")
+    record(directory, made)
+    tell(file, made, as_json=json)
     note("store it on another machine; try it once: shoal-fleet restore NEW_DIR FILE --check")
 
 
@@ -87,10 +71,11 @@ def restore(
     New secrets are drawn and run numbers continue after a gap, so that no mask is repeated. It refuses to go back behind the
     fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
     """
+    from shoal.membership.backup import MAX_FILE_BYTES
     from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.recovery import Recovery
     from shoal.owner.enrolment.recovery import restore as restored
-    from shoal.owner.keys.backup import MAX_FILE_BYTES, unpack
+    from shoal.owner.keys.backup import unpack
     from shoal.owner.keys.unlock import ask
     from shoal.util.files import read_limited
     from shoal.util.times import second

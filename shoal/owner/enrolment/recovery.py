@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import BrokerUnreachableError, ConfigError, UntrustedError
+from shoal.membership.backup import Backup, write_files
 from shoal.owner.broker.address import Tls
 from shoal.owner.enrolment.connection import OwnerConnection
-from shoal.owner.keys.backup import Backup, write_files
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.owner.keys.vault import is_under_passphrase
 from shoal.util.files import sync_directory

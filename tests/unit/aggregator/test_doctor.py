@@ -7,6 +7,7 @@ import pytest
 from aggregator import doctor
 from aggregator.doctor import diagnose
 from aggregator.status.record import DeviceStatus, FleetStatus, Problem
+from aggregator.storage.backup import restore, save
 from aggregator.storage.store import DATABASE
 from shoal.version import VERSION
 from tests.helpers.run_places import RunPlace
@@ -36,14 +37,29 @@ def checks(place):
     return {c.name: c for c in diagnose(place.server, broker="", ca=None, cert=None, key=None)}
 
 
-def test_a_fresh_aggregator_lacks_only_its_broker_and_its_start(place):
+def test_a_fresh_aggregator_lacks_only_its_broker_its_start_and_a_backup(place):
     found = checks(place)
     assert {name: c.result for name, c in found.items() if c.result != "ok"} == {
         "broker": "failure",
         "service": "warning",
+        "backup": "warning",
     }
     assert found["service"].advice == "start it: shoal-aggregator serve DIR"
     assert found["versions"].detail.startswith(f"shoal {VERSION}, Python 3.")
+
+
+def test_a_backup_is_asked_for_until_there_is_one_of_the_newest_roster(place, tmp_path):
+    check = checks(place)["backup"]
+    assert check.detail == "none was made: without this directory the owner has to replace the aggregator"
+    assert check.advice == f"shoal-aggregator backup {place.server} FILE, and store it on another machine"
+    save(place.server, tmp_path / "file")
+    assert checks(place)["backup"].result == "ok"
+    place.owner.rotate()
+    place.member.adopt(place.owner.roster_bytes)
+    assert checks(place)["backup"].detail.endswith("roster 3; the roster is 4 now")
+    restore(tmp_path / "file", tmp_path / "again")
+    (again,) = (c for c in diagnose(tmp_path / "again", broker="", ca=None, cert=None, key=None) if c.name == "backup")
+    assert again.result == "ok"
 
 
 def test_a_directory_of_no_fleet_has_the_checks_that_need_none(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_requests import OwnerRequests
 from aggregator.run_control import RunControl
+from aggregator.storage.backup import restore, save
 from aggregator.storage.owner_orders import OwnerOrders
 from crypto.seal.envelope import SealError
 from crypto.seal.identity import Identity
@@ -16,7 +17,7 @@ from shoal import limits
 from shoal.errors import StorageError, UntrustedError, WireError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
-from shoal.protocol.requests import Outcome, RequestAction
+from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, RequestAction
 from tests.helpers.owner_requests import chunks_of, opened, request_of, seal_request
 from tests.helpers.parties import TOPICS, Line, Parties
 
@@ -88,6 +89,24 @@ def test_a_request_that_comes_late_has_no_effect_and_uses_up_no_number(desk):
     answer, _ = desk.ask(sequence=9, expires_at_s=int(time.time()) - 5)
     assert (answer.outcome, answer.accepted) == (Outcome.EXPIRED, 0)
     assert "by the aggregator's clock" in answer.reason
+
+
+def test_a_request_that_an_old_backup_does_not_know_has_no_effect_after_the_restore(desk, tmp_path):
+    """A broker that has recorded it sends it again within its ten minutes; the owner's next one is carried out."""
+    save(desk.parties.server.directory, tmp_path / "file")
+    recorded = desk.seal(request_of(LIST, fleet="reef", sequence=3))
+    assert desk.take(recorded)[0].outcome is Outcome.DONE
+    restore(tmp_path / "file", tmp_path / "again")
+    desk.parties.server = AggregatorMembership(tmp_path / "again")
+    desk.start()
+    for _ in range(2):
+        answer, body = desk.take(recorded)
+        assert (answer.outcome, answer.accepted, body) == (Outcome.EXPIRED, 0, b"")
+        assert "before the aggregator was restored from a backup" in answer.reason
+    made_later = request_of(LIST, fleet="reef", sequence=4, expires_at_s=int(time.time()) + REQUEST_LIFE_S)
+    assert desk.take(desk.seal(made_later))[0].outcome is Outcome.DONE
+    desk.start()
+    assert desk.take(recorded)[0].outcome is Outcome.REPLAYED
 
 
 def test_a_refused_request_uses_up_its_number(desk):

@@ -44,7 +44,9 @@ def test_a_file_that_can_not_be_written_changes_nothing(tmp_path, monkeypatch):
     assert (orders.accepted, orders.of(RUN)) == (0, Order.GO)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"accepted": 1}', b'{"accepted": 1, "orders": {"00": "fly"}}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"accepted": "1", "orders": {}}', b'{"accepted": 1, "orders": {"00": "fly"}}']
+)
 def test_a_damaged_file_is_named(tmp_path, data):
     path = tmp_path / ORDERS_FILE
     path.write_bytes(data)

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from shoal.errors import BrokerUnreachableError
+from shoal.membership import backup as backups
 from shoal.owner import doctor
 from shoal.owner.broker.address import Tls
 from shoal.owner.doctor import diagnose
-from shoal.owner.keys import backup as backups
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.util.checks import ok
 from tests.helpers.enrolments import TOPICS, Connected, Scene
@@ -37,7 +37,7 @@ def impaired(checks):
 
 def back_up(scene, **changes):
     made = backups.Backup(1, "reef", scene.owner.roster.sequence, int(time.time()), ())
-    backups.record(scene.owner, dataclasses.replace(made, **changes))
+    backups.record(scene.owner.path, dataclasses.replace(made, **changes))
 
 
 def test_a_healthy_fleet_has_nothing_to_report(scene):
@@ -77,7 +77,9 @@ def test_a_roster_that_was_not_published(scene):
 
 
 def test_a_directory_behind_the_fleet_is_a_failure(scene, tmp_path):
-    backups.write_files(backups.Backup(1, "reef", 3, 0, tuple(backups._files(scene.owner.path))), tmp_path / "copy")
+    backups.write_files(
+        backups.Backup(1, "reef", 3, 0, tuple(backups.files_of(scene.owner.path, "**/*"))), tmp_path / "copy"
+    )
     scene.enrol("dev-2")
     check = found(scene, tmp_path / "copy")["published"]
     assert (check.result, "which is not here (roster 3)" in check.detail) == ("failure", True)

@@ -33,7 +33,7 @@ def test_a_file_inside_the_directory_is_refused(fleet):
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.owner.keys.backup.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("shoal.membership.backup.MAX_FILE_BYTES", 10)
     (tmp_path / "b").write_bytes(bytes(11))
     with pytest.raises(ConfigError, match="more than 10 bytes"):
         upkeep.restore(tmp_path / "new", tmp_path / "b")

@@ -9,9 +9,10 @@ from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.passphrase import Lock
 from edge_client.protocol.presence import receiving_notice
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
+from shoal.membership.backup import BackupFile
 from shoal.owner.enrolment import recovery
 from shoal.owner.enrolment.recovery import Recovery, restore
-from shoal.owner.keys.backup import BackupFile, pack
+from shoal.owner.keys.backup import pack
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from tests.helpers.enrolments import TOPICS, Connected, Scene
 

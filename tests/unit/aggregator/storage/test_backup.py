@@ -1,0 +1,238 @@
+"""A backup of an aggregator's directory: whole at any time, refused if it is altered or older, and harmless if it is old."""
+
+import dataclasses
+import time
+
+import pytest
+
+from aggregator.membership import AggregatorMembership
+from aggregator.publisher import TOLD_FILE
+from aggregator.rounds.orders import Order
+from aggregator.shards import membership as workers
+from aggregator.storage.backup import restore, save
+from aggregator.storage.owner_orders import CHOICE_FILE, ORDERS_FILE, OwnerOrders, read_orders
+from crypto.seal.passphrase import Lock
+from shoal.digests import sha256
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError
+from shoal.membership import backup as backups
+from shoal.membership.directory import GRANT_FILE, KEY_FILE, LEAST_FILE, ROSTER_FILE
+from shoal.owner.keys.backup import pack
+from shoal.protocol.codec import encode
+from tests.helpers.parties import Parties
+from tests.helpers.run_places import RunPlace
+
+RUN = b"r" * 16
+
+
+@pytest.fixture
+def parties(tmp_path):
+    made = Parties(tmp_path, "dev-1", "dev-2")
+    (tmp_path / "server" / CHOICE_FILE).write_bytes(b"a choice")
+    (tmp_path / "server" / CHOICE_FILE).chmod(0o600)
+    OwnerOrders(tmp_path / "server").accept(7, RUN, Order.PAUSE)
+    return made
+
+
+@pytest.fixture
+def server(parties, tmp_path):
+    return tmp_path / "server"
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file() and path.name[0] != "."}
+
+
+def test_it_holds_what_the_aggregator_can_t_get_again(server, tmp_path):
+    (server / "run-000001").mkdir()
+    (server / "runs" / "000001.run").write_bytes(b"a run")
+    before = contents(server)
+    made = save(server, tmp_path / "file")
+    assert (made.fleet, made.roster) == ("reef", AggregatorMembership(server).roster.sequence)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    restore(tmp_path / "file", tmp_path / "again")
+    after = contents(tmp_path / "again")
+    for name in (KEY_FILE, LEAST_FILE, ROSTER_FILE, GRANT_FILE, CHOICE_FILE):
+        assert after[name] == before[name]
+    assert set(after) == {
+        KEY_FILE,
+        LEAST_FILE,
+        ROSTER_FILE,
+        GRANT_FILE,
+        CHOICE_FILE,
+        ORDERS_FILE,
+        TOLD_FILE,
+        "backup.last",
+    }
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "again").iterdir() if path.is_file()} == {0o600}
+    assert list((tmp_path / "again" / "runs").iterdir()) == []
+    assert AggregatorMembership(tmp_path / "again").identity.member == AggregatorMembership(server).identity.member
+    orders = read_orders(tmp_path / "again")
+    assert (orders.accepted, orders.of(RUN)) == (7, Order.PAUSE)
+
+
+def test_an_empty_directory_of_the_service_is_filled(server, tmp_path):
+    """A package or a container has made it, and its parent belongs to root."""
+    save(server, tmp_path / "file")
+    (tmp_path / "again").mkdir(mode=0o700)
+    inode = (tmp_path / "again").stat().st_ino
+    restore(tmp_path / "file", tmp_path / "again")
+    assert (tmp_path / "again").stat().st_ino == inode
+
+
+def test_a_worker_has_one_as_well(tmp_path):
+    place = RunPlace(tmp_path)
+    grant = place.owner.add_worker(workers.init(tmp_path / "worker-0", "worker-0").read_bytes())
+    workers.join(tmp_path / "worker-0", grant.read_bytes(), place.owner.fingerprint)
+    save(tmp_path / "worker-0", tmp_path / "file")
+    restore(tmp_path / "file", tmp_path / "again")
+    assert workers.WorkerMembership(tmp_path / "again").identity.name == "worker-0"
+
+
+CHANGES = {
+    "newer roster": lambda p: p.server.adopt(_roster(p)),
+    "newer keys": lambda p: (p.owner.rotate(), p.server.take_grant(p.grant())),
+    "keys in force": lambda p: p.server.promote(p.server.later[0]),
+    "an order": lambda p: OwnerOrders(p.server.directory).accept(9, RUN, Order.STOP),
+    "a choice": lambda p: (
+        OwnerOrders(p.server.directory).choose(b"another"),
+        OwnerOrders(p.server.directory).accept(9),
+    ),
+}
+
+
+def _roster(parties):
+    parties.owner.revoke("dev-2")
+    return parties.owner.roster_bytes
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("at", range(6))
+def test_a_change_while_it_is_made_leaves_a_whole_one(parties, server, tmp_path, monkeypatch, change, at):
+    parties.owner.rotate()
+    parties.server.take_grant(parties.grant())
+    parties.server.adopt(parties.owner.roster_bytes)
+    reads, read = [], backups._read
+
+    def changing(path, most):
+        reads.append(path.name)
+        if len(reads) == at + 1:
+            CHANGES[change](parties)
+        return read(path, most)
+
+    monkeypatch.setattr(backups, "_read", changing)
+    made = save(server, tmp_path / "file")
+    assert len(reads) > at
+    assert made.roster <= parties.owner.roster.sequence
+    restore(tmp_path / "file", tmp_path / "again")
+    again = AggregatorMembership(tmp_path / "again")
+    assert again.newest_generation >= parties.server.grant.keys_since
+    held = read_orders(tmp_path / "again")
+    choice = OwnerOrders(tmp_path / "again").choice
+    if change == "a choice":  # at the latest the number, so that the request can be made again
+        assert held.accepted == 7 or choice == b"another"
+    # What was missed comes from the broker.
+    again.adopt(parties.owner.roster_bytes)
+    again.take_grant(parties.grant())
+    assert again.newest_generation == parties.owner.roster.keys_since
+
+
+def altered(data):
+    yield from (
+        data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in (0, 31, 32, 40, len(data) // 2, len(data) - 1)
+    )
+    yield from (data[:-1], data[:40], data[:32], data[1:], data + b"\0", b"", sha256(b""), bytes(1000))
+
+
+def test_an_altered_one_and_another_file_are_refused(parties, server, tmp_path):
+    save(server, tmp_path / "file")
+    data = (tmp_path / "file").read_bytes()
+    owners = pack(parties.owner, Lock(b"correct horse battery"))[1]
+    for other in (*altered(data), owners, parties.owner.roster_bytes):
+        (tmp_path / "file").write_bytes(other)
+        with pytest.raises(IntegrityError) as caught:
+            restore(tmp_path / "file", tmp_path / "again")
+        assert caught.value.hint
+        assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"version": 2}, IntegrityError, "version 2"),
+        ({"files": (backups.BackupFile("../x", b"x"),)}, IntegrityError, "outside"),
+        ({"files": ()}, NotEnrolledError, "belongs to no fleet"),
+        ({"files": "forged"}, UntrustedError, "signature"),
+        ({"files": "rolled back"}, UntrustedError, "roster"),
+    ],
+    ids=["version", "name", "empty", "forged", "rolled back"],
+)
+def test_a_made_up_one_leaves_nothing(server, tmp_path, changes, error, words):
+    made = save(server, tmp_path / "first")
+    if isinstance(changes.get("files"), str):
+        held = {file.name: file.data for file in made.files}
+        if changes["files"] == "forged":
+            held[ROSTER_FILE] = bytes(64) + held[ROSTER_FILE][64:]
+        else:
+            held[LEAST_FILE] = b"99 " + b"0" * 64
+        changes = {"files": tuple(backups.BackupFile(*item) for item in held.items())}
+    plain = encode(dataclasses.replace(made, **changes))
+    (tmp_path / "file").write_bytes(sha256(plain) + plain)
+    with pytest.raises(error, match=words):
+        restore(tmp_path / "file", tmp_path / "in" / "again")
+    assert list((tmp_path / "in").iterdir() if (tmp_path / "in").exists() else []) == []
+
+
+def test_a_directory_with_files_is_left_alone(parties, server, tmp_path):
+    save(server, tmp_path / "file")
+    before = contents(server)
+    with pytest.raises(ConfigError, match="exists already"):
+        restore(tmp_path / "file", server)
+    parties.server.adopt(_roster(parties))
+    newer = contents(server)
+    with pytest.raises(UntrustedError, match=r"has roster 5, and the backup is of roster 4: it is older"):
+        restore(tmp_path / "file", server)
+    assert contents(server) == newer != before
+    for place in (tmp_path / "full", tmp_path / "a file"):
+        place.mkdir() if place.name == "full" else place.write_bytes(b"")
+        if place.is_dir():
+            (place / "notes").write_bytes(b"")
+        with pytest.raises(ConfigError, match="exists already"):
+            restore(tmp_path / "file", place)
+
+
+def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
+    save(server, tmp_path / "file")
+
+    def refuse(*_arguments):
+        raise ShoalError("full")
+
+    monkeypatch.setattr("aggregator.storage.backup.write_orders", refuse)
+    with pytest.raises(ShoalError, match="full"):
+        restore(tmp_path / "file", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_it_is_written_beside_the_directory_and_never_over_another_file(server, tmp_path):
+    with pytest.raises(ConfigError, match="lies in the directory"):
+        save(server, server / "file")
+    (tmp_path / "file").write_bytes(b"another")
+    with pytest.raises(ConfigError, match="exists already"):
+        save(server, tmp_path / "file")
+    with pytest.raises(NotEnrolledError):
+        save(tmp_path, tmp_path.parent / "file-of-nothing")
+    assert not (server / "backup.last").exists()
+
+
+def test_the_time_of_the_restore_is_kept_by_later_requests(server, tmp_path):
+    save(server, tmp_path / "file")
+    restore(tmp_path / "file", tmp_path / "again")
+    assert read_orders(server).restored_at_s == 0
+    OwnerOrders(tmp_path / "again").accept(8, RUN, Order.STOP)
+    orders = read_orders(tmp_path / "again")
+    assert (orders.accepted, orders.of(RUN)) == (8, Order.STOP)
+    assert 0 <= time.time() - orders.restored_at_s < 60
+
+
+def test_orders_of_an_earlier_version_are_read(server):
+    (server / ORDERS_FILE).write_text('{"accepted": 3, "orders": {}}')
+    assert read_orders(server).accepted == 3
