@@ -69,7 +69,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ class RunService:
             case Connected() if self._lost:  # messages published before the first connection are still queued
                 self._lost = False
                 # The broker may have lost presences that were queued for us; what it retains is newer than those that it has.
-                resubscribe(self._transport, self._topics.filter(TopicKind.STATE))
+                self._transport.subscribe(self._topics.filter(TopicKind.STATE))
                 self._publisher.republish()
             case Disconnected(reason):
                 self._lost = True

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from shoal.util.console import add_version, counted, note, run_program, say, say_json
+from shoal.util.console import add_version, note, run_program, say, say_json
 from shoal.util.files import named
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
-    from edge_client.storage.state import DeviceState, OwnModel
+    from edge_client.storage.state import OwnModel
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -22,11 +22,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-MOST_SHOWN: Final = 12
-"""Most classes for which `evaluate` prints a table; `--json` has it for more."""
-LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken part in"}
-"""Labels of the figures whose names are not clear enough."""
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -334,206 +329,15 @@ def show_config(
 @app.command()
 def status(directory: Directory, check: Healthy = False, json: AsJson = False) -> None:
     """Print whether this device is running and connected, its stage and figures."""
-    from crypto.seal.identity import fingerprint
-    from edge_client.membership import DeviceMembership
-    from edge_client.storage.state import DeviceState
-    from shoal.membership.roster import expiry_of
+    from edge_client.status import status as found
+    from edge_client.status import status_lines
 
-    member = DeviceMembership(directory)
-    files = DeviceState(directory)
-    figures = files.load_status() or {}
-    liveness = _liveness(files, figures, _without_user(member.broker))
-    if check:
-        _require_health(liveness, files.alive_at_s())
-    data = {
-        "device": member.name,
-        "fleet": member.fleet,
-        "fingerprint": fingerprint(member.identity.member),
-        "roster": member.roster.sequence,
-        "disk_free_bytes": files.free_bytes(),
-        **liveness,
-        **figures,
-        **_personal(directory),
-        **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
-        **_disk_error(files),
-        **({} if member.listed else {"stage": "revoked"}),
-    }
+    data = found(directory, check=check)
     if json:
         say_json(data)
         return
     for line in status_lines(data):
         say(line)
-
-
-def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[str, Any]:
-    """Return whether the device's program runs and is connected, and take the connection out of the figures.
-
-    A killed program leaves its status file: without a running program its stage is ``stopped``, whatever the file says.
-    """
-    from shoal.util.locks import in_use
-    from shoal.util.times import second
-
-    running, alive_at_s = in_use(files.directory), files.alive_at_s()
-    found = figures.pop("connection", None)
-    connection = found if isinstance(found, dict) else {}
-    since = connection.get("since") if running else None if alive_at_s is None else second(alive_at_s)
-    if not running:
-        figures.pop("clock", None)
-        figures.pop("order", None)
-    if not running and "stage" in figures:
-        figures["last_stage"], figures["stage"] = figures["stage"], "stopped"
-    lost = {"disconnected_because": connection["reason"]} if running and connection.get("reason") else {}
-    return {
-        "running": running,
-        "connected": running and connection.get("connected") is True,
-        "broker": connection.get("broker") or broker,
-        "since": since,
-        **lost,
-    }
-
-
-def _require_health(liveness: dict[str, Any], alive_at_s: int | None) -> None:
-    """Check a device's liveness, as `_liveness` returns it.
-
-    Raises:
-        NotReadyError: the program does not run, is not connected, or has shown no sign of life for SILENT_S.
-    """
-    import time
-
-    from edge_client.reporting import SILENT_S
-    from shoal.errors import NotReadyError
-    from shoal.util.times import second
-
-    if not liveness["running"]:
-        raise NotReadyError("the device's program does not run", hint="shoal-edge run DIRECTORY --data SOURCE")
-    if not liveness["connected"]:
-        reason = liveness.get("disconnected_because", "it has not answered yet")
-        raise NotReadyError(f"not connected to {liveness['broker']}: {reason}", hint="shoal-edge doctor DIRECTORY")
-    if alive_at_s is not None and time.time() - alive_at_s > SILENT_S:
-        raise NotReadyError(
-            f"no sign of life since {second(alive_at_s)}", hint="a suspended program or a full disk: read its log"
-        )
-
-
-def _without_user(url: str) -> str:
-    from shoal.address import BrokerAddress
-    from shoal.errors import ConfigError
-
-    try:
-        return str(BrokerAddress.parse(url))
-    except ConfigError:
-        return "an address that is not valid"
-
-
-def _personal(directory: Path) -> dict[str, Any]:
-    """Return the device's choice after the run whose model answers; an empty dict before the first."""
-    from edge_client.storage.finished_models import FinishedModels
-    from shoal.errors import ConfigError, IntegrityError, reason_of
-
-    store = FinishedModels(directory)
-    try:
-        model = store.standing().answers
-        found = None if model is None else store.personal(model)
-    except (ConfigError, IntegrityError) as error:
-        return {"personal": {"error": reason_of(error), "hint": error.hint}}
-    if model is None or found is None:
-        return {}
-    return {"personal": {"run": model.run, **found[0].document()}}
-
-
-def _disk_error(files: DeviceState) -> dict[str, str]:
-    """Return the error if the disk is full or has failed, since the status file can't be written then; else an empty dict."""
-    from shoal.limits import LOW_DISK_BYTES
-
-    trouble = files.load_trouble()
-    if trouble is not None:
-        return {"stage": "stopped", "stopped_at": trouble["at"], "error": trouble["error"], "hint": trouble["hint"]}
-    free = files.free_bytes()
-    if free >= LOW_DISK_BYTES:
-        return {}
-    return {
-        "error": f"the disk is full: {free} bytes are free in {files.directory}",
-        "hint": "free some space, then start the device again",
-    }
-
-
-def status_lines(data: dict[str, Any]) -> list[str]:
-    """Return a status as text: one line for each figure, and one for each run that has ended."""
-    lines = []
-    for name, value in data.items():
-        if name == "running":
-            lines.append(_liveness_line(data))
-            continue
-        if name in ("connected", "broker", "since"):
-            continue
-        if name == "order":
-            lines.append(str(value))
-            continue
-        if name == "session" and isinstance(value, dict):
-            waits = value.get("waits_for")
-            lines += [f"waits for: {_readable(waits)}"] if waits else []
-            continue
-        if name == "personal" and isinstance(value, dict):
-            lines += [f"personal model: {_personal_line(value)}"]
-            continue
-        if name == "refused" and isinstance(value, dict):
-            lines.append(f"can't do run {value.get('run')}: {value.get('reason')}")
-            lines += [f"  hint: {value['hint']}"] if value.get("hint") else []
-            continue
-        if name == "left_out" and isinstance(value, dict):
-            lines.append(f"warning: {value.get('words')}")
-            continue
-        if name == "warnings" and isinstance(value, list):
-            lines += [f"warning: {doubt}" for doubt in value]
-            continue
-        if name != "ended" or not isinstance(value, dict):
-            lines.append(f"{_label(name)}: {_readable(value)}")
-            continue
-        for run, figures in value.items():
-            pairs = figures.items() if isinstance(figures, dict) else ()
-            told = ", ".join(
-                f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished", "warnings")
-            )
-            lines.append(f"ended run {run}: {told}")
-    return lines
-
-
-def _liveness_line(data: dict[str, Any]) -> str:
-    """Return whether the device's program runs and is connected as a line of text."""
-    since = f" since {data['since']}" if data["since"] else ""
-    if not data["running"]:
-        return f"not running{since}"
-    return f"running, {'' if data['connected'] else 'not '}connected to {data['broker']}{since}"
-
-
-def _personal_line(personal: dict[str, Any]) -> str:
-    """Return a device's choice as a line of text."""
-    if "error" in personal:
-        return f"{personal['error']} ({personal['hint']})"
-    by_hand = ", as asked" if personal["by_hand"] else ""
-    losses = [f"{_choice_name(n)} {_readable(v)}" for n, v in personal["validation_losses"].items()]
-    return (
-        f"{_choice_name(personal['choice'])} of run {personal['run']}{by_hand}; validation losses on "
-        f"{counted(personal['validation_samples'], 'sample')}: {', '.join(losses)}; took {personal['took_s']:.3g} s"
-    )
-
-
-def _choice_name(choice: str) -> str:
-    """Return the name of a candidate for people."""
-    if choice.isdecimal():
-        return f"{counted(int(choice), 'local epoch')} on top"
-    return {"cluster": "the cluster's model", "alone": "trained alone"}.get(choice, choice.replace("-", " "))
-
-
-def _label(name: str) -> str:
-    """Return the label of a figure, given its name in the JSON."""
-    return LABELS.get(name, name.replace("_", " "))
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_readable, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()
@@ -600,6 +404,7 @@ def evaluate(
     from edge_client.inference import choose
     from edge_client.learning.evaluation import ClassFigures
     from edge_client.learning.reading import Reading
+    from edge_client.status import evaluation_lines
 
     chosen = choose(directory, live=live)
     reading = Reading(label or "", separator or "", skip_bad=0)  # who compares answers wants every sample
@@ -615,32 +420,6 @@ def evaluate(
         say(line)
     if figures.is_no_better:
         note("warning: the model is no better than a guess that looks at no sample")
-
-
-def evaluation_lines(document: dict[str, Any]) -> list[str]:
-    """Return the figures of `evaluate` as text; a table of confusion for up to MOST_SHOWN classes."""
-    samples = counted(document["samples"], "sample")
-    if "accuracy" not in document:
-        mean = document["mean_label"]
-        return [
-            f"mean squared error {document['mean_squared_error']:.4g} on {samples}; of the mean label "
-            f"{mean['mean_squared_error']:.4g}",
-            f"mean absolute error {document['mean_absolute_error']:.4g}; of the mean label {mean['mean_absolute_error']:.4g}",
-        ]
-    majority = document["majority"]
-    lines = [
-        f"accuracy {document['accuracy']:.1%} on {samples}; the most common label, {majority['label']}, alone "
-        f"{majority['accuracy']:.1%}"
-    ]
-    table = document["confusion"]
-    if table is None or len(table) > MOST_SHOWN:
-        return lines
-    names = document["labels"] or [str(i) for i in range(len(table))]
-    width = max(map(len, [*names, *(str(n) for row in table for n in row)]))
-    lines.append(" ".join(["true \\ predicted".ljust(max(width, 16)), *(name.rjust(width) for name in names)]))
-    for name, row in zip(names, table, strict=True):
-        lines.append(" ".join([name.ljust(max(width, 16)), *(str(n).rjust(width) for n in row)]))
-    return lines
 
 
 @app.command()
@@ -671,6 +450,7 @@ def export(
         return
     from edge_client.export import export as write
     from edge_client.inference import choose
+    from edge_client.status import choice_name
 
     chosen = choose(directory, live=live)
     model = chosen.at(node)
@@ -681,7 +461,7 @@ def export(
         say_json({"file": str(output), **chosen.document(node)})
         return
     choice = chosen.document(node)["choice"]
-    own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {_choice_name(choice)}"
+    own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {choice_name(choice)}"
     say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}")
 
 
@@ -735,6 +515,7 @@ def personalise(
     from edge_client.membership import DeviceMembership
     from edge_client.personalise import back_to_cluster
     from edge_client.personalise import personalise as choose_again
+    from edge_client.status import personal_line
     from edge_client.storage.finished_models import FinishedModels
     from shoal.errors import UsageError
 
@@ -754,13 +535,14 @@ def personalise(
     if json:
         say_json(document)
         return
-    say(_personal_line(document))
+    say(personal_line(document))
 
 
 @app.command()
 def models(directory: Directory, json: AsJson = False) -> None:
     """List the last finished models, newest first, with their fit to this device's validation share."""
     from edge_client.membership import DeviceMembership
+    from edge_client.status import model_line
     from edge_client.storage.finished_models import FinishedModels
 
     DeviceMembership(directory)
@@ -771,24 +553,7 @@ def models(directory: Directory, json: AsJson = False) -> None:
     if not found:
         note("no run has finished on this device yet")
     for model in found:
-        say(_model_line(model))
-
-
-def _model_line(model: dict[str, Any]) -> str:
-    """Return a finished model as a line of text."""
-    figures = [(name, model[f"validation_{name}"]) for name in ("accuracy", "loss")]
-    fit = [f"{name} {value:.4g}" for name, value in figures if value is not None]
-    samples = counted(model["validation_samples"], "sample")
-    parts = [
-        f"run {model['run']}, round {model['round']}",
-        f"finished {model['finished_at']}",
-        f"{model['algorithm']}, cluster {model['cluster']}",
-        f"validation {', '.join([*fit, samples])}",
-    ]
-    if model["answers"]:
-        by = "chosen by the owner" if model["chosen_by_owner"] else "pinned by rollback"
-        parts.append(f"answers, {by}" if model["pinned"] else "answers")
-    return "; ".join(parts)
+        say(model_line(model))
 
 
 @app.command()

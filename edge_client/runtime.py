@@ -58,7 +58,7 @@ from shoal.protocol.shards import PART_LABEL
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import TaskManifest
-from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
@@ -396,10 +396,12 @@ class DeviceRuntime:
             return bytes(transfer.payload)
         if channel is channels.REVOCATION:
             return self._membership.open_own_roster(transfer.payload, transfer.signed)
-        if channel in (channels.PART_CONTROL, channels.MEAN_PART):
-            return self._from_worker(channel, label, transfer)
         group = self._membership.group
-        purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
+        if channel in (channels.PART_CONTROL, channels.MEAN_PART):
+            workers = () if self._run is None else self._run.plan.workers
+            purpose, plain = self._membership.open_from_worker(workers, transfer.payload, transfer.signed)
+        else:
+            purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         if self._membership.group is not group:
             # The broadcast key has changed with this message, which is authentic even if its purpose is wrong.
             self._go_on(self.session.group_followed(self._facts()))
@@ -410,25 +412,15 @@ class DeviceRuntime:
                 return decode(plain, RosterChange)
             case channels.ANNOUNCEMENT | channels.ANNOUNCED_AGAIN:
                 return decode(plain, Announcement)
-            case channels.CONTROL:
+            case channels.CONTROL | channels.PART_CONTROL:
                 return decode(plain, Control)
             case channels.NOTICE:
                 return decode(plain, Notice)
-            case channels.MEAN | channels.CHECKPOINT:
+            case channels.MEAN | channels.MEAN_PART | channels.CHECKPOINT:
                 return io.ModelTransfer(label, transfer.transfer_id, plain)
             case channels.RUN:  # not copied: it may have megabytes of origins
                 return plain
         return bytes(plain)
-
-    def _from_worker(self, channel: Channel, label: str, transfer: Transfer) -> Any:
-        """Return the content of a message from a worker of the run's aggregator; raises as `_content`."""
-        workers = () if self._run is None else self._run.plan.workers
-        purpose, plain = self._membership.open_from_worker(workers, transfer.payload, transfer.signed)
-        if purpose != channel.purpose:
-            raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
-        if channel is channels.PART_CONTROL:
-            return decode(plain, Control)
-        return io.ModelTransfer(label, transfer.transfer_id, plain)
 
     def _resend_part(self, control: Control) -> None:
         """Send those chunks of a part again that its worker asks for, unless the part may still be on its way."""
@@ -483,14 +475,12 @@ class DeviceRuntime:
     def _publish(self, action: io.ForBroker | rounds.Send) -> None:
         transport, member, mark = self._transport, self._membership, self.session.round.mark
         match action:
-            case io.Subscribe(kind, label):
+            case io.Subscribe(kind, label) | io.Resubscribe(kind, label):
                 transport.subscribe(self._filter(kind, label))
             case io.Unsubscribe(kind, label):
                 self._chunks.drop(inbound.source(kind, label))
                 self._chunks.drop(inbound.source(TopicKind.MEAN_PART, label))
                 transport.unsubscribe(self._filter(kind, label))
-            case io.Resubscribe(kind, label):
-                resubscribe(transport, self._filter(kind, label))
             case io.PublishPresence():
                 self._publish_presence(online=True)
             case io.OfferReceivingKeys():

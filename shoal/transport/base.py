@@ -108,7 +108,8 @@ class Transport(Protocol):
     def subscribe(self, topic_filter: str) -> None:
         """Subscribe to ``topic_filter``, now and after every reconnection.
 
-        A repeated call has the broker send its retained messages again.
+        A repeated call has the broker send its retained messages again (MQTT 3.1.1, 3.8.4-3; MQTT 5 with retain handling 0).
+        Don't unsubscribe before it: a broker that handles both at once, such as aedes, may finish them in the other order.
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -119,15 +120,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Send the queue for a bounded time, disconnect without the will being published, and release all resources."""
-
-
-def resubscribe(transport: Transport, topic_filter: str) -> None:
-    """Make the broker send its retained messages for ``topic_filter`` again.
-
-    A repeated SUBSCRIBE does so (MQTT 3.1.1, 3.8.4-3; MQTT 5 with retain handling 0). There is no UNSUBSCRIBE before it: a
-    broker that handles both at once, such as aedes, may finish them in the other order.
-    """
-    transport.subscribe(topic_filter)
 
 
 def packet_bytes(topic: str, payload: bytes) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.rounds.events import RoundRecord
 from aggregator.storage.store import Store
-from edge_client.cli import status_lines
+from edge_client.status import status_lines
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed

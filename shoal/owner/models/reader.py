@@ -19,7 +19,7 @@ from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import TranscriptHead
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Message, resubscribe
+from shoal.transport.base import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,14 +152,10 @@ class ModelReader:
         wanted = {ref.label: ref for ref in refs}
         for label in self._wanted.keys() - wanted.keys():
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
-        before, self._wanted = self._wanted, wanted
+        self._wanted = wanted
         self._opened, self._reasons, self._sealers, self._read = {}, {}, set(), set()
-        for label in wanted:
-            topic = self._topics.filter(TopicKind.MODEL, label)
-            if label in before:
-                resubscribe(self._transport, topic)  # so that the broker sends again what it retains
-            else:
-                self._transport.subscribe(topic)
+        for label in wanted:  # also those from before, so that the broker sends again what it retains
+            self._transport.subscribe(self._topics.filter(TopicKind.MODEL, label))
 
     def _on_checkpoint(self, topic: ParsedTopic, chunk: bytes, now_s: float) -> None:
         last, ref = self.last, self._wanted[topic.label]

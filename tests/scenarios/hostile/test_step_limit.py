@@ -7,9 +7,9 @@ import pytest
 
 from aggregator.rounds import held_models as announced
 from aggregator.rounds.held_models import KeptMean
-from edge_client.cli import status_lines
 from edge_client.run import held_models as held
 from edge_client.run.policy import LIMIT_RATIO, MEAN_RATIO
+from edge_client.status import status_lines
 from edge_client.storage.state import DeviceState
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import FULL_BATCH, grouped_data, make_fleet, names

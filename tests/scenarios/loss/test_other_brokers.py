@@ -1,6 +1,5 @@
 """Brokers that break a promise: no retained messages for wildcards, a lost subscription, lost presences of devices."""
 
-from shoal.transport.base import resubscribe
 from tests.helpers.fleets import LOST, Wiretap, make_fleet
 
 
@@ -42,7 +41,7 @@ def test_a_broker_that_ends_a_subscription_after_the_next_one(tmp_path, monkeypa
         fleet.run_until(lambda: fleet.closed() >= 1, 200)
         transport = fleet.devices["dev-01"].runtime._transport
         for topic_filter in list(transport.filters):
-            resubscribe(transport, topic_filter)
+            transport.subscribe(topic_filter)
         fleet.run_until(lambda now_s=fleet.now_s: fleet.now_s > now_s + 0.02, 10)
         assert set(fleet.broker._sessions[fleet.client_id("dev-01")].filters) >= set(transport.filters)
         assert fleet.run(400)[-1]["contributed"] == 3

@@ -9,9 +9,9 @@ import pytest
 from aggregator.run_log import waiting_for
 from aggregator.shortage import shortage
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
-from edge_client.cli import status_lines
 from edge_client.doctor import diagnose
 from edge_client.learning.data import Dataset
+from edge_client.status import status_lines
 from edge_client.storage.state import DeviceState
 from shoal.owner.runs.defaults import DEFAULT_QUORUM
 from shoal.protocol.channels import DECLINE

@@ -10,7 +10,6 @@ import pytest
 
 from edge_client import cli, inference, membership
 from edge_client.inference import Chosen
-from edge_client.learning.evaluation import of_numbers
 from edge_client.learning.executor import trial
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
@@ -50,25 +49,6 @@ def data(said):
 
 
 # ----------------------------------------------------------------------------------------------------------- status
-
-
-@pytest.mark.parametrize(
-    ("figures", "lines"),
-    [
-        ({"rounds": 3, "round": 7}, ["rounds taken part in: 3", "last round taken part in: 7"]),
-        ({"disk_free_bytes": 5}, ["disk free bytes: 5"]),
-        ({"loss": 0.123456, "path": [0, 2]}, ["loss: 0.1235", "path: 0 2"]),
-        (
-            {"ended": {"1": {"run": 1, "rounds": 2, "accuracy": 0.75, "finished": True}, "2": {"loss": 1.0}}},
-            ["ended run 1: rounds taken part in 2, accuracy 0.75", "ended run 2: loss 1"],
-        ),
-        ({"ended": {"1": None}}, ["ended run 1: "]),
-        ({"ended": 7}, ["ended: 7"]),
-        ({"ended": {}}, []),
-    ],
-)
-def test_each_figure_of_a_status_is_a_line_with_its_label(figures, lines):
-    assert cli.status_lines(figures) == lines
 
 
 def test_a_device_that_has_not_run_yet_has_its_identity_and_disk(directory, said):
@@ -199,22 +179,6 @@ def test_a_rollback_pins_a_model_and_says_until_when(directory, logistic, said):
     assert "answers" not in answers[0]
     cli.rollback(directory, 2, json=True)
     assert data(said) == {"run": 2, "round": 9, "cluster": 0}
-
-
-def test_a_regression_model_without_a_usable_loss_is_listed_without_figures():
-    document = {
-        "run": 1,
-        "round": 9,
-        "finished_at": "then",
-        "algorithm": "cfl",
-        "cluster": 3,
-        "validation_accuracy": None,
-        "validation_loss": None,
-        "validation_samples": 1,
-        "answers": False,
-        "pinned": False,
-    }
-    assert cli._model_line(document) == "run 1, round 9; finished then; cfl, cluster 3; validation 1 sample"
 
 
 # ---------------------------------------------------------------------------------------------- predict and export
@@ -379,15 +343,3 @@ def test_an_evaluation_has_the_figures_beside_the_majoritys(named, tmp_path, sai
     found = data(said)
     assert found["majority"] == {"label": "dog", "accuracy": pytest.approx(2 / 3)}
     assert (found["no_better"], found["run"], found["confusion"][1]) == (True, 1, [0, 1, 1])
-
-
-def test_errors_of_numbers_are_two_lines():
-    document = of_numbers(np.array([1.0, 2.0]), np.array([1.0, 4.0])).document()
-    assert cli.evaluation_lines(document) == [
-        "mean squared error 2 on 2 samples; of the mean label 2.25",
-        "mean absolute error 1; of the mean label 1.5",
-    ]
-
-
-def test_warnings_have_lines_of_their_own():
-    assert cli.status_lines({"warnings": ["a; b", "c; d"]}) == ["warning: a; b", "warning: c; d"]

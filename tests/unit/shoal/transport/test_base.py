@@ -4,7 +4,7 @@ import pytest
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, packet_bytes, resubscribe
+from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, packet_bytes
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 
@@ -61,7 +61,7 @@ def test_a_new_subscription_brings_the_retained_messages_again():
     transport.publish("t/1", b"x", retain=True)
     broker.pump()
     events.clear()
-    resubscribe(transport, "t/#")
+    transport.subscribe("t/#")
     broker.pump()
     assert events == [Message("t/1", b"x", retained=True)]
     assert "t/#" in transport.filters
