@@ -1,8 +1,8 @@
-"""Write the two summaries of docs/results.md: from the table of docs/algorithms.md and the wild fleets in results/.
+"""Write the summaries of docs/results.md and docs/which-algorithm.md.
 
-    python docs/write_results.py --write     # without --write the page is compared, with exit status 1 if it differs
+    python docs/write_results.py --write     # without --write the pages are compared, with exit status 1 if one differs
 
-Both tables come from the files in results/.
+They come from the table of docs/algorithms.md and the wild fleets in results/.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shoal.experiments.wild.page import kinds_table, load
+from shoal.experiments.wild.page import choice_table, kinds_table, load
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = DOCS / "results.md"
 PAPERS: Final = ("<!-- papers: python docs/write_results.py --write -->", "<!-- end of papers -->")
+CHOICE_PAGE: Final = DOCS / "which-algorithm.md"
+CHOICE: Final = ("<!-- choice: python docs/write_results.py --write -->", "<!-- end of choice -->")
 WILD: Final = ("<!-- wild: python docs/write_results.py --write -->", "<!-- end of wild -->")
 ROTATED: Final = "digits turned by quarter turns, four groups"
 CHOSEN: Final = {
@@ -76,22 +78,29 @@ def _ours(cell: str) -> str:
     return f"{value} ({seeds})"
 
 
-def page() -> str:
-    """Return docs/results.md with both tables as they are now."""
-    text = PAGE.read_text()
-    for (begin, end), table in ((PAPERS, papers()), (WILD, kinds_table(load()))):
-        text = text.split(begin)[0] + f"{begin}\n{table}\n{end}" + text.split(end)[1]
-    return text
+def pages() -> dict[Path, str]:
+    """Return docs/results.md and docs/which-algorithm.md with their tables as they are now."""
+    found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE)}
+    wild = load()
+    for path, (begin, end), table in (
+        (PAGE, PAPERS, papers()),
+        (PAGE, WILD, kinds_table(wild)),
+        (CHOICE_PAGE, CHOICE, choice_table(wild)),
+    ):
+        found[path] = found[path].split(begin)[0] + f"{begin}\n{table}\n{end}" + found[path].split(end)[1]
+    return found
 
 
 def main() -> None:
-    """Write the page, or compare it."""
+    """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the page")
-    if parser.parse_args().write:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        sys.exit("run: python docs/write_results.py --write")
+    parser.add_argument("--write", action="store_true", help="write the pages")
+    written = parser.parse_args().write
+    for path, text in pages().items():
+        if written:
+            path.write_text(text)
+        elif path.read_text() != text:
+            sys.exit("run: python docs/write_results.py --write")
 
 
 if __name__ == "__main__":

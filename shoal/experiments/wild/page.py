@@ -30,6 +30,8 @@ COLUMNS: Final = {
     "fesem": "FeSEM",
     "one-shot": "one-shot",
 }
+CHOICES: Final = ("fedavg", "local", "cfl", "ifca", "fedgroup", "one-shot")
+"""Strategies of a fleet that need not be told the number of groups."""
 DECIMALS: Final = {"accuracy": (1, 0), "squared error": (2, 2)}
 """Decimals of the mean and of the worst device."""
 BEHIND_PEERS: Final = 0.5
@@ -138,23 +140,46 @@ def same_seeds(runs: Runs, strategies: Sequence[str]) -> tuple[Figures, ...] | N
     return tuple(figures([run for run in runs[s] if run["seed"] in seeds]) for s in strategies)
 
 
-def kinds_table(results: Mapping[str, Runs]) -> str:
-    """Return the mean accuracy with the finish over the fleets of each kind, as docs/results.md has it.
+def _kinds(
+    results: Mapping[str, Runs], strategies: Sequence[str]
+) -> Iterator[tuple[str, int, list[float], list[float]]]:
+    """Yield each kind's title and number of fleets, and each strategy's mean and worst accuracy over them, with the finish.
 
     Fleets of regression are left out, and those without a seed that every strategy has.
     """
-    lines = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
     for kind, title in KINDS.items():
         fleets = [
-            [one.personal_mean for one in found]
+            found
             for name, runs in results.items()
             if SCENARIOS[name].kind == kind
             and all(run["measure"] == "accuracy" for of_strategy in runs.values() for run in of_strategy)
-            and (found := same_seeds(runs, tuple(COLUMNS))) is not None
+            and (found := same_seeds(runs, strategies)) is not None
         ]
         if fleets:
-            means = (sum(column) / len(fleets) for column in zip(*fleets, strict=True))
-            lines.append(f"| {title} | {len(fleets)} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+            columns = list(zip(*fleets, strict=True))
+            means, worst = (
+                [sum(getattr(one, name) for one in column) / len(fleets) for column in columns]
+                for name in ("personal_mean", "personal_worst")
+            )
+            yield title, len(fleets), means, worst
+
+
+def kinds_table(results: Mapping[str, Runs]) -> str:
+    """Return the mean accuracy with the finish over the fleets of each kind, as docs/results.md has it: see `_kinds`."""
+    lines = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for title, fleets, means, _ in _kinds(results, tuple(COLUMNS)):
+        lines.append(f"| {title} | {fleets} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
+def choice_table(results: Mapping[str, Runs]) -> str:
+    """Return mean and worst accuracy of each algorithm that a fleet can run, and which are best, for docs/which-algorithm.md."""
+    names = [COLUMNS[strategy] for strategy in CHOICES]
+    lines = [f"| your fleet has | fleets | {' | '.join(names)} | take |", "|---" * (len(names) + 3) + "|"]
+    for title, fleets, means, worst in _kinds(results, CHOICES):
+        cells = [f"{mean:.1f} / {least:.0f}" for mean, least in zip(means, worst, strict=True)]
+        best = [name for name, mean in zip(names, means, strict=True) if mean >= max(means) - BEHIND_PEERS]
+        lines.append(f"| {title} | {fleets} | {' | '.join(cells)} | {', '.join(best)} |")
     return "\n".join(lines)
 
 

@@ -75,7 +75,10 @@ def start(
     task: Annotated[
         Path | None, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Name of an algorithm listed below.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="Name of an algorithm listed below.", show_default=defaults.DEFAULT_ALGORITHM),
+    ] = None,
     run: Annotated[
         int | None, typer.Option(help="Send the run of this number, which is signed already.", min=1, max=MOST_ROUNDS)
     ] = None,
@@ -234,16 +237,13 @@ def start(
         raise UsageError("--run sends a run that is signed already; --task and --algorithm sign a new one")
     if from_model is not None and begin_with is None:
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
-    if run is None and (task is None or algorithm is None):
-        raise UsageError(
-            f"{'--task' if task is None else '--algorithm'} is missing",
-            hint="shoal-fleet run start --help lists all options",
-        )
+    if run is None and task is None:
+        raise UsageError("--task is missing", hint="shoal-fleet run start --help lists all options")
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
     link = (ca, cert, key, chunk_bytes, wait)
-    if task is None or algorithm is None:
+    if task is None:
         _deliver(ctx, fleet, run or 0, out, link, json=json)
         return
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
@@ -256,8 +256,10 @@ def start(
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
     hides_statistics = bundle.manifest.data.standardise == "federated"
+    if algorithm is None:
+        note(f"algorithm {defaults.DEFAULT_ALGORITHM}, the default; `--help` lists all")
     options = RunOptions(
-        algorithm=algorithm,
+        algorithm=algorithm or defaults.DEFAULT_ALGORITHM,
         settings=pairs(setting or []),
         rounds=rounds,
         mode=mode,

@@ -12,6 +12,7 @@ from shoal import limits
 from shoal.limits import DEFAULT_MAX_SAMPLES, DEFAULT_ROBUST, DEFAULT_WEIGHT_CAP
 
 __all__ = [
+    "DEFAULT_ALGORITHM",
     "DEFAULT_DEADLINE_S",
     "DEFAULT_EVALUATE_EVERY",
     "DEFAULT_MAX_SAMPLES",
@@ -29,6 +30,8 @@ __all__ = [
     "DEFAULT_WEIGHT_CAP",
 ]
 
+DEFAULT_ALGORITHM: Final = "cfl"
+"""It needs no number of groups, and where no groups pay it is fedavg."""
 DEFAULT_ROUNDS: Final = 50
 """Training rounds."""
 DEFAULT_MODE: Final = "rotation"

@@ -105,6 +105,14 @@ def test_kinds_are_means_over_fleets_and_the_seeds_that_all_strategies_have():
     assert row == "| no groups | 2 |" + " 87.0 |" * len(page.COLUMNS)
 
 
+def test_all_algorithms_near_the_best_are_named():
+    figures = {"fedavg": 80.0, "local": 70.0, "cfl": 84.0, "ifca": 83.6, "fedgroup": 83.4, "one-shot": 10.0}
+    fleet = {name: [result(personal_mean=mean, personal_worst=mean - 5)] for name, mean in figures.items()}
+    (row,) = page.choice_table({"alike": fleet}).splitlines()[2:]
+    cells = "80.0 / 75 | 70.0 / 65 | 84.0 / 79 | 83.6 / 79 | 83.4 / 78 | 10.0 / 5"
+    assert row == f"| no groups | 1 | {cells} | CFL, IFCA |"
+
+
 def test_squared_errors_have_two_decimals():
     errors = {"measure": "squared error", "mean": 0.494, "worst": 0.961}
     assert "0.49 / 0.96" in page.models_table({"table-diabetes": {"cfl": [result(**errors)]}})
