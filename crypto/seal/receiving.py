@@ -29,11 +29,11 @@ class ReceivingSecrets:
 
     Attributes:
         first: number of the first key; the others follow.
-        privates: the keys, `limits.RECEIVING_KEYS` of them.
+        raws: the keys as bytes, `limits.RECEIVING_KEYS` of them: few are ever used, and making a key takes time.
     """
 
     first: int
-    privates: tuple[X25519PrivateKey, ...]
+    raws: tuple[bytes, ...]
 
     @classmethod
     def generate(cls) -> ReceivingSecrets:
@@ -45,22 +45,26 @@ class ReceivingSecrets:
         """The public halves."""
         return ReceivingKeys(self.first, tuple(key.public_key().public_bytes_raw() for key in self.privates))
 
+    @property
+    def privates(self) -> tuple[X25519PrivateKey, ...]:
+        """The keys."""
+        return tuple(map(X25519PrivateKey.from_private_bytes, self.raws))
+
     def private(self, number: int) -> X25519PrivateKey | None:
         """Return the key with this number; None if it is erased or not made yet."""
         place = number - self.first
-        return self.privates[place] if 0 <= place < len(self.privates) else None
+        return X25519PrivateKey.from_private_bytes(self.raws[place]) if 0 <= place < len(self.raws) else None
 
     def after(self, number: int) -> ReceivingSecrets:
         """Return the keys without number ``number`` and those before it, filled up with fresh ones."""
         first = max(self.first, number + 1)
-        held = self.privates[first - self.first :]
-        fresh = (X25519PrivateKey.generate() for _ in range(limits.RECEIVING_KEYS - len(held)))
+        held = self.raws[first - self.first :]
+        fresh = (X25519PrivateKey.generate().private_bytes_raw() for _ in range(limits.RECEIVING_KEYS - len(held)))
         return ReceivingSecrets(first, (*held, *fresh))
 
     def save(self, path: Path) -> None:
         """Replace the keys in ``path``, mode 0600, by these; durable before it returns."""
-        raw = b"".join(key.private_bytes_raw() for key in self.privates)
-        write_private(path, KEY_FILE_MAGIC + _FIRST.pack(self.first) + raw)
+        write_private(path, KEY_FILE_MAGIC + _FIRST.pack(self.first) + b"".join(self.raws))
 
     @classmethod
     def load(cls, path: Path) -> ReceivingSecrets:
@@ -79,7 +83,7 @@ class ReceivingSecrets:
             )
         (first,) = _FIRST.unpack(data[len(KEY_FILE_MAGIC) : begin])
         raws = (data[at : at + KEY_BYTES] for at in range(begin, len(data), KEY_BYTES))
-        return cls(first, tuple(map(X25519PrivateKey.from_private_bytes, raws)))
+        return cls(first, tuple(raws))
 
     def __repr__(self) -> str:
         return f"ReceivingSecrets(first={self.first}, <secret>)"

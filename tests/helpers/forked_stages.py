@@ -31,11 +31,14 @@ class ForkedStage(Stage):
 
 
 class ForkedProgram:
-    """What stages and tests use of `subprocess.Popen`, for a program whose output goes to the end of the file ``log``."""
+    """What stages and tests use of `subprocess.Popen`, for a program whose output goes to the end of the file ``log``.
 
-    def __init__(self, module, arguments, environment, log):
+    Its standard error goes to the file ``errors``, if there is one.
+    """
+
+    def __init__(self, module, arguments, environment, log, errors=None):
         self.args = [module, *arguments]
-        streams = (os.devnull, log, log)
+        streams = (os.devnull, log, errors or log)
         self._process = FORKED.Process(
             target=_run, args=(module, arguments, Path.cwd(), environment, streams), daemon=True
         )

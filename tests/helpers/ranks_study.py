@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
+from pathlib import Path
 
 from shoal.experiments import registry
 from shoal.experiments.common.experiment import Result, Study
@@ -19,6 +19,7 @@ from shoal.simulation.engine import ranks
 from shoal.simulation.engine.records import SimOptions
 from shoal.simulation.engine.simulate import simulate
 from shoal.task.manifest import LocalTraining
+from tests.helpers.forked_stages import ForkedProgram
 from tests.helpers.simulations import NETWORK, population
 from tests.helpers.trees import ONE_THREAD, ROOT
 
@@ -92,54 +93,51 @@ def environment(**others):
     return {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **others}
 
 
-def start_ranks(*arguments, world=2, each=None, wait_s=None):
+class Rank(ForkedProgram):
+    """One process of a simulation, with its output in files."""
+
+    def __init__(self, arguments, environment, folder):
+        self.out, self.errors = (Path(folder, name) for name in ("out", "errors"))
+        super().__init__("tests.helpers.ranks_study", arguments, environment, self.out, self.errors)
+
+
+def start_ranks(folder, *arguments, world=2, each=None, wait_s=None):
     """Start the ranks of one simulation without torchrun's agent, which would end all when one ends.
 
     Args:
+        folder: for the files with what they print.
         arguments: of ``simulate tiny``.
         world: number of ranks.
         each: further arguments of each rank.
         wait_s: most seconds that a rank waits for another.
     """
     port, further = str(free_port()), {} if wait_s is None else {WAIT_S: str(wait_s)}
-    return [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.helpers.ranks_study",
-                "simulate",
-                "tiny",
-                *arguments,
-                *(each or {}).get(rank, ()),
-            ],
-            env=environment(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(world),
-                LOCAL_WORLD_SIZE=str(world),
-                MASTER_ADDR="localhost",
-                MASTER_PORT=port,
-                **further,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
+    started = []
+    for rank in range(world):
+        own = folder / f"rank-{rank}"
+        own.mkdir()
+        variables = environment(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="localhost",
+            MASTER_PORT=port,
+            **further,
         )
-        for rank in range(world)
-    ]
+        started.append(Rank(["simulate", "tiny", *arguments, *(each or {}).get(rank, ())], variables, own))
+    return started
 
 
 def ended(processes, timeout_s=60.0):
     """Return (status, stdout, stderr) of processes that end by themselves; kill those that do not, which is an error."""
     try:
-        found = [process.communicate(timeout=timeout_s) for process in processes]
+        found = [process.wait(timeout_s) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return [(process.returncode, *texts) for process, texts in zip(processes, found, strict=True)]
+    return [(s, p.out.read_text(), p.errors.read_text()) for s, p in zip(found, processes, strict=True)]
 
 
 def data_of(text):
@@ -148,9 +146,14 @@ def data_of(text):
     return json.loads(line)["data"]
 
 
-if __name__ == "__main__":
+def main():
+    """Run the console program with this experiment."""
     registry.register(Study("tiny", "a paper", "ten devices", tuple(SETTINGS), {}, run, resumable=tuple(SETTINGS)))
-    from shoal.cli import main
+    from shoal.cli import main as program
 
     ranks.LONGEST_WAIT_S = float(os.environ.get(WAIT_S, ranks.LONGEST_WAIT_S))
+    program()
+
+
+if __name__ == "__main__":
     main()

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
-NAMES = ("dev-0", "dev-1", "dev-2")
+NAMES = ("dev-0", "dev-1")
 WAIT_S = 90.0
 WIDE = 40_000
 """Features of a model whose updates take two of the usual chunks."""
@@ -74,15 +74,14 @@ def sign(stage, options, features=3):
     return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
 
 
-def start(stage, folder, options, features=3):
-    """Start a run and all programs; return its number, and the programs by name."""
-    run = sign(stage, options, features)
+def start(stage, folder):
+    """Start all programs, and return them by name."""
     programs = {name: stage.start_device(name, folder / f"{name}.npz") for name in NAMES}
-    return run, {"aggregator": stage.start_aggregator(), **programs}
+    return {"aggregator": stage.start_aggregator(), **programs}
 
 
 @pytest.mark.parametrize("only_3_1_1", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_copied_directory_is_found_and_the_original_goes_on(tmp_path, only_3_1_1):
+def test_copied_directories_are_found_and_the_originals_go_on(tmp_path, only_3_1_1):
     """Of a device and of the aggregator: the program that began later ends, with a status after which units start it again."""
     write_data(tmp_path)
     with (
@@ -90,36 +89,20 @@ def test_a_copied_directory_is_found_and_the_original_goes_on(tmp_path, only_3_1
         link(port, only_3_1_1=only_3_1_1) as proxy,
         ForkedStage(tmp_path / "s", proxy.url, NAMES, environment=SLOWLY) as stage,
     ):
-        run, programs = start(stage, tmp_path, dataclasses.replace(LONG_RUN, quorum=1.0))
-        until(lambda: stage.closed(run) >= 2, *programs.values())
-        shutil.copytree(stage.device_dir("dev-1"), stage.device_dir("copy"))
-        copy = stage.start_device("copy", tmp_path / "dev-1.npz")
-        until(lambda: copy.process.poll() is not None, copy, programs["dev-1"])
-        assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
+        run = sign(stage, dataclasses.replace(LONG_RUN, quorum=1.0))
+        with stage.copy_to(tmp_path / "copy") as other:
+            programs = start(stage, tmp_path)
+            until(lambda: stage.closed(run) >= 2, *programs.values())
+            shutil.copytree(stage.device_dir("dev-1"), stage.device_dir("copy"))
+            copies = [stage.start_device("copy", tmp_path / "dev-1.npz"), other.start_aggregator()]
+            until(lambda: all(c.process.poll() is not None for c in copies), *copies, *programs.values())
+            for copy in copies:
+                assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
         closed = stage.closed(run)
         until(lambda: stage.closed(run) >= closed + 2, programs["dev-1"], programs["aggregator"])
-        assert programs["dev-1"].process.poll() is None
-        assert "began later" in programs["dev-1"].log.read_text()
-
-
-def test_a_copied_aggregator_ends_and_the_original_goes_on(tmp_path):
-    write_data(tmp_path)
-    with (
-        mosquitto(tmp_path) as port,
-        ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES, environment=SLOWLY) as stage,
-    ):
-        run = sign(stage, LONG_RUN)
-        with stage.copy_to(tmp_path / "copy") as other:
-            original = stage.start_aggregator()
-            for name in NAMES:
-                stage.start_device(name, tmp_path / f"{name}.npz")
-            until(lambda: stage.closed(run) >= 2, original)
-            copy = other.start_aggregator()
-            until(lambda: copy.process.poll() is not None, copy, original)
-            assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
-        closed = stage.closed(run)
-        until(lambda: stage.closed(run) >= closed + 2, original)
-        assert original.process.poll() is None
+        assert all(program.process.poll() is None for program in programs.values())
+        for name in ("dev-1", "aggregator"):
+            assert "began later" in programs[name].log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +123,8 @@ def test_a_broker_that_takes_small_packets_only_is_found_out(tmp_path, lines, li
         ForkedStage(tmp_path / "s", proxy.url if limits else f"mqtt://127.0.0.1:{port}", NAMES) as stage,
     ):
         options = dataclasses.replace(LONG_RUN, rounds=2, quorum=1.0)
-        run, programs = start(stage, tmp_path, options, WIDE)
+        run = sign(stage, options, WIDE)
+        programs = start(stage, tmp_path)
         until(lambda: stage.finished(run), *programs.values())
         assert all(program.process.poll() is None for program in programs.values())
         for program in programs.values():
@@ -175,7 +159,8 @@ def test_a_broker_without_retained_messages_is_named_by_every_program(tmp_path):
         mosquitto(tmp_path, "retain_available false") as port,
         ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES) as stage,
     ):
-        _, programs = start(stage, tmp_path, LONG_RUN)
+        sign(stage, LONG_RUN)
+        programs = start(stage, tmp_path)
         for program in programs.values():
             until(lambda program=program: program.process.poll() is not None, program)
             assert program.process.poll() == BrokerUnreachableError.exit_code, program.log.read_text()

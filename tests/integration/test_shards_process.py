@@ -64,11 +64,11 @@ def broker_of(tmp_path, port=0):
 
 
 @contextlib.contextmanager
-def serving_stage(tmp_path):
+def serving_stage(tmp_path, kind=ForkedStage):
     """A stage with a coordinator and two workers that serve, each a program of its own."""
     with (
         broker_of(tmp_path) as broker,
-        Stage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
+        kind(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
     ):
         stage.start_aggregator("--interface", "lo")
         for name in stage.workers:
@@ -143,7 +143,7 @@ def test_no_process_holds_a_foreign_part_in_memory(tmp_path, monkeypatch):
     """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
     for name, value in SLOWLY.items():
         monkeypatch.setenv(name, value)
-    with serving_stage(tmp_path) as stage:
+    with serving_stage(tmp_path, Stage) as stage:
         plan = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
         wait_for(stage, plan.run, lambda records: len(records) >= 3)
         *others, last = stage.devices

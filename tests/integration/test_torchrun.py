@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 from shoal.experiments.common.experiment import Options, Quiet
@@ -47,11 +47,11 @@ def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     saves = {rank: ("--save", str(tmp_path / f"rank-{rank}.json")) for rank in (0, 1)}
     arguments = ("--algorithm", "all", "--rounds", "6", "--mask", "permutation", "--json", *words)
-    done = ended(start_ranks(*arguments, each=saves))
+    done = ended(start_ranks(tmp_path, *arguments, each=saves))
     assert [status for status, _, _ in done] == [0, 0], done[1][2]
     assert done[1][1] == "", "rank 1 prints nothing"
     results = data_of(done[0][1])["results"]
-    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["rank-0.json"]
     assert json.loads((tmp_path / "rank-0.json").read_text())["data"]["results"] == results
     assert [result["algorithm"] for result in results] == list(SETTINGS)
     for found in results:
@@ -71,8 +71,8 @@ def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
 
 
 @pytest.mark.long
-def test_more_ranks_than_devices_of_a_round_leave_some_idle():
-    done = ended(start_ranks("--set", "cohort=0.2", "--json", world=4))
+def test_more_ranks_than_devices_of_a_round_leave_some_idle(tmp_path):
+    done = ended(start_ranks(tmp_path, "--set", "cohort=0.2", "--json", world=4))
     assert [status for status, _, _ in done] == [0] * 4, done[0][2]
     assert data_of(done[0][1])["world"] == 4
 
@@ -87,17 +87,18 @@ def test_torchrun_prints_one_object_of_an_experiment_of_the_papers():
     assert data_of(two.stdout)["accuracy"] == data_of(one.stdout)["accuracy"]
 
 
-def until(process, line):
-    """Read a process's standard error to a line."""
-    for text in process.stderr:
-        if text.strip() == line:
-            return
-    pytest.fail(f"no line {line!r}")
+def until(rank, line, limit_s=60.0):
+    """Wait for a line in a rank's standard error."""
+    end_s = time.monotonic() + limit_s
+    while not (rank.errors.exists() and line in rank.errors.read_text().splitlines()):
+        assert rank.poll() is None, f"it ended without {line!r}"
+        assert time.monotonic() < end_s, f"no line {line!r}"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_rank_that_is_killed_ends_the_other_with_an_error(killed):
-    processes = start_ranks("--rounds", "100000", "--json")
+def test_a_rank_that_is_killed_ends_the_other_with_an_error(tmp_path, killed):
+    processes = start_ranks(tmp_path, "--rounds", "100000", "--json")
     other = processes[1 - killed]
     until(processes[killed], f"rank {killed} closed 3")
     processes[killed].kill()
@@ -114,8 +115,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_an_error(killed):
         assert "rank 1:" in errors
 
 
-def test_a_rank_that_stands_still_ends_the_other_in_time():
-    processes = start_ranks("--rounds", "100000", wait_s=2.0)
+def test_a_rank_that_stands_still_ends_the_other_in_time(tmp_path):
+    processes = start_ranks(tmp_path, "--rounds", "100000", wait_s=2.0)
     until(processes[1], "rank 1 closed 3")
     processes[1].send_signal(signal.SIGSTOP)
     try:
@@ -123,7 +124,7 @@ def test_a_rank_that_stands_still_ends_the_other_in_time():
     finally:
         ended(processes[:1])
         processes[1].kill()
-        processes[1].communicate()
+        processes[1].wait()
     assert status == LOST
     assert "error: another rank has ended, or can't be reached" in errors
 
@@ -134,20 +135,23 @@ def test_torchrun_ends_soon_after_one_of_its_processes():
     agent = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(agent, "rank 1 closed 3")
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    (killed,) = (int(c) for c in children if b"\0RANK=1\0" in Path(f"/proc/{c}/environ").read_bytes())
-    os.kill(killed, signal.SIGKILL)
-    status, out, errors = ended([agent], timeout_s=45.0)[0]
-    assert status == 1
+    assert any(line == "rank 1 closed 3\n" for line in agent.stderr)
+    children = psutil.Process(agent.pid).children()
+    (killed,) = (child for child in children if child.environ().get("RANK") == "1")
+    killed.kill()
+    try:
+        out, errors = agent.communicate(timeout=45.0)
+    finally:
+        agent.kill()
+    assert agent.returncode == 1
     assert "rank      : 1" in errors
     assert len(out.splitlines()) <= 1
-    assert not any(Path(f"/proc/{c}").exists() for c in children)
+    assert not any(child.is_running() for child in children)
 
 
 @pytest.mark.parametrize("name", ["--seed", pytest.param("--rounds", marks=pytest.mark.long)])
-def test_ranks_with_other_options_are_refused(name):
-    done = ended(start_ranks("--json", each={1: (name, "7")}))
+def test_ranks_with_other_options_are_refused(tmp_path, name):
+    done = ended(start_ranks(tmp_path, "--json", each={1: (name, "7")}))
     assert [status for status, _, _ in done] == [7, 7]
     error = json.loads(done[0][1])["error"]
     assert (error["type"], error["message"]) == (
@@ -157,8 +161,8 @@ def test_ranks_with_other_options_are_refused(name):
 
 
 @pytest.mark.long
-def test_a_rank_that_never_comes_ends_the_others_in_time():
-    processes = start_ranks("--rounds", "2", wait_s=3.0)
+def test_a_rank_that_never_comes_ends_the_others_in_time(tmp_path):
+    processes = start_ranks(tmp_path, "--rounds", "2", wait_s=3.0)
     processes[1].kill()
     status, _, errors = ended(processes[:1], timeout_s=60.0)[0]
     ended(processes)
@@ -183,7 +187,7 @@ def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tm
         run(Options(algorithm="ifca", rounds=6, mask="permutation", checkpoint=path), Interrupts())
     assert path.exists()
     arguments = ("--algorithm", "ifca", "--rounds", "6", "--mask", "permutation", "--checkpoint", str(path), "--json")
-    done = ended(start_ranks(*arguments))
+    done = ended(start_ranks(tmp_path, *arguments))
     assert [status for status, _, _ in done] == [0, 0], done[1][2]
     found = data_of(done[0][1])
     for name, theta in whole["models"].items():
