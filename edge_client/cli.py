@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_client.config import EdgeConfig, ditto_weight
+from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
+from edge_client.learning.reading import Reading
+from shoal.errors import ConfigError, NotEnrolledError, UsageError
+from shoal.util.config import document, gather, lines, load
 from shoal.util.console import add_version, note, run_program, say, say_json
 from shoal.util.files import named
 from shoal.util.progress import working
@@ -99,7 +104,6 @@ def join(
 def _try_executor() -> None:
     """Warn if ONNX Runtime is installed and can't be used on this machine."""
     from edge_client.learning.executor import trial
-    from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 
     if choose(AUTO) == ONNX_RUNTIME and (fault := trial.failure()):
         note(f"warning: {fault}")
@@ -227,9 +231,6 @@ def run(
     ] = False,
 ) -> None:
     """Take part in the fleet's runs; after a restart, resume the current one."""
-    from edge_client.config import EdgeConfig
-    from shoal.util.config import load
-
     flags: dict[str, Any] = {
         "dir": directory,
         "data": data,
@@ -273,12 +274,8 @@ def doctor(
     json: AsJson = False,
 ) -> None:
     """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure."""
-    from edge_client.config import EdgeConfig
     from edge_client.doctor import diagnose
-    from edge_client.learning.reading import Reading
-    from shoal.errors import ConfigError
     from shoal.util.checks import report
-    from shoal.util.config import gather
 
     flags: dict[str, Any] = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
     flags |= {"label": label, "separator": separator, "skip_bad": skip_bad}
@@ -307,11 +304,7 @@ def show_config(
     json: AsJson = False,
 ) -> None:
     """Print every value that run would use, and its source."""
-    from edge_client.config import EdgeConfig
-    from edge_client.learning.executor.choice import AUTO, choose
     from edge_client.membership import DeviceMembership
-    from shoal.errors import NotEnrolledError
-    from shoal.util.config import document, gather, lines
 
     values, origins = gather(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})
     if not values["broker"] and "dir" in values:
@@ -368,7 +361,6 @@ def predict(
     see `models`, and `rollback` to choose another.
     """
     from edge_client.inference import choose
-    from edge_client.learning.reading import Reading
 
     chosen = choose(directory, live=live)
     reading = Reading(label or "", separator or "")
@@ -403,7 +395,6 @@ def evaluate(
     """
     from edge_client.inference import choose
     from edge_client.learning.evaluation import ClassFigures
-    from edge_client.learning.reading import Reading
     from edge_client.status import evaluation_lines
 
     chosen = choose(directory, live=live)
@@ -442,8 +433,6 @@ def export(
     They are one to ten rounds old. The owner can begin a run with them when the aggregator is lost.
     """
     if certified:
-        from shoal.errors import UsageError
-
         if live or node is not None:
             raise UsageError("--certified takes all certified models", hint="leave --live and --node away")
         _export_certified(directory, output, json=json)
@@ -510,14 +499,11 @@ def personalise(
 
     `shoal-edge run` does this by itself once after each run, and may be running meanwhile. Nothing leaves the device.
     """
-    from edge_client.config import ditto_weight
-    from edge_client.learning.reading import Reading
     from edge_client.membership import DeviceMembership
     from edge_client.personalise import back_to_cluster
     from edge_client.personalise import personalise as choose_again
     from edge_client.status import personal_line
     from edge_client.storage.finished_models import FinishedModels
-    from shoal.errors import UsageError
 
     weight = ditto_weight(f"{personal}") if personal else 0.0
     if cluster:

@@ -20,11 +20,13 @@ from shoal.util.console import (
     counted,
     forbid_inspection,
     mask_words,
+    note,
     note_error,
     run_program,
     say,
     say_json,
 )
+from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
     from shoal.bench.numerics.kernel_result import KernelResult
@@ -149,8 +151,6 @@ def _show_page(page: bytes, path: Path | None, *, browse: bool) -> None:
     import webbrowser
 
     from shoal.page.page import READABLE
-    from shoal.util.console import note
-    from shoal.util.files import write_atomic
 
     if path is None and not browse:
         return
@@ -443,8 +443,6 @@ def bench_privacy(
     from shoal.bench.privacy.benchmark import measure
     from shoal.bench.privacy.page import page
     from shoal.bench.privacy.table import lines
-    from shoal.util.console import note
-    from shoal.util.files import write_atomic
 
     report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
 
@@ -480,7 +478,6 @@ def bench_poison(
     """Let three of ten devices attack, or up to three of twenty, and compare the honest ones under each robust rule."""
     from shoal.bench.poison import benchmark
     from shoal.bench.poison.page import lines
-    from shoal.util.console import note
 
     options = benchmark.Options(
         attacks=tuple(attack or ()),
@@ -522,7 +519,6 @@ def bench_links(
 ) -> None:
     """Compare precisions of updates and means: bytes, accuracy over rounds, groups found."""
     from shoal.bench import links
-    from shoal.util.console import note
 
     options = links.Options(
         tasks=tuple(task or links.DEFAULT_TASKS),
@@ -566,7 +562,6 @@ def bench_race(
     """
     from shoal.bench.race import benchmark
     from shoal.bench.race.tasks import TASKS
-    from shoal.util.console import note
 
     _stop_cleanly()
     options = benchmark.Options(

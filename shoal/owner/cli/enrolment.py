@@ -10,13 +10,14 @@ import typer
 
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UsageError
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json
 from shoal.util.times import second
 
 if TYPE_CHECKING:
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.keys.directory import FleetDirectory
 
@@ -39,7 +40,6 @@ def invite(
     The device still has to be approved. No connection to the broker is needed.
     """
     from shoal.owner.enrolment.tokens import TokenStore, seconds
-    from shoal.owner.keys.unlock import open_fleet
 
     span = seconds(expires)
     fleet = open_fleet(directory)
@@ -68,9 +68,7 @@ def devices(
     json: AsJson = False,
 ) -> None:
     """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
-    from shoal.owner.keys.unlock import open_fleet
 
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
@@ -121,9 +119,7 @@ def approve(
     For a device that is already in the roster, grant and roster are published again. Once a run is signed, new devices
     get new secrets, which are published for the other members as well.
     """
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
-    from shoal.owner.keys.unlock import open_fleet
 
     wanted = [text.strip().lower() for text in fingerprint or ()]
     if bool(wanted) == all_invited:
@@ -183,9 +179,7 @@ def reject(
     json: AsJson = False,
 ) -> None:
     """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
-    from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
     with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
@@ -215,9 +209,6 @@ def revoke(
     still has the models that it read before. A run that was signed before and starts later begins under the new keys; sign it
     again only if a later run has already started.
     """
-    from shoal.owner.broker.address import Tls
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     fleet.revoke(device)
     revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
@@ -265,9 +256,6 @@ def replace_aggregator(
     weeks later, and nobody takes the old one's messages any more. The run in progress ends: each device keeps its newest model.
     Again with the same card it publishes again.
     """
-    from shoal.owner.broker.address import Tls
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     grant = fleet.replace_aggregator(card.read_bytes(), fingerprint)
     made = {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence}
@@ -302,9 +290,6 @@ def rotate(
 
     A run that was signed before and starts later begins under them; sign it again only if a later run has already started.
     """
-    from shoal.owner.broker.address import Tls
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     fleet.rotate()
     if not json:
@@ -326,9 +311,7 @@ def publish(
     json: AsJson = False,
 ) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.connection import OwnerConnection
-    from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
     with OwnerConnection(fleet, Tls(ca, cert, key, chunk_bytes), note) as connection:
@@ -388,7 +371,6 @@ def broker_config(
     then reload mosquitto (SIGHUP).
     """
     from shoal.owner.broker.config import CLIENTS, write_broker_config
-    from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
     made = write_broker_config(

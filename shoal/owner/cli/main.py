@@ -18,8 +18,11 @@ from shoal.owner.cli import upkeep as upkeep_cli
 from shoal.owner.cli.options import AsJson, Directory
 from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.keys.unlock import ask, open_fleet
+from shoal.owner.keys.vault import ROSTER_FILE, is_under_passphrase
 from shoal.util.console import add_version, note, run_program, say, say_json
 from shoal.util.progress import working
+from shoal.util.times import day, second
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
@@ -57,7 +60,6 @@ def init(
 ) -> None:
     """Make a fleet: the owner's key, the fleet's secrets, an empty roster."""
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.owner.keys.unlock import ask
 
     fleet = FleetDirectory.create(directory, name, broker, ask(twice=True) if passphrase else None)
     if json:
@@ -72,9 +74,6 @@ def show(directory: Directory, json: AsJson = False) -> None:
     """Print the owner's fingerprint, the roster with its expiry and members, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.owner.keys.vault import is_under_passphrase
-    from shoal.util.times import day, second
 
     fleet = open_fleet(directory)
     roster = fleet.roster
@@ -110,8 +109,6 @@ def show(directory: Directory, json: AsJson = False) -> None:
 @app.command("add-device")
 def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Add a device; prints the grant to carry back to it."""
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     keys_since = fleet.roster.keys_since
     grant = fleet.add_device(card.read_bytes(), fingerprint)
@@ -136,8 +133,6 @@ def _say_grant(grant: Path, fleet: FleetDirectory, *, as_json: bool) -> None:
 @app.command("add-aggregator")
 def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Name the aggregator; prints the grant to carry back to it, which contains no secret of a mask."""
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     _say_grant(fleet.add_aggregator(card.read_bytes(), fingerprint), fleet, as_json=json)
     note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
@@ -146,8 +141,6 @@ def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected =
 @app.command("add-worker")
 def add_worker(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Add a worker of the aggregator; later runs are signed for all workers, of which there are none or at least two."""
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     _say_grant(fleet.add_worker(card.read_bytes(), fingerprint), fleet, as_json=json)
     note(
@@ -160,8 +153,6 @@ def remove_worker(
     directory: Directory, name: Annotated[str, typer.Argument(help="The worker's name.")], json: AsJson = False
 ) -> None:
     """Leave a worker out of the runs that are signed from now on."""
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     fleet.remove_worker(name)
     if json:
@@ -173,10 +164,6 @@ def remove_worker(
 @app.command()
 def renew(directory: Directory, json: AsJson = False) -> None:
     """Sign the roster for another year."""
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.owner.keys.vault import ROSTER_FILE
-    from shoal.util.times import second
-
     fleet = open_fleet(directory)
     fleet.renew()
     path, roster = directory / ROSTER_FILE, fleet.roster
@@ -231,7 +218,6 @@ def compile_(
     A built-in gets as many inputs as --features names and as many classes as --labels does.
     """
     from shoal.owner.keys.outputs import check_output
-    from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
     from shoal.owner.task_compiler.compile import compile_task
     from shoal.owner.task_compiler.features import declare

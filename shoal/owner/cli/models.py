@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal import limits
+from shoal.errors import NotReadyError, UsageError
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
+from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json
 
 if TYPE_CHECKING:
@@ -35,10 +38,7 @@ def list_(
 
     The broker holds the models of a finished run until the next run begins.
     """
-    from shoal.errors import NotReadyError
-    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.run_list import signed_plans
-    from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
 
     fleet = open_fleet(directory)
@@ -92,7 +92,6 @@ _WORDS = {
 
 def _run(plan: RunPlan, reader: ModelReader) -> dict[str, Any]:
     """Return the fields of a run; its models are those that the broker holds."""
-    from shoal.errors import NotReadyError
     from shoal.protocol.messages import FOR_ALL
 
     data = {"run": plan.run, "run_id": plan.run_id.hex(), "algorithm": plan.algorithm, "rounds": plan.rounds}
@@ -128,8 +127,6 @@ def get(
     Devices have sealed the models in the final round, and at least --min-contributors devices have signed each.
     """
     from edge_client.learning.statistics import scale_doubt
-    from shoal.owner.broker.address import Tls
-    from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.connection import read_models
     from shoal.owner.models.files import LIST_FILE, check_folder, fleet_scale, write_models
 
@@ -182,10 +179,7 @@ def rollback(
     run's model each online device answers with. `run start --from FOLDER` begins a new run with models that you have fetched.
     """
     from aggregator.status.answers import RunList, decoded
-    from shoal.errors import UsageError
-    from shoal.owner.broker.address import Tls
     from shoal.owner.console.connection import ask
-    from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.models.choosing import sign_choice
     from shoal.protocol.requests import RequestAction
 

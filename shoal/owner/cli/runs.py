@@ -16,10 +16,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal import limits
 from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.owner.cli.pairs import pairs, private_words
+from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.runs import defaults
-from shoal.protocol.requests import LATEST_RECORDS
+from shoal.protocol.requests import LATEST_RECORDS, RequestAction
 from shoal.util.console import note, say, say_json
 from shoal.util.progress import working
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from aggregator.status.answers import RunEntry
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.task_compiler.signed import Source
-    from shoal.protocol.requests import RequestAction
     from shoal.task.bundle import TaskBundle
 
 MOST_ROUNDS: Final = 2**32 - 2
@@ -239,8 +240,6 @@ def start(
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and task is None:
         raise UsageError("--task is missing", hint="shoal-fleet run start --help lists all options")
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     link = (ca, cert, key, chunk_bytes, wait)
     if task is None:
@@ -340,8 +339,6 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
         note("next: put this file into the aggregator's runs directory; devices get it through the broker")
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
-    from shoal.protocol.requests import RequestAction
-
     try:
         (entry,) = _entries(fleet, link, RequestAction.START, package=read_private(path))
     except ShoalError as error:
@@ -371,7 +368,6 @@ def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool,
     if not sends:
         return newest
     from aggregator.status.answers import StatusPage, decoded
-    from shoal.protocol.requests import RequestAction
 
     status = decoded(StatusPage, _asked(fleet, link, RequestAction.STATUS)).status
     chosen = choose_wire(status, spoken)
@@ -387,7 +383,6 @@ def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: 
 
 
 def _asked(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> bytes:
-    from shoal.owner.broker.address import Tls
     from shoal.owner.console.connection import ask
 
     return ask(fleet, Tls(*link[:-1]), link[-1], note, action, **parts)[0]
@@ -403,9 +398,6 @@ def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
 
 
 def _order(directory: Path, run: int, action: str, link: Link, *, json: bool, now: bool = False) -> None:
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.protocol.requests import RequestAction
-
     parts = {"now": True} if now else {}
     (entry,) = _entries(open_fleet(directory), link, RequestAction[action], run=run, **parts)
     _say_entry(entry, {}, json=json)
@@ -470,8 +462,6 @@ def list_(
 ) -> None:
     """List the runs that the aggregator has: phase, round, and when the last one closed."""
     from shoal.owner.console.words import run_data, run_line
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.protocol.requests import RequestAction
 
     runs = _entries(open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
     if json:
@@ -496,8 +486,6 @@ def show(
     """Print a run as it was signed, and as the aggregator has it."""
     from shoal.owner.console.words import run_data, run_line
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.protocol.requests import RequestAction
 
     fleet = open_fleet(directory)
     runs = _entries(fleet, (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
@@ -527,8 +515,6 @@ def logs(
     """Print the records of a run's last closed rounds, oldest first."""
     from aggregator.status.answers import LogPage, decoded
     from shoal.owner.console.words import record_data, record_line, run_data
-    from shoal.owner.keys.unlock import open_fleet
-    from shoal.protocol.requests import RequestAction
 
     asked = _asked(
         open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LOGS, run=run, records=last

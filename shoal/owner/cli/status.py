@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import note, say, say_json
+from shoal.util.times import second
 
 if TYPE_CHECKING:
     from aggregator.status.record import FleetStatus
-    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
 
 LISTEN_S: Final = 2.0
@@ -37,9 +39,6 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Print the state of the fleet: aggregator, run, devices, pending approvals, roster and keys, with advice."""
-    from shoal.owner.broker.address import Tls
-    from shoal.owner.keys.unlock import open_fleet
-
     fleet = open_fleet(directory)
     tls = Tls(ca, cert, key)
     pending, trouble = _pending(fleet, tls)
@@ -67,7 +66,6 @@ def register(app: typer.Typer) -> None:
 def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | None, ShoalError | None]:
     """Return the pending enrolment requests, None if the broker can't be reached, and the error then."""
     from shoal.owner.enrolment.connection import OwnerConnection
-    from shoal.util.times import second
 
     try:
         with OwnerConnection(fleet, tls, note) as connection:
@@ -113,7 +111,6 @@ def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatu
 
 def _owner(fleet: FleetDirectory, pending: list[dict[str, Any]] | None, answered_at_s: int | None) -> dict[str, Any]:
     from shoal.owner.keys.run_files import highest_run
-    from shoal.util.times import second
 
     roster = fleet.roster
     return {

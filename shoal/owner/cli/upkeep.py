@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.keys.unlock import ask
 from shoal.util.console import note, say, say_json
+from shoal.util.files import read_limited, write_atomic
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -30,9 +33,7 @@ def backup(
     from shoal.membership.backup import check_new_file, record, tell
     from shoal.owner.keys.backup import pack
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.owner.keys.unlock import ask
     from shoal.owner.keys.vault import is_under_passphrase
-    from shoal.util.files import write_atomic
 
     locked = is_under_passphrase(directory)
     check_new_file(file, directory)
@@ -72,12 +73,9 @@ def restore(
     fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
     """
     from shoal.membership.backup import MAX_FILE_BYTES
-    from shoal.owner.broker.address import Tls
     from shoal.owner.enrolment.recovery import Recovery
     from shoal.owner.enrolment.recovery import restore as restored
     from shoal.owner.keys.backup import unpack
-    from shoal.owner.keys.unlock import ask
-    from shoal.util.files import read_limited
     from shoal.util.times import second
 
     data = read_limited(file, MAX_FILE_BYTES)
@@ -108,7 +106,6 @@ def restore(
 
 def doctor(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
     """Check keys, disk, clock, roster, devices, runs, backup, broker and TLS; exit status 10 on a failure."""
-    from shoal.owner.broker.address import Tls
     from shoal.owner.doctor import diagnose
     from shoal.util.checks import report
 
