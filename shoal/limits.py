@@ -110,9 +110,6 @@ MAX_WEIGHT: Final = 1e6
 MIN_WEIGHT: Final = 1e-12
 """Smallest weight in a recipe besides 0: smaller ones may be denormal numbers in float32, which some processors drop."""
 
-MAX_STEP_BYTES: Final = 1 << 20
-"""Largest encoded step: the recipes of one round and the states that stay open."""
-
 MAX_CERTIFICATE_BYTES: Final = 4 << 20
 """Largest encoded certificate of a state; a statement in it takes some 250 bytes and 38 for each further state."""
 

@@ -68,10 +68,3 @@ def check_transition(before: EngineState, after: EngineState) -> None:
     change = phase_of(before), phase_of(after)
     if change not in TRANSITIONS:
         raise PhaseError(f"from {change[0].value} to {change[1].value}")
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {RunPhase.GATHERING.value}"]
-    lines += [f"    {before.value} --> {after.value}: {label}" for (before, after), label in TRANSITIONS.items()]
-    return "\n".join([*lines, f"    {RunPhase.FINISHED.value} --> [*]"])

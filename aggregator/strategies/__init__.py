@@ -4,7 +4,7 @@
 - Updates are summed in order of device name, so that a replayed round gives the same bits.
 - Strategies work on masked updates and need no clear model; draws follow from the run's seed.
 
-`fedavg`, `fedprox`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
+`fedavg`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
 them by name, and `discrepancy` measures how far devices drift, and `statistics` puts a round of statistics before any of them.
 
 A round: ``plan`` names models and gives each device an assignment; ``close`` takes the `ClientUpdate`s,

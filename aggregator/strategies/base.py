@@ -427,6 +427,15 @@ def require(condition: bool, message: str, hint: str = "") -> None:
         raise ConfigError(message, hint=hint)
 
 
+def require_proximal(run: RunPlan) -> None:
+    """Raise ConfigError unless devices train with a proximal term."""
+    require(
+        run.local.prox_mu > 0,
+        f"{run.algorithm} trains with a proximal term, but prox_mu is {run.local.prox_mu:g}",
+        "set prox_mu of the local training above 0, for instance --local prox_mu=1, or take the algorithm without it",
+    )
+
+
 def require_one_origin(run: RunPlan) -> None:
     """Raise ConfigError unless all models start from one origin and none has a shared segment."""
     require(run.origins == 1, f"{run.algorithm} starts from one origin, the run ships {run.origins}")

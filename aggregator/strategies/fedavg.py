@@ -1,4 +1,4 @@
-"""Federated averaging: fedgroup Alg. 1.
+"""Federated averaging, and FedProx with a proximal term: fedgroup section II-A, Alg. 1 and Eq. 3.
 
 One model for all devices. It moves by the weighted mean of the round's masked updates (line 8).
 """
@@ -24,6 +24,7 @@ from aggregator.strategies.base import (
     final_assignment,
     mean_update,
     parse_settings,
+    require_proximal,
     train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
@@ -53,16 +54,21 @@ class FedAvgSettings(StrategySettings):
 
 @dataclass(frozen=True, slots=True)
 class FedAvgState:
-    """The model, the fleet's devices, and the client updates of the open round."""
+    """The model and the fleet's devices."""
 
     devices: tuple[str, ...]
     slot: ClusterModel = field(default_factory=ClusterModel)
 
 
 class FedAvg:
-    """The baseline: one model for all."""
+    """The baseline: one model for all.
+
+    Attributes:
+        proximal: whether devices must train with a proximal term.
+    """
 
     name = "fedavg"
+    proximal = False
     settings_type = FedAvgSettings
     state_type = FedAvgState
     modes = ORTHOGONAL_MODES
@@ -72,6 +78,8 @@ class FedAvg:
         self.backend = backend or NumpyBackend()
         self.average = average
         self.settings: FedAvgSettings = parse_settings(FedAvgSettings, run)
+        if self.proximal:
+            require_proximal(run)
 
     @staticmethod
     def models(_run: RunPlan) -> int:
@@ -114,3 +122,14 @@ class FedAvg:
     def retain(self, state: FedAvgState, active: frozenset[str]) -> FedAvgState:
         """Return the state without devices that are not ``active``."""
         return dataclasses.replace(state, devices=tuple(d for d in state.devices if d in active))
+
+
+class FedProx(FedAvg):
+    """FedAvg of devices that are held close to the model they were sent: fedgroup section II-A, Eq. 3, on top of Alg. 1.
+
+    Devices minimise F(w) + mu/2 |w - w_t|^2, where w_t is the model that the round began with. mu is ``prox_mu`` of the run's
+    local training, which the device applies.
+    """
+
+    name = "fedprox"
+    proximal = True

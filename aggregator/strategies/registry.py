@@ -11,10 +11,8 @@ from aggregator.numerics.parted import MOST_COMPARED
 from aggregator.strategies.base import Average, Strategy, read_settings
 from aggregator.strategies.cfl.strategy import Cfl
 from aggregator.strategies.drawing import budget
-from aggregator.strategies.fedavg import FedAvg
-from aggregator.strategies.fedgroup.prox import FedGrouProx
-from aggregator.strategies.fedgroup.strategy import FedGroup
-from aggregator.strategies.fedprox import FedProx
+from aggregator.strategies.fedavg import FedAvg, FedProx
+from aggregator.strategies.fedgroup.strategy import FedGroup, FedGrouProx
 from aggregator.strategies.fesem import Fesem
 from aggregator.strategies.ifca.strategy import Ifca
 from aggregator.strategies.local import Local

@@ -126,10 +126,3 @@ class UploadTable:
         else:
             self._in_progress[ref] = after
         return after
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {UploadState.RECEIVING.value}"]
-    lines += [f"    {before.value} --> {after.value}: {event.value}" for (before, event), after in TRANSITIONS.items()]
-    return "\n".join(lines)

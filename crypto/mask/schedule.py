@@ -32,7 +32,7 @@ Example: two devices derive the same keys, one of them after it was away for rou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from crypto.mask.derivation import MAX_RUN_ID_BYTES, MaskContext
 from crypto.mask.kdf import SECRET_BYTES, expand
@@ -45,8 +45,6 @@ from shoal.types import check_name
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector, Segment
-
-STATE_DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -384,11 +384,3 @@ def _timer(state: RoundState) -> SetTimer:
     base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)
     cap_s = limits.REMIND_CAP_S if state.attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
     return SetTimer(min(max(cap_s, 2.0 * base_s), base_s * 2.0 ** min(state.attempt + 1, 10)))
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {Stage.IDLE.name.lower()}"]
-    for (before, after), causes in TRANSITIONS.items():
-        lines.append(f"    {before.name.lower()} --> {after.name.lower()}: {' / '.join(causes.values())}")
-    return "\n".join(lines)

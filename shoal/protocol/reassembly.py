@@ -279,11 +279,6 @@ class Reassembler:
         return self._held_bytes - self._spooled_bytes
 
     @property
-    def spooled_bytes(self) -> int:
-        """Bytes of unfinished transfers in the spool."""
-        return self._spooled_bytes
-
-    @property
     def refused(self) -> Mapping[str, int]:
         """Number of refused chunks and dropped transfers by reason.
 

@@ -404,30 +404,16 @@ def _place(model: int) -> int:
     return min(model, _SHARED_PLACE)
 
 
-def read_step(data: bytes | memoryview) -> Step:
-    """Return the step that ``data`` encodes.
-
-    Raises:
-        WireError: the bytes are malformed, or more than MAX_STEP_BYTES.
-    """
-    _check_size(data, limits.MAX_STEP_BYTES, "step")
-    return decode(data, Step)
-
-
 def read_certificate(data: bytes | memoryview) -> StateCertificate:
     """Return the certificate that ``data`` encodes; its signatures are not checked yet.
 
     Raises:
         WireError: the bytes are malformed, or more than MAX_CERTIFICATE_BYTES.
     """
-    _check_size(data, limits.MAX_CERTIFICATE_BYTES, "certificate")
-    return decode(data, StateCertificate)
-
-
-def _check_size(data: bytes | memoryview, most: int, name: str) -> None:
     # Before decoding: a decoded list takes many times the memory of its bytes.
-    if len(data) > most:
-        raise WireError(f"a {name} of {len(data)} bytes is over {most}")
+    if len(data) > limits.MAX_CERTIFICATE_BYTES:
+        raise WireError(f"a certificate of {len(data)} bytes is over {limits.MAX_CERTIFICATE_BYTES}")
+    return decode(data, StateCertificate)
 
 
 def _check_ascending(states: Iterable[StateId], name: str) -> None:

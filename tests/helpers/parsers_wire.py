@@ -45,7 +45,7 @@ from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import RequestAction
-from shoal.protocol.states import read_certificate, read_step
+from shoal.protocol.states import read_certificate
 from shoal.protocol.topics import Topics
 from shoal.protocol.topics import parse as parse_topic
 from shoal.transport.base import Message
@@ -160,11 +160,6 @@ def _states():
         Parser("checkpoint of a state", (bytes(honest),), checkpoint),
         Parser("certificate of a state", (encode(signed),), certified),
         *map(_vector_in, limits.PRECISIONS),
-        Parser(
-            "step of a round",
-            (encode(made.step(7, made.recipe(1, 7, (0, 6), mean=1.0), also_open=[(0, 6)])),),
-            read_step,
-        ),
     ]
 
 

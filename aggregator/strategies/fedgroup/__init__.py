@@ -3,7 +3,7 @@
 - In the cold start some devices train alone from the origin; their updates are clustered by EDC or MADC (`cold_start`).
 - A late device trains the origin, compares its update with the groups' directions on its own side (Eq. 9), and joins the
   nearest group.
-- With ``eta_g`` above 0 groups also exchange models (`intergroup`). `prox` adds FedProx's term.
+- With ``eta_g`` above 0 groups also exchange models (`intergroup`). FedGrouProx adds FedProx's term.
 
 `strategy` is the algorithm, `state` its settings and its state.
 

@@ -1,4 +1,4 @@
-"""FedGroup: Duan et al., Algs 2 and 3, with Eqs 4 to 9.
+"""FedGroup, and FedGrouProx with a proximal term: Duan et al., Algs 2 and 3, with Eqs 3 to 9.
 
 Group cold start (Alg. 3): alpha * m devices, drawn at random, pre-train from the origin by the plan's ``pretrain``
 recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7), and the mean of a group's updates is its direction. Line
@@ -49,6 +49,7 @@ from aggregator.strategies.base import (
     place_assignment,
     require,
     require_one_origin,
+    require_proximal,
     retained,
     train_assignment,
 )
@@ -71,9 +72,11 @@ class FedGroup:
     Attributes:
         auxiliary, untrained: model ids of the auxiliary global model and of the origin; groups have 0 to m - 1, and the models
             of their directions the ids after ``untrained``.
+        proximal: whether devices must train with a proximal term.
     """
 
     name = "fedgroup"
+    proximal = False
     settings_type = FedGroupSettings
     state_type = FedGroupState
     modes = ORTHOGONAL_MODES
@@ -84,6 +87,8 @@ class FedGroup:
         self.average = average
         self.settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
         self.settings.check()
+        if self.proximal:
+            require_proximal(run)
         require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_origin(run)
         most = self.settings.most_groups
@@ -311,3 +316,10 @@ class FedGroup:
             devices=tuple(d for d in state.devices if d in active),
             search=retained_search(state.search, active),
         )
+
+
+class FedGrouProx(FedGroup):
+    """Alg. 2 with FedProx inside the groups (line 14): devices are held close to their group's model by Eq. 3."""
+
+    name = "fedgrouprox"
+    proximal = True

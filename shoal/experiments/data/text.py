@@ -23,7 +23,6 @@ UNKNOWN: Final = 1
 END: Final = 2
 """Token that ends an article. Tokens below 3 are not words."""
 _SPECIAL: Final = 3
-TOPICS: Final = ("World", "Sports", "Business", "Sci/Tech")
 NEWS_VOCABULARY: Final = 5000
 NEWS_WINDOW: Final = 30
 MAX_FIELD_CHARACTERS: Final = 1 << 16
@@ -83,7 +82,7 @@ class News:
 
     Attributes:
         articles: title and description, as words.
-        topics: shape (articles,), int64, of `TOPICS`.
+        topics: shape (articles,), int64: 0 world, 1 sports, 2 business, 3 science and technology.
     """
 
     articles: tuple[tuple[str, ...], ...]

@@ -19,6 +19,7 @@ from shoal.util.times import second
 
 if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Refused, Registrar
+    from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.directory import FleetDirectory
 
 MOST_INVITED = 10_000
@@ -68,12 +69,10 @@ def devices(
     json: AsJson = False,
 ) -> None:
     """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
-    from shoal.owner.enrolment.connection import OwnerConnection
-
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
     fleet = open_fleet(directory)
-    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+    with _connected(fleet, Tls(ca, cert, key)) as connection:
         connection.listen(wait)
         data = _listing(fleet, connection.registrar)
         if clear:
@@ -119,14 +118,12 @@ def approve(
     For a device that is already in the roster, grant and roster are published again. Once a run is signed, new devices
     get new secrets, which are published for the other members as well.
     """
-    from shoal.owner.enrolment.connection import OwnerConnection
-
     wanted = [text.strip().lower() for text in fingerprint or ()]
     if bool(wanted) == all_invited:
         raise UsageError("give fingerprints or --all-invited", hint="`shoal-fleet devices DIR` lists who waits")
     fleet = open_fleet(directory)
     keys_since = fleet.roster.keys_since
-    with OwnerConnection(fleet, Tls(ca, cert, key, chunk_bytes), note) as connection:
+    with _connected(fleet, Tls(ca, cert, key, chunk_bytes)) as connection:
         registrar = connection.registrar
         if all_invited:
             connection.listen(wait, lambda: bool(registrar.pending))
@@ -179,10 +176,8 @@ def reject(
     json: AsJson = False,
 ) -> None:
     """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
-    from shoal.owner.enrolment.connection import OwnerConnection
-
     fleet = open_fleet(directory)
-    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+    with _connected(fleet, Tls(ca, cert, key)) as connection:
         connection.listen(wait, lambda: connection.registrar.knows(request.strip()))
         name = connection.registrar.reject(request.strip())
         connection.flush()
@@ -311,10 +306,8 @@ def publish(
     json: AsJson = False,
 ) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
-    from shoal.owner.enrolment.connection import OwnerConnection
-
     fleet = open_fleet(directory)
-    with OwnerConnection(fleet, Tls(ca, cert, key, chunk_bytes), note) as connection:
+    with _connected(fleet, Tls(ca, cert, key, chunk_bytes)) as connection:
         connection.publish()
     if json:
         say_json({"roster": fleet.roster.sequence, "keys": len(fleet.cards())})
@@ -398,12 +391,16 @@ def broker_config(
         note("warning: the fleet's broker address begins with mqtt://: passwords are sent unencrypted")
 
 
+def _connected(fleet: FleetDirectory, tls: Tls) -> OwnerConnection:
+    from shoal.owner.enrolment.connection import OwnerConnection  # loads the MQTT client, which help does not need
+
+    return OwnerConnection(fleet, tls, note)
+
+
 def _publish_signed(fleet: FleetDirectory, tls: Tls, *, again: str = "", replaced: str = "") -> None:
     """Publish what was signed just now; ``again`` is the command that does so later, and ``replaced`` as in `publish`."""
-    from shoal.owner.enrolment.connection import OwnerConnection
-
     try:
-        with OwnerConnection(fleet, tls, note) as connection:
+        with _connected(fleet, tls) as connection:
             connection.publish(replaced)
     except ShoalError as error:
         _add_hint(

@@ -1,4 +1,4 @@
-"""The phases of a run, the table of their transitions, and the diagram drawn from it."""
+"""The phases of a run, and the table of their transitions."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from aggregator.rounds.events import CameOnline, WentOffline
-from aggregator.rounds.phases import TRANSITIONS, PhaseError, RunPhase, check_transition, diagram, phase_of
+from aggregator.rounds.phases import TRANSITIONS, PhaseError, RunPhase, check_transition, phase_of
 from tests.helpers.engines import DEVICES, give, opened
 
 
@@ -56,9 +56,3 @@ def test_the_engine_checks_each_event(monkeypatch):
     monkeypatch.setattr(engine, "_advance", lambda _state: (dataclasses.replace(begun, finished=True), ()))
     with pytest.raises(PhaseError, match="from round to finished"):
         engine.handle(state, CameOnline(DEVICES[0]))
-
-
-def test_the_diagram_shows_every_transition():
-    lines = diagram().splitlines()
-    assert len(lines) == 3 + len(TRANSITIONS)
-    assert "    final_round --> finished: final round closes" in lines

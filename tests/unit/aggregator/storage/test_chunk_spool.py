@@ -93,10 +93,10 @@ def test_a_fleet_that_uploads_at_once_takes_bounded_memory(spool):
         for name, _ in devices:
             assert reassembler.add(name, chunks[name][index], 0.0) is None
             assert reassembler.held_bytes <= bound + 2048 * len(devices)
-    assert reassembler.spooled_bytes > 150_000 * 300 - bound
+    assert reassembler._spooled_bytes > 150_000 * 300 - bound
     for name, payload in devices:
         assert bytes(reassembler.add(name, chunks[name][3], 0.0).payload) == payload
-    assert len(reassembler) == reassembler.held_bytes == reassembler.spooled_bytes == 0
+    assert len(reassembler) == reassembler.held_bytes == reassembler._spooled_bytes == 0
     assert size_of(spool) == 0
     assert memory_bytes() - before < 20 << 20
 
@@ -109,7 +109,7 @@ def test_a_transfer_that_is_given_up_frees_its_places(spool):
     assert reassembler.drop("a") == 1
     assert size_of(spool) > 0
     assert len(reassembler.expire(1e9)) == 1
-    assert reassembler.spooled_bytes == 0
+    assert reassembler._spooled_bytes == 0
     assert size_of(spool) == 0
 
 
@@ -119,7 +119,7 @@ def test_a_wrong_digest_frees_the_places(spool):
     reassembler.add("a", chunks[0], 0.0)
     with pytest.raises(WireError):
         reassembler.add("a", chunks[1][:-1] + b"x", 0.0)
-    assert reassembler.spooled_bytes == 0
+    assert reassembler._spooled_bytes == 0
     assert size_of(spool) == 0
 
 
@@ -148,7 +148,7 @@ def test_a_chunk_that_can_not_be_read_again_frees_the_places_of_all(spool, monke
         reassembler.add("a", last, 0.0)
     monkeypatch.setattr(os, "pread", real)
     assert size_of(spool) == 0
-    assert reassembler.spooled_bytes == 0
+    assert reassembler._spooled_bytes == 0
 
 
 def test_a_full_disk_refuses_chunks_and_no_more(spool, monkeypatch):
@@ -168,4 +168,4 @@ def test_a_full_disk_refuses_chunks_and_no_more(spool, monkeypatch):
     monkeypatch.setattr(os, "pwrite", real)
     assert reassembler.add("a", chunks[1], 0.0) is None
     assert reassembler.add("a", chunks[2], 0.0) is not None
-    assert reassembler.held_bytes == reassembler.spooled_bytes == size_of(spool) == 0
+    assert reassembler.held_bytes == reassembler._spooled_bytes == size_of(spool) == 0

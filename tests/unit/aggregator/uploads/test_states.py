@@ -1,4 +1,4 @@
-"""The transition table of an upload, and the diagram drawn from it."""
+"""The transition table of an upload."""
 
 import itertools
 
@@ -12,7 +12,6 @@ from aggregator.uploads.states import (
     UploadRef,
     UploadState,
     UploadTable,
-    diagram,
 )
 
 REF = UploadRef("dev-1", b"t" * 16)
@@ -83,10 +82,3 @@ def test_the_oldest_answers_are_forgotten_first_and_uploads_in_progress_never():
     assert table.state(REF) is UploadState.VALID
     states = [table.state(other) for other in others]
     assert states == [UploadState.RECEIVING] * 2 + [UploadState.ACKNOWLEDGED] * 2
-
-
-def test_the_diagram_shows_every_transition():
-    lines = diagram().splitlines()
-    assert lines[:2] == ["stateDiagram-v2", "    [*] --> receiving"]
-    assert len(lines) == 2 + len(TRANSITIONS)
-    assert "    committing --> acknowledged: durable" in lines

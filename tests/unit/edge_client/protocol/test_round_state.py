@@ -28,7 +28,6 @@ from edge_client.protocol.round_state import (
     Work,
     WorkDone,
     WorkFailed,
-    diagram,
     step,
 )
 from shoal import limits
@@ -433,9 +432,3 @@ def test_nobody_is_reminded_of_an_upload_whose_aggregator_was_replaced():
     assert (state.stage, actions) == (Stage.IDLE, (CancelWork(), ClearTimer(), Follow(())))
     for event in (TimerFired(), Reconnected()):
         assert step(state, event) == (state, ())
-
-
-def test_the_diagram_shows_every_change_of_stage():
-    lines = diagram().splitlines()
-    assert len(lines) == 2 + len(TRANSITIONS)
-    assert "    working --> sending: upload stored" in lines

@@ -5,13 +5,12 @@ import typer
 
 from shoal.errors import ConfigError
 from shoal.owner.cli import upkeep
-from shoal.owner.keys import unlock
 from shoal.owner.keys.directory import FleetDirectory
 
 
 @pytest.fixture
 def fleet(tmp_path, monkeypatch):
-    monkeypatch.setattr(unlock, "ask", lambda *_, **__: pytest.fail("asked for a passphrase"))
+    monkeypatch.setattr(upkeep, "ask", lambda *_, **__: pytest.fail("asked for a passphrase"))
     return FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
 
 
