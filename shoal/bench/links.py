@@ -24,8 +24,9 @@ from shoal import limits
 from shoal.demo.data import hide_groups, load_images
 from shoal.demo.runner import HIDDEN_UNITS, LOCAL
 from shoal.errors import UsageError
-from shoal.experiments.wild import images, scenarios, tables
+from shoal.experiments.wild import scenarios
 from shoal.experiments.wild.fleets import Fleet
+from shoal.experiments.wild.runs import fleet_of
 from shoal.membership.statements import sign_statement
 from shoal.protocol import channels
 from shoal.protocol.chunking import HEADER_BYTES
@@ -131,10 +132,7 @@ def deal(task: str, seed: int, data_dir: Path | None) -> Fleet:
     """
     if task == DIGITS:
         return _digits(seed)
-    scenario = scenarios.find(task)
-    if not scenario.needs:
-        return tables.deal(scenario, seed=seed)
-    return images.deal(scenario, seed=seed, data_dir=data_dir, samples=None, test_images=TEST_IMAGES)
+    return fleet_of(task, seed, data_dir, None, TEST_IMAGES)
 
 
 def _digits(seed: int) -> Fleet:

@@ -87,7 +87,7 @@ def run(options: Options, progress: Progress) -> Result:
         raise UsageError(f"{test_images} test_images", hint="every device is tested: give at least 1")
     rounds = options.rounds or scenarios.ROUNDS
     progress.stage(f"dealing {options.scenario}")
-    fleet = _fleet(options.scenario, options.seed, options.data_dir, options.samples, test_images)
+    fleet = fleet_of(options.scenario, options.seed, options.data_dir, options.samples, test_images)
     settings = options.strategy_settings(*KNOBS)
     if settings and algorithm in (LOCAL, TRUE_GROUPS):
         raise UsageError(f"{algorithm} has no setting {sorted(settings)[0]!r}")
@@ -126,7 +126,13 @@ def number_of_groups(population: Population) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _fleet(name: str, seed: int, data_dir: Path | None, samples: int | None, test_images: int) -> Fleet:
+def fleet_of(name: str, seed: int, data_dir: Path | None, samples: int | None, test_images: int) -> Fleet:
+    """Return the fleet of a scenario, of which the latest is cached.
+
+    Raises:
+        UsageError: there is no such scenario, or devices get too few images.
+        MissingDataError: its files are not here.
+    """
     scenario = scenarios.find(name)
     if scenario.data in scenarios.NATURAL:
         return natural.deal(scenario, seed=seed, data_dir=data_dir)
@@ -141,7 +147,7 @@ def _alone(name: str, seed: int, data_dir: Path | None, samples: int | None, tes
 
     All algorithms of a scenario need it, so the latest is cached.
     """
-    fleet = _fleet(name, seed, data_dir, samples, test_images)
+    fleet = fleet_of(name, seed, data_dir, samples, test_images)
     return _train_alone(fleet, rounds, seed)
 
 

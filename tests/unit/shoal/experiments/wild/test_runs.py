@@ -52,6 +52,11 @@ def test_the_fleets_defaults_hold_and_only_the_number_of_groups_is_given():
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
 
 
+def test_a_scenarios_owner_may_allow_means_of_two():
+    assert run("few-3-2")["parameters"]["min_contributors"] == [2]
+    assert run("few-3-2", settings={"min_contributors": "3"})["parameters"]["min_contributors"] == [3]
+
+
 def test_where_there_are_no_groups_two_are_given():
     assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
 
