@@ -147,14 +147,10 @@ def _data(source: Path | None, files: DeviceState, member: DeviceMembership, rea
 
 def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[str]:
     """Return the doubt about the finished model that answers, if it is of the run's task and no better than a guess."""
-    from edge_client.learning.data_doubts import no_better_doubt
-    from edge_client.learning.evaluation import majority_share
+    from edge_client.learning.data_doubts import model_doubt
     from edge_client.storage.finished_models import FinishedModels
 
-    model = FinishedModels(files.directory).standing().answers
-    if model is None or model.task != run.plan.task_digest or model.validation.accuracy is None:
-        return []
-    doubt = no_better_doubt(model.validation.accuracy, majority_share(shares.validation.y))
+    doubt = model_doubt(FinishedModels(files.directory).standing().answers, run.plan.task_digest, shares.validation.y)
     return [doubt] if doubt else []
 
 

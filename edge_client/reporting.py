@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from crypto.seal.signed import open_document
 from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.storage import path_models as kept
-from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.finished_models import FinishedModel, FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, UntrustedError, reason_of
 from shoal.limits import CLOCK_OFF_S
@@ -121,13 +121,12 @@ class Results:
         return self._refused != before
 
     @property
-    def answers(self) -> int:
-        """Number of the run whose finished model answers; 0 without one, or if the list of models is damaged."""
+    def answers(self) -> FinishedModel | None:
+        """The finished model that answers; None without one, or if the list of models is damaged."""
         try:
-            model = self._finished.standing().answers
+            return self._finished.standing().answers
         except (ConfigError, IntegrityError):
-            return 0  # `predict` and `shoal-edge models` report the damage
-        return 0 if model is None else model.run
+            return None  # `predict` and `shoal-edge models` report the damage
 
     def compare_clock(self, sent_at_s: int) -> None:
         """Note for log and status file if the device's clock is behind a time that is over by the aggregator's clock."""

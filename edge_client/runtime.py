@@ -499,13 +499,14 @@ class DeviceRuntime:
         # Repeated, since an earlier life's will may have replaced it at the broker.
         self._presence_due_s = self._now_s + EVERY_S
         vitals = self._vitals() if online and self._vitals is not None else None
-        answers = self._results.answers if online else 0
+        answers = self._results.answers if online else None
         told = presence(
             self._membership,
             self._birth,
             online=online,
             head=head,
-            answers=answers,
+            answers=0 if answers is None else answers.run,
+            doubted=self._jobs.doubts_model(answers),
             vitals=vitals,
             left_out=self._jobs.left_out.count if online else 0,
             contrary=contrary,

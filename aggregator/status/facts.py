@@ -45,6 +45,7 @@ class DeviceFacts:
             online since.
         wire: least and newest wire version that it speaks, by its presence.
         left_out: number of damaged samples that it leaves out, by its presence.
+        doubted: whether its model is right no more often than its most common label, by its presence.
         refused: why its last message was refused that it had signed and that was false, unless it has come online since.
     """
 
@@ -60,6 +61,7 @@ class DeviceFacts:
     declined: str = ""
     wire: tuple[int, int] | None = None
     left_out: int = 0
+    doubted: bool = False
     refused: str = ""
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aggregator.rounds.phases import RunPhase
+from aggregator.rounds.standstill import named
 from aggregator.rounds.state import SILENT_ROUNDS
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
@@ -63,6 +64,10 @@ OFFLINE_HINT: Final = (
 WORKER_HINT: Final = (
     "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, "
     "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
+)
+DOUBTED_HINT: Final = (
+    "`shoal-edge status` there has the figures: check labels and scales; then more rounds, another --local lr=, or "
+    "--algorithm cfl if only some devices are concerned"
 )
 SILENT_HINT: Final = "read its log, and `shoal-edge status` on it; starting it again is safe"
 CLOCK_HINT: Final = (
@@ -401,6 +406,10 @@ class _Builder:
         if self.skew_s:
             skew = f"most devices' clocks are {_ahead(self.skew_s)} the aggregator's"
             found.append(Problem(skew, "set the clock of this machine (timedatectl set-ntp true)"))
+        doubted = [name for name in facts.active if name in self.heard and self.heard[name].doubted]
+        if doubted:
+            few = f"{len(doubted)} of {counted(len(facts.active), 'device')}"
+            found.append(Problem(f"{few} do no better than their most common label: {named(doubted)}", DOUBTED_HINT))
         if self.served is not None and self.watched and self.lost_s is None:
             found += self._run_problems(self.served)
         return found

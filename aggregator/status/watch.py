@@ -75,6 +75,7 @@ class DeviceWatch:
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
             answers=presence.answers,
             left_out=presence.left_out,
+            doubted=presence.doubted,
             vitals=presence.vitals,
             vitals_at_s=None if presence.vitals is None else presence.sent_at_s,
         )

@@ -5,16 +5,20 @@ Each doubt is one sentence and ends with the thing to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from edge_client.learning.evaluation import majority_share
 from edge_client.learning.standardisation import CONSTANT, moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from edge_client.learning.data import Dataset
+    from edge_client.storage.finished_models import FinishedModel
     from shoal.task.manifest import TaskManifest
 
 UNSCALED_RATIO: Final = 100.0
@@ -65,6 +69,19 @@ def no_better_doubt(accuracy: float, majority: float) -> str:
         f"{majority:.1%}: it has learned nothing; look at the data with `shoal-edge doctor --data`, then train longer or with "
         "another step size"
     )
+
+
+def model_doubt(model: FinishedModel | None, task: bytes, y: NDArray[Any]) -> str:
+    """Return the doubt about the finished model that answers; empty if it is of another task, or better than a guess.
+
+    Args:
+        model: None if the device has none.
+        task: digest of the task to which the samples belong.
+        y: labels of the validation share.
+    """
+    if model is None or model.task != task or model.validation.accuracy is None:
+        return ""
+    return no_better_doubt(model.validation.accuracy, majority_share(y))
 
 
 def _name(column: int, manifest: TaskManifest) -> str:

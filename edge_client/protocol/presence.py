@@ -20,7 +20,7 @@ from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import Presence, contrary_field, left_out_field, rival_field
+from shoal.protocol.messages import Presence, contrary_field, doubted_field, left_out_field, rival_field
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.rivals import Witness
@@ -62,6 +62,7 @@ def presence(
     left_out: int = 0,
     contrary: Sequence[str] = (),
     rival: int = 0,
+    doubted: bool = False,
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -76,6 +77,7 @@ def presence(
         left_out: number of damaged samples that the device leaves out.
         contrary: devices that have signed another history of the run than this device was shown.
         rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
+        doubted: whether the model with which the device answers is right no more often than the device's most common label.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
     message = encode(
@@ -90,7 +92,7 @@ def presence(
             answers=answers,
             vitals=vitals,
             wire=SPOKEN,
-            later=left_out_field(left_out) + contrary_field(contrary) + rival_field(rival),
+            later=left_out_field(left_out) + contrary_field(contrary) + rival_field(rival) + doubted_field(doubted),
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

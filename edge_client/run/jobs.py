@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_client.learning.data import Dataset, DataSplits, split, split_growing
-from edge_client.learning.data_doubts import doubts, no_better_doubt
+from edge_client.learning.data_doubts import doubts, model_doubt, no_better_doubt
 from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import device_model
 from edge_client.learning.reading import NONE_LEFT_OUT
@@ -17,7 +17,7 @@ from edge_client.learning.standardisation import local_scale, prepared, rescaled
 from edge_client.learning.statistics import scale_doubt, scale_from, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
-from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
+from edge_client.storage.finished_models import UNMEASURED, FinishedModel, FinishedModels, Validation, measured
 from edge_client.storage.scales import Scale, Scales
 from shoal.errors import DataError, IntegrityError, ShoalError, UntrustedError
 from shoal.membership.roster import aggregator_of
@@ -137,6 +137,11 @@ class JobFactory:
         scale = local_scale(samples.train.x, run_id)
         self._keep_scale(scale)
         return scale
+
+    def doubts_model(self, model: FinishedModel | None) -> bool:
+        """Whether a finished model is right no more often than the most common label, by the samples that have been read."""
+        shares = self._shares
+        return shares is not None and bool(model_doubt(model, shares[0], shares[1].validation.y))
 
     def _doubt(self, scale: Scale | None) -> None:
         doubt = scale_doubt(scale)

@@ -335,6 +335,11 @@ class Presence:
         """Birth of a later program that uses the device's identity, and is to end; 0 for none. It is a later field."""
         return int.from_bytes(dict(self.later).get(_RIVAL, b"")[:8], "little")
 
+    @property
+    def doubted(self) -> bool:
+        """Whether the device's model is right no more often than its most common label; false if it does not say."""
+        return _DOUBTED in dict(self.later)
+
 
 _LEFT_OUT: Final = 1
 """Number of the later field of a presence with the damaged samples that the device leaves out, u32; added in 0.2.0."""
@@ -342,6 +347,8 @@ _LEFT_OUT: Final = 1
 
 _RIVAL: Final = 3
 """Number of the later field of a presence that names another start of the device, u64; added in 0.2.0."""
+_DOUBTED: Final = 4
+"""Number of the later field, of no bytes, in the presence of a device whose model is no better than a guess; added in 0.2.0."""
 
 
 def left_out_field(count: int) -> LaterFields:
@@ -357,6 +364,11 @@ def contrary_field(devices: Sequence[str]) -> tuple[tuple[int, bytes], ...]:
 def rival_field(rival: int) -> LaterFields:
     """Return the later fields of a presence that names a later start of the device; none for 0."""
     return ((_RIVAL, rival.to_bytes(8, "little")),) if rival else ()
+
+
+def doubted_field(doubted: bool) -> LaterFields:
+    """Return the later fields of the presence of a device whose model is no better than its most common label."""
+    return ((_DOUBTED, b""),) if doubted else ()
 
 
 class RunOrder(IntEnum):

@@ -70,6 +70,21 @@ def test_the_owner_learns_how_many_damaged_samples_a_device_leaves_out(tmp_path)
         assert own["left_out"] == {**dataclasses.asdict(damage), "words": str(damage)}
 
 
+def test_the_owner_learns_for_which_devices_a_finished_model_is_a_guess(tmp_path):
+    """The labels of dev-03 are those of the others, each moved on by one: the model of most devices is wrong there."""
+    data = grouped_data(4)
+    data["dev-03"] = dataclasses.replace(data["dev-03"], y=(data["dev-03"].y + 1) % 3)
+    with make_fleet(tmp_path / "fleet", data, rounds=10) as fleet:
+        fleet.run_until(lambda: fleet.closed() == 9, 60)
+        assert status(fleet)["problems"] == []
+        fleet.run(60)
+        (problem,) = status(fleet)["problems"]
+        assert problem["reason"] == "1 of 4 devices do no better than their most common label: dev-03"
+        fleet.kill_device("dev-03")
+        fleet.settle()
+        assert status(fleet)["problems"] == [problem], "it is told by the last presence that the device signed"
+
+
 def test_a_fleet_at_work(fleet):
     data = status(fleet)
     assert (data["running"], data["connected"], data["problems"], reasons(data)) == (True, True, [], {})

@@ -276,6 +276,16 @@ def test_figures_of_clusters_are_those_of_their_devices():
     assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
 
 
+def test_devices_whose_model_is_a_guess_are_a_problem():
+    guess, good = DeviceFacts(online=True, doubted=True), DeviceFacts(online=True)
+    built = status(live(devices={"dev-1": guess, "dev-2": good, "dev-3": guess, "gone": guess}))
+    assert [p.reason for p in built.problems] == [
+        "2 of 3 devices do no better than their most common label: dev-1, dev-3"
+    ]
+    assert built.problems[0].advice.startswith("`shoal-edge status` there has the figures")
+    assert status(live(devices={"dev-1": good})).problems == ()
+
+
 def test_a_device_has_the_accuracy_on_its_own_test_share():
     tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
     built = status(run=dataclasses.replace(RUN, tests=tests))

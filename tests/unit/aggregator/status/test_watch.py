@@ -4,7 +4,7 @@ import pytest
 
 from aggregator.status.facts import DeviceFacts
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
-from shoal.protocol.messages import DeclineReason, Presence
+from shoal.protocol.messages import DeclineReason, Presence, doubted_field
 from shoal.transport.base import Connected, Disconnected, Message
 
 
@@ -45,6 +45,13 @@ def test_a_device_comes_and_goes(devices, clock):
     clock.now_s = 5100
     gone = come(devices, says(False))
     assert (gone.online, gone.since_s, gone.last_seen_s) == (False, 5100, 5004), "a will is the broker's word"
+
+
+def test_a_device_says_that_its_model_is_a_guess_until_it_says_no_more(devices):
+    doubted = Presence("reef", "dev-1", 7, True, later=doubted_field(True))
+    assert come(devices, doubted).doubted
+    assert come(devices, says(False)).doubted, "a will is the broker's word"
+    assert not come(devices, says(True)).doubted
 
 
 def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):

@@ -77,6 +77,12 @@ def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online, hea
     )
 
 
+@pytest.mark.parametrize("doubted", [False, True])
+def test_a_presence_says_whether_the_devices_model_is_a_guess(member, doubted):
+    _, found = opened(member, presence(member, BIRTH, online=True, left_out=3, rival=7, doubted=doubted)[1])
+    assert (found.doubted, found.left_out, found.rival) == (doubted, 3, 7)
+
+
 def test_only_the_fleet_can_read_it(member):
     with pytest.raises(SealError):
         opened(member, presence(member, BIRTH, online=True)[1], GroupKey("reef", "broadcast", bytes(32)))

@@ -155,6 +155,17 @@ def finish(place, monkeypatch):
     return run
 
 
+def test_a_finished_model_is_compared_with_the_most_common_label(place, finish):
+    assert not place.factory.doubts_model(None)
+    place.factory.follow(place.run())
+    task, labels = place.bundle.digest, place.factory._shares[1].validation.y
+    common = int(np.unique(labels, return_counts=True)[1].max())
+    for right, task_of, doubted in ((common, task, True), (common + 1, task, False), (common, b"another", False)):
+        model = SimpleNamespace(task=task_of, validation=Validation(0.5, right, len(labels), len(labels)))
+        assert place.factory.doubts_model(model) == doubted
+    assert not place.factory.doubts_model(SimpleNamespace(task=task, validation=UNMEASURED)), "as for regression"
+
+
 def test_a_final_round_measures_the_chosen_model_on_the_validation_share(place, finish):
     done = finish()
     assert (done.parcel, done.model, done.tested) == ("sealed", 3, 2)
