@@ -27,7 +27,7 @@ def test_the_filter_stands_what_the_plain_mean_does_not():
     assert 0 < max(r.error for r in rows) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stretched_backdoor_passes_the_filter_and_not_nnm():
     rows = run(attacks=("backdoor-0", "backdoor-cap-3"), rules=("filter", "nnm"), rounds=50)
     success = {(r.attack, r.rule): r.success for r in rows}
