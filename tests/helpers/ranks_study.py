@@ -98,6 +98,8 @@ class Rank(ForkedProgram):
 
     def __init__(self, arguments, environment, folder):
         self.out, self.errors = (Path(folder, name) for name in ("out", "errors"))
+        self.out.touch()
+        self.errors.touch()
         super().__init__("tests.helpers.ranks_study", arguments, environment, self.out, self.errors)
 
 
