@@ -601,22 +601,15 @@ class DeviceRuntime:
             self._tell(io.RosterTaken(change, replaced=replaced))
 
     def _apply(self, change: RosterChange) -> None:
+        signed = None
         try:
             signed = apply_change(self._membership.roster, change)
-        except ShoalError as error:
-            self._change_refused(change, error)
-            self._tell(io.RosterTaken(change))
-            return
-        try:
             self._adopt(signed, change)
         except ShoalError as error:
-            self._change_refused(change, error)
-
-    @staticmethod
-    def _change_refused(change: RosterChange, error: ShoalError) -> None:
-        LOG.warning(
-            "change of the roster refused", extra={"kv": {"sequence": change.sequence, "reason": reason_of(error)}}
-        )
+            facts = {"sequence": change.sequence, "reason": reason_of(error)}
+            LOG.warning("change of the roster refused", extra={"kv": facts})
+        if signed is None:
+            self._tell(io.RosterTaken(change))
 
     # ----------------------------------------------------------------------------------------------------------- run
 

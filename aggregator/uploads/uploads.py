@@ -290,21 +290,15 @@ class Uploads:
         """Refuse the valid uploads whose round has closed, then go on with events and uploads; do nothing during a close."""
         if self._driver.computing:
             return
-        for upload in self._queue.valid:
-            self._refuse_if_late(upload)
-        for upload in self._gate.held:
+        waiting = [(upload, self._queue.withdraw, UploadEvent.ROUND_CLOSED) for upload in self._queue.valid]
+        waiting += [(upload, self._gate.withdraw, UploadEvent.REJECTED) for upload in self._gate.held]
+        for upload, withdraw, event in waiting:
             decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
             if decision is not Decision.STORE:
-                self._gate.withdraw(upload)
-                self._answers.answer(upload.ref, upload.header.round, UploadEvent.REJECTED, reason)
+                withdraw(upload)
+                self._answers.answer(upload.ref, upload.header.round, event, reason)
         self._driver.on_progress()
         self.flush()
-
-    def _refuse_if_late(self, upload: OpenedUpload) -> None:
-        decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
-        if decision is not Decision.STORE:
-            self._queue.withdraw(upload)
-            self._answers.answer(upload.ref, upload.header.round, UploadEvent.ROUND_CLOSED, reason)
 
     def tick(self, now_s: float) -> None:
         """Request missing chunks, and drop transfers that have taken too long."""

@@ -227,15 +227,6 @@ class BrokerProcess:
         """Kill it, without a clean stop, as in a power cut."""
         self._end(signal.SIGKILL)
 
-    def restart(self) -> None:
-        """Stop it if it runs and start it on the same port; only mosquitto restores retained messages and sessions.
-
-        Raises:
-            BrokerUnreachableError: it did not start again.
-        """
-        self.stop()
-        self.start()
-
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:

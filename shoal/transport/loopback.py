@@ -127,21 +127,6 @@ class LoopbackBroker:
             raise UsageError(f"client {client!r} was never connected")
         self._sessions[client].transport.start()
 
-    def restart(self, *, keep: bool = True) -> None:
-        """Disconnect all clients without wills and let them reconnect; ``keep`` preserves sessions and retained messages."""
-        online = [session for session in self._sessions.values() if session.online]
-        for session in self._sessions.values():
-            session.online = False
-            self._lost_s[session.transport.client_id] = self.now_s
-            if not keep:
-                session.filters.clear()
-                session.backlog.clear()
-        if not keep:
-            self.retained.clear()
-        for session in online:
-            session.transport.report(Disconnected("the broker restarted"))
-            session.transport.start()
-
     def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call ``action`` in ``delay_s`` seconds of virtual time."""
         self._sequence += 1

@@ -58,7 +58,7 @@ def test_a_device_joins_without_anything_heavy(tmp_path, fleet):
 
 def test_a_device_enrols_without_numpy_and_onnxruntime(tmp_path, fleet):
     """`shoal-edge enrol` up to its connection: it needs the MQTT client and nothing else that is heavy."""
-    (tmp_path / "line").write_text(TokenStore(fleet).issue(600, 2**40).to_line())
+    (tmp_path / "line").write_text(TokenStore(fleet).issue(1, 600, 2**40)[0].to_line())
     heavy = DEVICE_HEAVY.replace("paho,", "")
     assert loaded("shoal-edge", heavy, "enrol", tmp_path / "d", tmp_path / "line", "--name", "dev-1") == (5, [])
 

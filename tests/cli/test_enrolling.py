@@ -85,7 +85,7 @@ def test_a_cut_line_is_refused(call, line):
 
 def test_an_expired_line_is_refused_at_once(call, fleet):
     """Status 4, and no keys are made; the line's secret is not repeated."""
-    old = TokenStore(FleetDirectory(call.home / "owner")).issue(600, 10**9).to_line()
+    old = TokenStore(FleetDirectory(call.home / "owner")).issue(1, 600, 10**9)[0].to_line()
     made = call("shoal-edge", "enrol", "dev-9", old, status=4)
     assert "error: this enrolment line expired on 2001-09-09T01:56:40Z" in made.err
     assert "hint: ask the owner for a new one: `shoal-fleet invite`" in made.err

@@ -36,7 +36,7 @@ class Scene:
         self._sittings = 0
 
     def token(self, life_s=600):
-        return self.tokens.issue(life_s, NOW_S)
+        return self.tokens.issue(1, life_s, NOW_S)[0]
 
     def ask(self, token, name="dev-1", now_s=NOW_S):
         """Start a device's `enrol`; return its `Enrolling`."""

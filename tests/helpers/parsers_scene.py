@@ -111,7 +111,7 @@ class Scene:
         self.membership = DeviceMembership(self.fleet.stage.device_dir(DEVICE))
         self.card = device_card(self.device)
         self.notice = sign_document(self.device, ReceivingNotice("demo", DEVICE, RECEIVING.public))
-        self.token = TokenStore(self.owner).issue(3600, 1000)
+        self.token = TokenStore(self.owner).issue(1, 3600, 1000)[0]
         self.newcomer = Identity.generate("dev-77")
         self.package = (self.owner.path / "runs" / "000001.run").read_bytes()
 

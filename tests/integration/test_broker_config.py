@@ -203,7 +203,7 @@ def test_a_device_enrols_through_the_guarded_broker(any_reef):
     registrar = Registrar(reef.owner, owner.transport)
     registrar.start(int(time.time()))
     owner.start()
-    token = TokenStore(reef.owner).issue(600, int(time.time()))
+    token = TokenStore(reef.owner).issue(1, 600, int(time.time()))[0]
     spy = reef.client("enrol", client_id="spy").start("shoal/v1/reef/#", "#")
     try:
         prepare(reef.root / "dev-3", "dev-3")

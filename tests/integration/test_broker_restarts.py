@@ -23,7 +23,8 @@ def test_subscriptions_survive_a_broker_restart(own: BrokerProcess, client: Call
     """After a restart both sides reconnect on their own and the subscription works again."""
     reader, writer = client(own.url, "re-reader", "re"), client(own.url, "re-writer")
     settle(reader, "re")
-    own.restart()
+    own.stop()
+    own.start()
     for one in (reader, writer):
         one.until(Disconnected)
         one.until(Connected)
@@ -65,7 +66,8 @@ def test_mosquitto_keeps_retained_messages_over_a_restart(tmp_path: Path, client
         writer.transport.publish("persist", b"kept", retain=True)
         wait_for(lambda: writer.transport.pending() == 0)
         writer.transport.close()
-        broker.restart()
+        broker.stop()
+        broker.start()
         assert client(broker.url, "p-reader", "persist").message() == Message("persist", b"kept", retained=True)
 
 

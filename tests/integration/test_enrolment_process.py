@@ -149,7 +149,7 @@ def test_a_line_that_expires_ends_the_wait(tmp_path, monkeypatch):
     with start_broker("mosquitto", tmp_path) as broker:
         owner = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
         owner.add_aggregator(aggregator_membership.init(tmp_path / "server").read_bytes())
-        token = TokenStore(owner).issue(1, int(time.time()))
+        token = TokenStore(owner).issue(1, 1, int(time.time()))[0]
         joining.prepare(tmp_path / "dev-1", "dev-1")
         with pytest.raises(NotEnrolledError, match="this enrolment line expired on "):
             joining.enrol(

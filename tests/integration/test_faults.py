@@ -204,7 +204,8 @@ def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> N
     fleet.broker.kill()
     fleet.signal("aggregator", signal.SIGCONT)
     time.sleep(0.2)
-    fleet.broker.restart()
+    fleet.broker.stop()
+    fleet.broker.start()
     np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
 
 

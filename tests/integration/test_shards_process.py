@@ -214,7 +214,8 @@ def chaos(tmp_path, kills, rounds, seed=0):
                 victim = pick.choice([*start, "broker"])
                 if victim == "broker":
                     broker.kill()
-                    broker.restart()
+                    broker.stop()
+                    broker.start()
                 else:
                     stage.stop(victim, signal.SIGKILL)
                     time.sleep(pick.uniform(0.0, 0.3))

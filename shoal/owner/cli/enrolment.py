@@ -45,7 +45,7 @@ def invite(
     span = seconds(expires)
     fleet = open_fleet(directory)
     now_s = int(time.time())
-    made = TokenStore(fleet).issue_all(count, span, now_s)
+    made = TokenStore(fleet).issue(count, span, now_s)
     if json:
         lines = [token.to_line() for token in made]
         say_json({"fleet": fleet.name, "lines": lines, "expires_at": second(now_s + span)})

@@ -49,16 +49,8 @@ class TokenStore:
         self._fleet = fleet
         self._folder = fleet.path / TOKENS
 
-    def issue(self, life_s: int, now_s: int) -> Token:
-        """Make and store a token that admits one device within ``life_s`` seconds of ``now_s`` (unix seconds).
-
-        Raises:
-            ConfigError: as `issue_all`.
-        """
-        return self.issue_all(1, life_s, now_s)[0]
-
-    def issue_all(self, count: int, life_s: int, now_s: int) -> list[Token]:
-        """Make and store ``count`` tokens as `issue` does.
+    def issue(self, count: int, life_s: int, now_s: int) -> list[Token]:
+        """Make and store ``count`` tokens, each of which admits one device within ``life_s`` seconds of ``now_s`` (unix seconds).
 
         Raises:
             ConfigError: the fleet has no aggregator yet; a token names its fingerprint.

@@ -29,7 +29,7 @@ class Enrolment:
     def __init__(self, root):
         self.owner = FleetDirectory.create(root / "owner", "demo", "mqtt://loopback")
         self.owner.add_aggregator(aggregators.init(root / "server").read_bytes())
-        self.token = TokenStore(self.owner).issue(600, 1000)
+        self.token = TokenStore(self.owner).issue(1, 600, 1000)[0]
         self.device = Identity.generate("dev-1")
         self.request = make_request(self.device, self.token, 1000, RECEIVING.public)
 

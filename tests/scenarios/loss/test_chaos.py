@@ -7,6 +7,7 @@ import pytest
 
 from edge_client.learning.data import Dataset
 from shoal.task.manifest import LocalTraining
+from tests.helpers.broker_restarts import restart
 from tests.helpers.fleets import LOST, Wiretap, make_exact_fleet, names, slow_link, thetas
 
 INPUTS = 9_000
@@ -70,7 +71,7 @@ class Trouble:
             case "cut" if self.fleet.client_id(party) in self.fleet.broker.connected():
                 self.fleet.broker.disconnect(self.fleet.client_id(party))
             case "restart" | "forget" as how if not self.mended_s:
-                self.fleet.broker.restart(keep=how == "restart")
+                restart(self.fleet.broker, keep=how == "restart")
                 return
             case _:
                 return

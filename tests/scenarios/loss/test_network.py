@@ -8,6 +8,7 @@ from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
+from tests.helpers.broker_restarts import restart
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import Wiretap, answers, concerns, make_exact_fleet, names, thetas, uploads_of
 
@@ -153,7 +154,7 @@ def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_resu
     with make_exact_fleet(tmp_path / "fleet", **wide) as fleet:
         for _ in range(steps):
             fleet.step()
-        fleet.broker.restart(keep=keep)
+        restart(fleet.broker, keep=keep)
         assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
         assert thetas(fleet) == wide_result
 
@@ -274,7 +275,7 @@ def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
-        fleet.broker.restart(keep=keep)
+        restart(fleet.broker, keep=keep)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
 

@@ -9,6 +9,7 @@ from shoal.errors import IntegrityError, UsageError
 from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
+from tests.helpers.broker_restarts import restart
 from tests.helpers.fleets import (
     SHARDS,
     Wiretap,
@@ -125,7 +126,7 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
         for name in tuple(fleet.devices):
             fleet.kill_device(name)
         fleet.kill_aggregator()
-        fleet.broker.restart(keep=False)
+        restart(fleet.broker, keep=False)
         for name in reversed(fleet.stage.devices):
             fleet.revive_device(name)
         fleet.revive_aggregator()

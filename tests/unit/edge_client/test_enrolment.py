@@ -27,7 +27,7 @@ def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
     grant = owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     aggregators.join(tmp_path / "server", grant.read_bytes(), owner.fingerprint)
-    token = TokenStore(owner).issue(600, now_s)
+    token = TokenStore(owner).issue(1, 600, now_s)[0]
     prepare(tmp_path / "dev-1", "dev-1")
     transport = LoopbackTransport(broker, token_id(token.secret), lambda e: asking.on_event(e, now_s))
     asking = Enrolling(tmp_path / "dev-1", token, transport, complaints.append)
@@ -51,7 +51,7 @@ def test_an_optional_kind_of_a_later_version_is_no_complaint(tmp_path):
     broker, complaints, now_s = LoopbackBroker(), [], int(time.time())
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
-    token = TokenStore(owner).issue(600, now_s)
+    token = TokenStore(owner).issue(1, 600, now_s)[0]
     prepare(tmp_path / "dev-1", "dev-1")
     transport = LoopbackTransport(broker, token_id(token.secret), lambda _: None)
     asking = Enrolling(tmp_path / "dev-1", token, transport, complaints.append)

@@ -7,6 +7,7 @@ from shoal.errors import UsageError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, Transport, TransportEvent
 from shoal.transport.faults import Hop, Passage
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from tests.helpers.broker_restarts import restart
 from tests.helpers.faults import FaultRule, RuledFaults
 
 
@@ -135,7 +136,7 @@ def test_at_qos_0_a_lost_connection_takes_with_it_what_is_under_way(loss: str) -
     writer.transport.publish("t", b"assured")
     broker.advance(0.5)
     if loss == "restart":
-        broker.restart()
+        restart(broker)
     else:
         broker.disconnect("w", graceful=loss == "goodbye")
     broker.advance(2.0)
@@ -208,7 +209,7 @@ def test_a_restart_brings_everybody_back_with_or_without_the_state(keep: bool) -
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", will=("will", b"dead"))
     writer.transport.publish("keep", b"x", retain=True)
     broker.pump()
-    broker.restart(keep=keep)
+    restart(broker, keep=keep)
     broker.pump()
     assert broker.connected() == ("r", "w")
     assert broker.retained == ({"keep": b"x"} if keep else {})

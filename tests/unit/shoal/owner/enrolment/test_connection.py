@@ -101,7 +101,7 @@ def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, bro
     fleet.take_run()
     newcomers = [Identity.generate(name) for name in ("dev-2", "dev-3")]
     for newcomer in newcomers:
-        leave(broker, request(newcomer, TokenStore(fleet).issue(600, int(time.time()))))
+        leave(broker, request(newcomer, TokenStore(fleet).issue(1, 600, int(time.time()))[0]))
     prints = [fingerprint(newcomer.member) for newcomer in newcomers]
     admission_cli.approve(fleet.path, prints)
     out, err = capsys.readouterr()
@@ -194,7 +194,7 @@ def test_commands_of_the_owner_work_side_by_side(fleet):
 
 def test_watching_prints_a_request_once(tmp_path, fleet, broker):
     """Those that wait already, and those that come; a second device with the same line is another request."""
-    first, second = (TokenStore(fleet).issue(600, int(time.time())) for _ in range(2))
+    first, second = (TokenStore(fleet).issue(1, 600, int(time.time()))[0] for _ in range(2))
     dev_1, dev_2, dev_3 = (Identity.generate(f"dev-{n}") for n in (1, 2, 3))
     leave(broker, request(dev_1, first))
     log = tmp_path / "watch.log"

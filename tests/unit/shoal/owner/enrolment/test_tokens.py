@@ -37,7 +37,7 @@ def file_of(fleet, token):
 
 
 def test_a_token_names_the_fleet_and_the_fingerprints_to_pin(fleet, tokens):
-    token = tokens.issue(600, NOW_S)
+    token = tokens.issue(1, 600, NOW_S)[0]
     assert (token.fleet, token.broker) == ("reef", "mqtts://broker.example")
     assert (token.owner, token.aggregator) == (fleet.fingerprint, fingerprint(AGGREGATOR.member))
     assert token.expires_at_s == NOW_S + 600
@@ -45,26 +45,26 @@ def test_a_token_names_the_fleet_and_the_fingerprints_to_pin(fleet, tokens):
 
 
 def test_a_token_is_stored_privately_and_found_by_its_id(fleet, tokens):
-    token = tokens.issue(600, NOW_S)
+    token = tokens.issue(1, 600, NOW_S)[0]
     assert file_of(fleet, token).stat().st_mode & 0o777 == 0o600
     found = TokenStore(FleetDirectory(fleet.path)).find(id_of(token))
     assert (found.token, found.made_at_s, found.used_by) == (token, NOW_S, "")
 
 
 def test_no_two_tokens_have_one_secret(tokens):
-    assert tokens.issue(600, NOW_S).secret != tokens.issue(600, NOW_S).secret
+    assert tokens.issue(1, 600, NOW_S)[0].secret != tokens.issue(1, 600, NOW_S)[0].secret
 
 
 def test_with_users_at_the_broker_a_token_has_those_of_enrolment(fleet, tokens):
     fleet.users.make()
-    assert tokens.issue(600, NOW_S).broker == f"mqtts://enrol:{fleet.users.password('enrol')}@broker.example"
+    assert tokens.issue(1, 600, NOW_S)[0].broker == f"mqtts://enrol:{fleet.users.password('enrol')}@broker.example"
 
 
 def test_without_an_aggregator_there_is_no_token(tmp_path):
     """Devices pin the aggregator's fingerprint when they join."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
     with pytest.raises(ConfigError, match="no aggregator yet") as caught:
-        TokenStore(empty).issue(600, NOW_S)
+        TokenStore(empty).issue(1, 600, NOW_S)[0]
     assert caught.value.hint == "shoal-fleet add-aggregator first"
     assert not (empty.path / TOKENS).exists()
 
@@ -72,13 +72,13 @@ def test_without_an_aggregator_there_is_no_token(tmp_path):
 @pytest.mark.parametrize("name", ["0" * 16, "", "0" * 15, "A" * 16, "../owner.key", "../tokens/{}", "{}.token"])
 def test_an_unknown_id_is_refused(tokens, name):
     """The id comes from a topic that strangers choose, and must not lead out of the folder."""
-    token = tokens.issue(600, NOW_S)
+    token = tokens.issue(1, 600, NOW_S)[0]
     with pytest.raises(UntrustedError, match="did not issue, or that expired long ago"):
         tokens.find(name.format(id_of(token)))
 
 
 def test_a_token_admits_one_device_however_often_it_asks(tokens):
-    token = tokens.issue(600, NOW_S)
+    token = tokens.issue(1, 600, NOW_S)[0]
     tokens.use(id_of(token), "print-1")
     tokens.use(id_of(token), "print-1")
     with pytest.raises(UntrustedError, match="the token was used before, by print-1"):
@@ -88,7 +88,7 @@ def test_a_token_admits_one_device_however_often_it_asks(tokens):
 
 
 def test_the_token_of_a_device_is_found_by_its_fingerprint(tokens):
-    first, second = (tokens.issue(600, NOW_S) for _ in range(2))
+    first, second = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     tokens.use(id_of(second), "print-2")
     assert tokens.used_by("print-2") == id_of(second)
     assert tokens.used_by("print-1") == ""
@@ -98,7 +98,7 @@ def test_the_token_of_a_device_is_found_by_its_fingerprint(tokens):
 
 def test_tokens_are_old_a_week_after_they_expire(tokens):
     """Until then a device that joined with one can still be answered."""
-    short, long = tokens.issue(600, NOW_S), tokens.issue(6_000, NOW_S)
+    short, long = tokens.issue(1, 600, NOW_S)[0], tokens.issue(1, 6_000, NOW_S)[0]
     end_s = NOW_S + 600 + FORGOTTEN_AFTER_S
     assert tokens.old(end_s, pytest.fail) == []
     assert tokens.old(end_s + 1, pytest.fail) == [id_of(short)]
@@ -106,7 +106,7 @@ def test_tokens_are_old_a_week_after_they_expire(tokens):
 
 
 def test_forgotten_tokens_are_unknown_and_the_others_stay(tokens):
-    gone, stays = (tokens.issue(600, NOW_S) for _ in range(2))
+    gone, stays = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     tokens.forget([id_of(gone)])
     tokens.forget([id_of(gone)])
     with pytest.raises(UntrustedError):
@@ -115,7 +115,7 @@ def test_forgotten_tokens_are_unknown_and_the_others_stay(tokens):
 
 
 def test_a_damaged_token_is_named_and_hides_no_other(fleet, tokens):
-    broken, whole = (tokens.issue(600, NOW_S) for _ in range(2))
+    broken, whole = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     file_of(fleet, broken).write_bytes(b"junk")
     with pytest.raises(IntegrityError, match=r"\.token is damaged") as caught:
         tokens.find(id_of(broken))
@@ -130,7 +130,7 @@ def test_a_damaged_token_is_named_and_hides_no_other(fleet, tokens):
 
 
 def test_a_token_shows_no_secret(tokens):
-    token = dataclasses.replace(tokens.issue(600, NOW_S), secret=b"S" * 16)
+    token = dataclasses.replace(tokens.issue(1, 600, NOW_S)[0], secret=b"S" * 16)
     assert "SSSS" not in repr(token)
 
 
