@@ -418,6 +418,7 @@ class Daemon:
         """Hand the facts to `status`, the devices, the fleet page and the service manager, where that is due."""
         service = self._service
         self._notices.keep_up(None if service is None or service.finished else service.plan)
+        self._watch.connection.sends(self._transport.chunk_bytes)
         self._live.keep_up(self._run_facts, time.monotonic())
         now_s = time.monotonic()
         self._manager.alive(now_s)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shoal.limits import CHUNK_BYTES
 from shoal.protocol.messages import Vitals
 
 
@@ -19,6 +20,7 @@ class ConnectionFacts:
         since_s: since when; before the first connection, since the start of the daemon.
         reason: why the connection ended; empty while it stands.
         lost_s: time at which the connection was lost last; None if it never was.
+        chunk_bytes: largest chunk that it sends now, by the setting, the broker's limit and the link's pace.
     """
 
     broker: str
@@ -26,6 +28,7 @@ class ConnectionFacts:
     since_s: int
     reason: str = ""
     lost_s: int | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -296,6 +296,7 @@ class FleetStatus:
         version: of the aggregator's software; empty if it never ran.
         wire: least and newest wire version that it speaks.
         workers: of the run that is served; none without workers.
+        chunk_bytes: largest chunk that it sends; less than CHUNK_BYTES for a broker or a link that takes small ones only.
     """
 
     fleet: str
@@ -309,6 +310,7 @@ class FleetStatus:
     version: str = ""
     wire: tuple[int, int] | None = None
     workers: tuple[WorkerStatus, ...] = ()
+    chunk_bytes: int = limits.CHUNK_BYTES
 
     def document(self) -> dict[str, Any]:
         """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
@@ -374,6 +376,7 @@ class _Builder:
             version=self.version,
             wire=None if facts.live is None else facts.live.facts.wire,
             workers=self.workers(),
+            chunk_bytes=limits.CHUNK_BYTES if self.connection is None else self.connection.chunk_bytes,
         )
 
     def since_s(self) -> int | None:

@@ -11,6 +11,7 @@ from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.status.record import REVOKED
 from aggregator.status.versions import NEWER, OLDER, OTHER
+from shoal.limits import CHUNK_BYTES
 from shoal.util.console import counted
 from shoal.util.times import second, span
 
@@ -26,7 +27,8 @@ def state_words(status: FleetStatus) -> str:
     since = "" if status.since_s is None else f" since {second(status.since_s)}"
     if not status.running:
         return f"not running{since}"
-    return f"running, {'' if status.connected else 'not '}connected to {status.broker}{since}"
+    small = f", chunks of {status.chunk_bytes} bytes" if status.chunk_bytes < CHUNK_BYTES else ""
+    return f"running, {'' if status.connected else 'not '}connected to {status.broker}{since}{small}"
 
 
 def problem_lines(status: FleetStatus) -> list[str]:

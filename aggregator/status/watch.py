@@ -135,6 +135,10 @@ class ConnectionWatch:
         """Whether the connection stands for SETTLED_S."""
         return self.facts.connected and self._clock() - self.facts.since_s >= SETTLED_S
 
+    def sends(self, chunk_bytes: int) -> None:
+        """Record the largest chunk that is sent now."""
+        self.facts = dataclasses.replace(self.facts, chunk_bytes=chunk_bytes)
+
     def on_event(self, event: TransportEvent) -> None:
         """Take an event of the transport; messages are ignored."""
         now_s = int(self._clock())

@@ -170,6 +170,7 @@ def test_the_aggregators_status_before_its_first_run(call, fleet):
         "runs": [],
         "refused": {},
         "workers": [],
+        "chunk_bytes": 122880,
     }
 
 

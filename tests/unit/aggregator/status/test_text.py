@@ -82,6 +82,10 @@ def with_devices(*devices):
     [
         ({}, "running, connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z"),
         ({"connected": False}, "running, not connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z"),
+        (
+            {"chunk_bytes": 4096},
+            "running, connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z, chunks of 4096 bytes",
+        ),
         ({"running": False}, "not running since 2026-11-18T11:06:40Z"),
         ({"running": False, "since_s": None}, "not running"),
     ],

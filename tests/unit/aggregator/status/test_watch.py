@@ -111,7 +111,9 @@ def test_a_connection_begins_ends_and_comes_back(clock):
     clock.now_s += SETTLED_S + 1
     assert watch.settled
     watch.on_event(Message("t", b"x"))
+    watch.sends(4096)
     watch.on_event(Disconnected(""))
+    assert watch.facts.chunk_bytes == 4096
     lost_s = int(clock.now_s)
     assert (watch.facts.connected, watch.facts.since_s, watch.facts.lost_s) == (False, lost_s, lost_s)
     assert watch.facts.reason == "the connection ended"
