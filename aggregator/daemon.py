@@ -376,6 +376,8 @@ class Daemon:
             if time.monotonic() - looked_s > LOOK_AFTER_S:
                 looked_s = time.monotonic()
                 self._reload_roster()
+                if service.odd and self._orders.of(plan.run_id).stops:
+                    run.path.unlink(missing_ok=True)
                 if not run.path.exists():
                     LOG.warning(
                         "run stopped: its file was taken away",

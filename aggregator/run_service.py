@@ -275,7 +275,8 @@ class RunService:
             words = WORDS[order] or "resumed by the owner"
             LOG.info(f"run {words}", extra={"kv": {"run": self._run.run, "round": self._state.round}})
         self._said = WORDS[order]
-        if not self.finished:
+        # No device takes part in the final round of another history: the daemon drops such a run.
+        if not self.finished and not (self.odd and order.stops):
             self.feed(Ordered(order))
 
     def _use_version(self, version: int) -> None:
@@ -419,7 +420,7 @@ class RunService:
         if self.obstacle:
             return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
         if self.odd:
-            return dataclasses.replace(facts, shortage=self.odd, advice=ODD_HINT)
+            return dataclasses.replace(facts, shortage=self.odd, advice=ODD_HINT, waiting=(), not_waited_for=())
         return facts
 
     def reload_roster(self) -> None:

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from aggregator.membership import AggregatorMembership
+from aggregator.rounds.orders import Order
 from aggregator.storage.backup import restore, save
 from edge_client.membership import DeviceMembership
 from shoal.errors import ShoalError, UntrustedError
@@ -69,9 +70,14 @@ def test_the_lost_run_begun_again_blames_the_server_alone(fleet, tmp_path, caplo
     assert "have signed another history of run 1 than this aggregator has" in facts.shortage
     assert "backup" in facts.advice
     assert not any(name in facts.shortage + facts.advice for name in names(5))
-    assert fleet.service.facts().not_waited_for == ()
+    assert facts.waiting == facts.not_waited_for == ()
     assert fleet.closed() == 0
     assert "odd one" in caplog.text
+    fleet.service.obey(Order.STOP_NOW, fleet.now_s)  # the daemon drops it then: no device would end it
+    fleet.run_until(lambda: fleet.now_s > 500, 600)
+    assert fleet.service.odd
+    assert not fleet.service.finished
+    assert fleet.closed() == 0
 
 
 def test_devices_refuse_the_old_roster(fleet, tmp_path):

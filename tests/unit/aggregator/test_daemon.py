@@ -4,6 +4,7 @@ import errno
 import logging
 import shutil
 import sqlite3
+from contextlib import suppress
 
 import pytest
 
@@ -230,6 +231,32 @@ def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
     assert told(caplog) == ["run stopped: its file was taken away"]
     assert daemon._service is None
     assert daemon._next_run().plan == second
+
+
+@pytest.mark.parametrize("odd", ["devices have signed another history", ""])
+def test_a_stopped_run_of_another_history_is_dropped_for_good(place, monkeypatch, odd):
+    """No device would take part in its final round; any other run waits for that."""
+    plan, second = place.sign(), place.sign()
+    daemon = daemon_of(place)
+    looks = []
+
+    def take(service):
+        looks.append(service)
+        service.odd = odd
+        if len(looks) == 1:
+            daemon._orders.accept(1, plan.run_id, Order.STOP_NOW)
+        if len(looks) == 20:
+            raise _Stop
+
+    monkeypatch.setattr(daemon, "_take", take)
+    monkeypatch.setattr("aggregator.daemon.LOOK_AFTER_S", 0.0)
+    with suppress(_Stop):
+        daemon._serve_run(daemon._next_run())
+    assert (len(looks) < 20) is bool(odd)
+    daemon._let_go()
+    if odd:
+        assert daemon_of(place)._next_run().plan == second
+    assert (place.server / "runs" / f"{plan.run:06d}.run").exists() is not bool(odd)
 
 
 BACKLOG = 1500
