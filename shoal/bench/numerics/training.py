@@ -85,7 +85,7 @@ def _measure(samples: int, devices: int, runs: int) -> tuple[float, float, float
     models = torch.from_numpy(origins(NETWORK, MODELS, 0))
     start = np.arange(devices) * MODELS // devices
     dual, loop = Dual(NETWORK, shelf), Loop(NETWORK)
-    blocks = [shelf.block(ids) for ids in shelf.parts(np.arange(devices), *dual.limits(MODELS))]
+    blocks = [shelf.block(ids) for ids in shelf.parts(np.arange(devices), dual.limits(MODELS, RECIPE))]
     few = shelf.block(np.arange(min(LOOP_DEVICES, devices)))
     left, right = torch.rand(SGEMM_SIZE, SGEMM_SIZE), torch.rand(SGEMM_SIZE, SGEMM_SIZE)
 

@@ -97,11 +97,10 @@ def gradients(workforce: Workforce, theta: NDArray[np.float32]) -> NDArray[np.fl
     rows = np.empty((len(names), len(theta)), np.float32)
     with torch.no_grad():
         ids = np.arange(len(names))
-        trainer = workforce.trainers.trainer(ids, GRADIENT)
-        for part in shelf.parts(ids, *trainer.limits(1)):
+        for part in shelf.parts(ids, workforce.trainer.limits(1, GRADIENT)):
             orders = [BatchOrder(workforce.run, names[int(p)], 1) for p in part]
             start = np.zeros(len(part), np.int64)
-            done = trainer.train(models, start, shelf.block(part), orders, GRADIENT, 1)
+            done = workforce.trainer.train(models, start, shelf.block(part), orders, GRADIENT, 1)
             rows[part] = done.rows().cpu().numpy()
     return rows
 

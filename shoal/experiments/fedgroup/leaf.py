@@ -91,7 +91,6 @@ def sent140(options: Options, progress: Progress) -> Result:
         published=SENT140[method_of(options)[0]],
         rounds=options.rounds or ROUNDS,
         mu=SENT140_MU,
-        trainer="auto",
         parameters={"vocabulary": len(vocabulary), "vectors": "drawn at random, frozen"},
     )
     return run_setup(setup, options, progress, ("embedding", "hidden"))

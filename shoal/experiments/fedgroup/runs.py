@@ -85,7 +85,6 @@ class Setup:
         lr: step size; mu: weight of the proximal term.
         published: the paper's figure for the algorithm.
         rounds: rounds with training.
-        trainer: name of the simulator's trainer.
         parameters: other parameters to report with the result.
     """
 
@@ -97,7 +96,6 @@ class Setup:
     published: Any
     rounds: int = ROUNDS
     mu: float = 1.0
-    trainer: str = "stepwise"
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -196,7 +194,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         weighting=method.weighting,
         evaluate_every=0,
         protocol="assigned",
-        trainer=options.knob("trainer", setup.trainer),
+        trainer=options.knob("trainer", "auto"),
         device=options.device,
         threads=options.threads,
     )

@@ -33,9 +33,8 @@ from shoal.protocol.messages import Share
 from shoal.simulation.data import Shard
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.workforce import Workforce
-from shoal.simulation.trainers.blocks import Shelf, without_diverged
+from shoal.simulation.trainers.blocks import Shelf, Trainer, without_diverged
 from shoal.simulation.trainers.networks import Network, tensor, unflatten
-from shoal.simulation.trainers.registry import Choice
 from shoal.types import Float32Vector
 
 
@@ -151,7 +150,7 @@ def _trained_again(
         assert alone is not None
         return alone.again(places)
     shelf = Shelf(workforce.population.of(places).with_validation().train, workforce.device)
-    work = _Training(workforce, shelf, workforce.trainers_on(shelf), [workforce.population.names[i] for i in places])
+    work = _Training(workforce, shelf, workforce.trainer_on(shelf), [workforce.population.names[i] for i in places])
     local, thetas = workforce.run.local, torch.from_numpy(models).clone()
     if choice == DITTO:
         work.train(thetas, round_, ditto_recipe(local, weight))
@@ -173,7 +172,7 @@ def candidates(
     """Return the candidates (d,) of every device by name, in the order of `edge_client.learning.finish`; see `finish`."""
     local = workforce.run.local
     start, shelf = torch.from_numpy(models), workforce.shelf(Share.TRAIN)
-    work = _Training(workforce, shelf, workforce.trainers, workforce.population.names)
+    work = _Training(workforce, shelf, workforce.trainer, workforce.population.names)
     stacked = {CLUSTER: start}
     thetas = start.clone()
     for epoch in range(1, max(EPOCHS) + 1):
@@ -226,26 +225,26 @@ def drawn_start(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """Some devices, the samples on which they train, and trainers for these samples; names (c,) in the order of the shelf."""
+    """Some devices, the samples on which they train, and the trainer for these samples; names (c,) in the order of the shelf."""
 
     workforce: Workforce
     shelf: Shelf
-    trainers: Choice
+    trainer: Trainer
     names: Sequence[str]
 
     def train(self, thetas: Tensor, round_: int, recipe: LocalSettings) -> None:
         """Train the devices' models (c, d) by a recipe, in place; a model whose training diverges is NaN from then on."""
         run, places = self.workforce.run, np.flatnonzero(torch.isfinite(thetas).all(1))
-        trainer = self.trainers.trainer(places, recipe)
 
         def train(part: NDArray[np.int64]) -> None:
             orders = [BatchOrder(run, self.names[int(place)], round_) for place in part]
             models = thetas[torch.from_numpy(part)]
-            trained = trainer.train(models, np.arange(len(part)), self.shelf.block(part), orders, recipe, run.rounds)
+            block = self.shelf.block(part)
+            trained = self.trainer.train(models, np.arange(len(part)), block, orders, recipe, run.rounds)
             thetas[torch.from_numpy(part)] = models + trained.rows().cpu()
 
         with torch.no_grad():
-            _, lost = without_diverged(self.shelf.parts(places, *trainer.limits(1)), train)
+            _, lost = without_diverged(self.shelf.parts(places, self.trainer.limits(1, recipe)), train)
         thetas[lost] = torch.nan
 
 

@@ -37,7 +37,7 @@ from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, DivergedError, Shelf, Trained, Trainer, without_diverged
 from shoal.simulation.trainers.dual import Dual, Scored
 from shoal.simulation.trainers.networks import Network
-from shoal.simulation.trainers.registry import Choice, make_trainers
+from shoal.simulation.trainers.registry import make_trainer
 from shoal.types import Float32Vector
 
 ROWS_BYTES: Final = 64 << 20
@@ -74,7 +74,7 @@ class Workforce:
         network: the network that they train.
         run: the run plan, with recipes, seed, algorithm and segments.
         origins: shape (run.origins, d), float32.
-        trainer: one of `trainers.registry.TRAINERS`; "auto" takes the one that should be fastest for the work at hand.
+        trainer: one of `trainers.registry.TRAINERS`, or "auto" for the one that the rule there picks.
         device: torch's name of the device that computes.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
         deferred: sum updates as they come instead of storing each; None does so if the strategy needs only means whose weights
@@ -130,7 +130,7 @@ class Workforce:
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
-        self.trainers = self.trainers_on(self.shelf(Share.TRAIN))
+        self.trainer = self.trainer_on(self.shelf(Share.TRAIN))
         self.samples = np.minimum(population.samples, self.run.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
 
@@ -146,9 +146,9 @@ class Workforce:
             self._shelves[share] = Shelf(shards, self.device)
         return self._shelves[share]
 
-    def trainers_on(self, shelf: Shelf) -> Choice:
-        """Return trainers for the samples of ``shelf``. They keep kernels of a shelf's devices, so each shelf needs its own."""
-        return make_trainers(self._trainer_name, self.network, shelf)
+    def trainer_on(self, shelf: Shelf) -> Trainer:
+        """Return a trainer for the samples of ``shelf``. It keeps kernels of the shelf's devices, so each shelf needs its own."""
+        return make_trainer(self._trainer_name, self.network, shelf)
 
     @property
     def probes(self) -> Shelf:
@@ -289,17 +289,15 @@ class Workforce:
         sizes = self.shelf(Share.TRAIN if assignment.trains else assignment.share).sizes[places]
         shares = self.ranks.parts(sizes)
         mine = places[shares[self.ranks.rank]]
-        trainer: Trainer | None = None
         parts = [mine] if len(mine) else []
+        recipe = self._recipe(assignment.phase)
         if assignment.trains:
-            # The choice depends on all devices, so that it is the same for any number of ranks.
-            trainer = self._trainer(assignment, places, candidates.shape[1])
-            parts = self.shelf(Share.TRAIN).parts(mine, *trainer.limits(candidates.shape[1]))
+            parts = self.shelf(Share.TRAIN).parts(mine, self.trainer.limits(candidates.shape[1], recipe))
         position = {int(p): i for i, p in enumerate(places)}
 
         def carry_out(part: NDArray[np.int64]) -> list[ClientUpdate]:
             rows = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
-            return self._carry_out_part(assignment, trainer, part, rows, ids, deferred)
+            return self._carry_out_part(assignment, part, rows, ids, deferred)
 
         found, lost = without_diverged(parts, carry_out)
         self.diverged |= {self.population.names[place] for place in lost}
@@ -353,15 +351,9 @@ class Workforce:
         zero = torch.zeros(self.network.length, device=self.device)
         return _Sum(zero, None if self._equal else zero.clone())
 
-    def _trainer(self, assignment: Assignment, places: NDArray[np.int64], candidates: int) -> Trainer:
-        # Losses on the training share come from the first layer's outputs, which the dual form then has.
-        scored = candidates if assignment.share == Share.TRAIN and self.private is None else 1
-        return self.trainers.trainer(places, self._recipe(assignment.phase), candidates=scored)
-
     def _carry_out_part(
         self,
         assignment: Assignment,
-        trainer: Trainer | None,
         part: NDArray[np.int64],
         candidates: NDArray[np.int64],
         ids: Sequence[int],
@@ -372,15 +364,15 @@ class Workforce:
         margins: list[tuple[float, ...]] = [()] * len(part)
         reported = np.zeros(len(part))
         start = candidates[:, 0] if candidates.shape[1] == 1 else np.zeros(len(part), np.int64)
-        block = None if trainer is None else self.shelf(Share.TRAIN).block(part)
+        block = self.shelf(Share.TRAIN).block(part) if assignment.trains else None
         scored: Scored | None = None
         if candidates.shape[1] > 1:
             options = models[torch.from_numpy(candidates[0]).to(self.device)]
             # Scoring and training use the same first-layer outputs, so the dual form computes them once.
-            fuses = isinstance(trainer, Dual) and self.private is None and assignment.share == Share.TRAIN
-            if fuses and block is not None:
-                assert isinstance(trainer, Dual)
-                scored = trainer.score(options, block)
+            fuses = self.private is None and assignment.share == Share.TRAIN
+            dual = self.trainer if fuses and isinstance(self.trainer, Dual) else None
+            if dual is not None and block is not None and dual.spans(block, self._recipe(assignment.phase)):
+                scored = dual.score(options, block)
             losses = self.score(options, assignment.share, part).losses if scored is None else scored.losses
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
@@ -396,12 +388,12 @@ class Workforce:
         norms = np.zeros(len(part))
         lengths = np.zeros(len(part))
         nearest = np.zeros(len(part), np.int64)
-        if block is not None and trainer is not None:
-            trained = self._train(trainer, assignment, block, start, None if scored is None else scored.of(best))
+        if block is not None:
+            trained = self._train(assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
                 reported = trained.losses
             if assignment.phase is Phase.ADAPT:
-                margins = self._adapted_margins(trainer, assignment, block, start, trained)
+                margins = self._adapted_margins(assignment, block, start, trained)
             # Nothing diverges from here on, so that no update is sent or summed twice.
             if deferred and assignment.train:
                 norms = trained.norms() if self.norms else norms
@@ -440,14 +432,14 @@ class Workforce:
         ]
 
     def _adapted_margins(
-        self, trainer: Trainer, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
+        self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
     ) -> list[tuple[float, ...]]:
         """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
         assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
         thetas = [self._trained(models[torch.from_numpy(start).to(self.device)], trained)]
         for other in assignment.candidates[1:]:
-            again = self._train(trainer, assignment, block, np.full(len(start), row_of[other], np.int64))
+            again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
             thetas.append(self._trained(models[row_of[other]].expand(len(start), -1), again))
         shelf, found = self.shelf(assignment.share), []
         for i, place in enumerate(block.ids):
@@ -503,7 +495,6 @@ class Workforce:
 
     def _train(
         self,
-        trainer: Trainer,
         assignment: Assignment,
         block: Block,
         start: NDArray[np.int64],
@@ -513,15 +504,14 @@ class Workforce:
         round_ = self._round.plan.round
         assignments = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
         if self.private is not None:
-            return self._train_private(trainer, self.private, assignment, block, start, assignments)
+            return self._train_private(self.private, assignment, block, start, assignments)
         work = (self._round.models, start, block, assignments, self._recipe(assignment.phase), round_)
-        if pre is not None and isinstance(trainer, Dual):
-            return trainer.train(*work, pre)
-        return trainer.train(*work)
+        if pre is not None and isinstance(self.trainer, Dual):
+            return self.trainer.train(*work, pre)
+        return self.trainer.train(*work)
 
     def _train_private(
         self,
-        trainer: Trainer,
         private: PrivateParts,
         assignment: Assignment,
         block: Block,
@@ -533,7 +523,7 @@ class Workforce:
         before = private.of(block.ids)
         models = private.joined(self._round.models[torch.from_numpy(start).to(self.device)], before)
         places, recipe = np.arange(len(start)), self._recipe(assignment.phase)
-        trained = trainer.train(models, places, block, orders, recipe, self._round.plan.round)
+        trained = self.trainer.train(models, places, block, orders, recipe, self._round.plan.round)
         updates, changes = private.cut(trained.rows())
         return PrivateRows(updates, trained.losses, before + changes)
 
@@ -575,14 +565,11 @@ class Workforce:
         current.sums = {}  # `_add` writes to it; the round's own sums are restored below
         try:
             with torch.no_grad():
-                trainer = self._trainer(assignment, places, 1)
                 mine = places[self.ranks.parts(self.shelf(Share.TRAIN).sizes[places])[self.ranks.rank]]
-                for part in self.shelf(Share.TRAIN).parts(mine, *trainer.limits(1)):
+                for part in self.shelf(Share.TRAIN).parts(mine, self.trainer.limits(1, self._recipe(phase))):
                     start = np.full(len(part), current.row_of[model], np.int64)
                     block = self.shelf(Share.TRAIN).block(part)
-                    self._add(
-                        self._train(trainer, assignment, block, start), assignment, part, [model] * len(part), start
-                    )
+                    self._add(self._train(assignment, block, start), assignment, part, [model] * len(part), start)
             self._join_sums(chosen)
             return current.sums[key]
         finally:

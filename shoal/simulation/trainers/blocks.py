@@ -21,6 +21,25 @@ SIZE_RATIO: Final = 2.0
 """Largest ratio of sample counts in a padded block, so that at most half of a block is padding."""
 SMALL_DEVICE: Final = 8
 """Devices with fewer samples count as having this many, since separate blocks for a few tiny devices gain nothing."""
+UPDATE_FLOATS: Final = 16_000_000
+"""Coordinates that the updates of a block may have together, 64 MB, unless a single device's has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a trainer takes in one block.
+
+    Attributes:
+        devices: most devices of a block.
+        samples: most samples of a block, padding included; a single device may have more.
+        edge: a block holds no devices with more samples than this together with others; 0: no such edge.
+        ratio: largest ratio of sample counts in a block beyond the edge; below the edge it is `SIZE_RATIO`.
+    """
+
+    devices: int
+    samples: int = 1 << 20
+    edge: int = 0
+    ratio: float = SIZE_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +121,8 @@ class Shelf:
         parts = [self._parts[int(i)] for i in ids]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
-    def parts(self, ids: NDArray[np.int64], devices: int, samples: int) -> list[NDArray[np.int64]]:
-        """Cut ``ids`` into blocks: in the order given where all are of one size, else largest first, alike in size.
-
-        Args:
-            ids: places, shape (c,).
-            devices: most devices of a block.
-            samples: most samples of a block, padding included; a single device may have more.
-        """
+    def parts(self, ids: NDArray[np.int64], limits: Limits) -> list[NDArray[np.int64]]:
+        """Cut ``ids`` (c,) into blocks: in the order given where all are of one size, else largest first, alike in size."""
         if len(ids) == 0:
             return []
         sizes = self.sizes[ids]
@@ -121,8 +134,9 @@ class Shelf:
         start = 0
         for at in range(1, len(ids) + 1):
             largest, count = int(sizes[start]), at - start
-            full = at == len(ids) or count >= devices or (count + 1) * largest > samples
-            if full or largest > SIZE_RATIO * max(int(sizes[at]), SMALL_DEVICE):
+            full = at == len(ids) or count >= limits.devices or (count + 1) * largest > limits.samples
+            ratio = limits.ratio if largest > limits.edge else SIZE_RATIO
+            if full or largest > ratio * max(int(sizes[at]), SMALL_DEVICE) or largest > limits.edge >= sizes[at]:
                 cuts.append(ids[start:at])
                 start = at
         return cuts
@@ -199,8 +213,8 @@ class Rows:
 class Trainer(Protocol):
     """A way to train the devices of a block; all ways give the same updates, up to float32 rounding."""
 
-    def limits(self, candidates: int) -> tuple[int, int]:
-        """Return the most devices and the most samples of a block whose devices choose among so many models."""
+    def limits(self, candidates: int, local: LocalSettings) -> Limits:
+        """Return the limits of a block whose devices choose among so many models, and train by the recipe ``local``."""
 
     def train(
         self,

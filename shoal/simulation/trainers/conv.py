@@ -31,7 +31,7 @@ from torch import Tensor
 from edge_client.learning.training import Shuffler
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.trainers import dense
-from shoal.simulation.trainers.blocks import Block, Rows, Schedule, check_losses, schedule, step_size
+from shoal.simulation.trainers.blocks import Block, Limits, Rows, Schedule, check_losses, schedule, step_size
 from shoal.simulation.trainers.dense import Descent, Factors
 from shoal.simulation.trainers.networks import Cnn, unflatten
 
@@ -72,9 +72,9 @@ class Convolved:
         self._passes: dict[int, _Pass] = {}
         self._scratch: Scratch | None = None
 
-    def limits(self, _candidates: int) -> tuple[int, int]:
-        """Return the most devices and samples of a block."""
-        return BLOCK_DEVICES, 1 << 20
+    def limits(self, _candidates: int, _local: LocalSettings) -> Limits:
+        """Return the limits of a block."""
+        return Limits(BLOCK_DEVICES)
 
     def train(
         self,

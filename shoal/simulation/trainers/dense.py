@@ -1,8 +1,8 @@
 """Forward and backward of stacks of linear layers for many devices at once, by batched matrix products.
 
 For a layer with inputs B (c, b, in) and output errors A (c, b, out), each already weighted by the sample's share in
-its device's mean, the gradient of W is A^T B and that of the bias the sum of A over samples. Each trainer uses the factors
-in its own way: apply them at once, form the gradient, or store A alone (the dual form).
+its device's mean, the gradient of W is A^T B and that of the bias the sum of A over samples. `Descent` applies the factors at
+once, or forms the gradient where momentum or clipping needs it; the dual form stores A alone.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
-"""The dual form: gradient descent of the first layer on a device's own samples, without the layer's weights.
+"""Dense networks, all devices of a block at once; with few samples, the first layer moves without its weights.
 
 Every gradient of W1 and b1 is A^T [X 1], with A (n, out) the first layer's errors of the samples used, so that after
 any number of steps, also with momentum and a proximal term (they are linear), W1 = W1_0 + U^T X and b1 = b1_0 + U^T 1
 for some U (n, out). The first layer's outputs are then X W1^T + b1 = H0 + K U, with H0 the outputs of the model that the
 device started from and K = X X^T + 1. K (n, n) is computed once for all rounds and a step costs n/inputs of the usual
-one. The weighted sum of many devices' updates is one matrix product, without computing single updates. `costs` estimates
-when all of this pays; a device should have fewer samples than a sample has inputs, or K takes more memory than its data.
+one. The weighted sum of many devices' updates is one matrix product, without computing single updates.
+
+That is the dual form. Where a device has more samples than a sample has inputs, K would take more memory than its data,
+and clipping needs the gradient itself. The device then has weights of its own, and a step is one batched product for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -20,11 +24,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.learning.training import Shuffler
-from shoal.errors import UsageError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.trainers import dense
-from shoal.simulation.trainers.blocks import Block, Schedule, Shelf, Trained, check_losses, schedule, step_size
-from shoal.simulation.trainers.dense import Dense, Descent
+from shoal.simulation.trainers.blocks import (
+    SIZE_RATIO,
+    UPDATE_FLOATS,
+    Block,
+    Limits,
+    Rows,
+    Schedule,
+    Shelf,
+    Trained,
+    check_losses,
+    devices_within,
+    schedule,
+    step_size,
+)
+from shoal.simulation.trainers.dense import Dense, Descent, Factors
 from shoal.simulation.trainers.networks import sample_losses, unflatten
 from shoal.simulation.trainers.scoring import behind, preactivations
 
@@ -32,6 +48,8 @@ KERNEL_BYTES: Final = 1 << 30
 """Memory for kernels that are cached between rounds; those of further devices are computed again every round."""
 BLOCK_FLOATS: Final = 1_300_000
 """First-layer outputs of all candidates that a block holds: 5 MB, for they are read again right after."""
+DATA_FLOATS: Final = 64_000_000
+"""Inputs of all samples that a block holds, padding included: 256 MB."""
 MOST_DEVICES: Final = 128
 
 
@@ -176,15 +194,16 @@ class DualTrained:
 
 
 @dataclass(slots=True)
-class _First:
+class _Spanned:
     """The first layer of a block in the dual form.
 
     Attributes:
-        outputs: H0 + K u, shape (c, n, out), updated on demand; with mini-batches always H0.
-        kernel: shape (c, n, n); u: coefficients, shape (c, n, out), zero at first.
+        start: H0 of the block, shape (c, n, out); with full batches, the outputs after the last step.
+        kernel: shape (c, n, n).
+        u: coefficients, shape (c, n, out), zero at first, devices in the order of training.
     """
 
-    outputs: Tensor
+    start: Tensor
     kernel: Tensor
     u: Tensor
     lr: float
@@ -192,46 +211,71 @@ class _First:
     moved: bool = False
     velocity: Tensor | None = None
     change: Tensor | None = None
-    scale: float = 0.0
 
-    def all_outputs(self) -> Tensor:
-        """Return the outputs for all samples, shape (c, n, out), until the next step."""
-        if self.change is not None:
-            self.outputs.baddbmm_(self.kernel, self.change, alpha=self.scale)
-            self.change = None
-        return self.outputs
+    def outputs(self, at: Tensor | None) -> Tensor:
+        """Return the outputs (a, b, out) for samples ``at`` (a, b) of the flattened block; for all samples where None."""
+        if at is None:
+            if self.change is not None:
+                self.start.baddbmm_(self.kernel, self.change, alpha=-self.lr)
+            return self.start
+        start = _rows(self.start, at)
+        return start.baddbmm_(_rows(self.kernel, at), self.u[: len(at)]) if self.moved else start
 
-    def outputs_at(self, rows: Tensor) -> Tensor:
-        """Return the outputs of the first devices for samples ``rows`` (a, b) of the flattened block: (a, b, out)."""
-        n, out = self.u.shape[1:]
-        flat = rows.flatten()
-        start = self.outputs.view(-1, out).index_select(0, flat).view(*rows.shape, out)
-        if not self.moved:
-            return start
-        kernel = self.kernel.reshape(-1, n).index_select(0, flat).view(*rows.shape, n)
-        return start.baddbmm_(kernel, self.u[: len(rows)])
+    def descend(self, below: Tensor, own: Tensor | None) -> Factors:
+        """Take a step, which leaves no factors to apply.
 
-    def descend(self, below: Tensor, rows: Tensor | None) -> None:
-        """Take a step: ``below`` (a, b, out) are the errors of samples ``rows``, of all samples where None."""
+        Args:
+            below: errors of some samples, shape (a, b, out).
+            own: where these samples are in the flattened u, shape (a, b); all samples where None.
+        """
         self.moved = True
         u, mu = self.u[: len(below)], self.local.prox_mu
-        self.change, self.scale = below, -self.lr
+        self.change = below
         if self.local.momentum:
             if self.velocity is None:
                 self.velocity = torch.zeros_like(self.u)
             velocity = self.velocity[: len(below)].mul_(self.local.momentum)
             if mu:
                 velocity.add_(u, alpha=mu)
-            _scatter(velocity, below, rows, 1.0)
+            _scatter(velocity, below, own, 1.0)
             self.change = velocity
             u.sub_(velocity, alpha=self.lr)
-            return
+            return []
         if mu:
             # The proximal term pulls the whole first layer back, so it shrinks every coefficient.
-            if rows is None:
+            if own is None:
                 self.change = below + mu * u
             u.mul_(1.0 - self.lr * mu)
-        _scatter(u, below, rows, -self.lr)
+        _scatter(u, below, own, -self.lr)
+        return []
+
+
+@dataclass(slots=True)
+class _Weighed:
+    """The first layer of a block by each device's own weights.
+
+    Attributes:
+        params: of all layers, (c, *shape) each, devices in the order of training.
+        x: the block's samples, shape (c, n, inputs); seen: those of the last step.
+    """
+
+    params: list[Tensor]
+    x: Tensor
+    bias: bool
+    seen: Tensor
+
+    def outputs(self, at: Tensor | None) -> Tensor:
+        """Return the outputs (a, b, out) for samples ``at`` (a, b) of the flattened block; for all samples where None."""
+        self.seen = self.x if at is None else _rows(self.x, at)
+        return dense.first_layer([p[: len(self.seen)] for p in self.params[:2]], self.seen, bias=self.bias)
+
+    def descend(self, below: Tensor, _own: Tensor | None) -> Factors:
+        """Return the factors of the gradient, from which `Descent` takes the step together with the other layers."""
+        return [(below, self.seen)]
+
+
+def _rows(values: Tensor, at: Tensor) -> Tensor:
+    return values.flatten(0, 1).index_select(0, at.flatten()).view(*at.shape, values.shape[2])
 
 
 def _scatter(target: Tensor, values: Tensor, rows: Tensor | None, alpha: float) -> None:
@@ -242,7 +286,7 @@ def _scatter(target: Tensor, values: Tensor, rows: Tensor | None, alpha: float) 
 
 
 class Dual:
-    """Trains linear regression, softmax regression and one hidden layer, without clipping.
+    """Trains linear regression, softmax regression and one hidden layer.
 
     Args:
         network: the network to train; shelf: all devices' training data.
@@ -251,15 +295,26 @@ class Dual:
     def __init__(self, network: Dense, shelf: Shelf) -> None:
         self.network = network
         self.bias = dense.has_bias(network)
-        self.out = network.shapes[0][0]
+        self.out, self.inputs = network.shapes[0]
         self.kernels = Kernels(shelf, bias=self.bias)
 
-    def limits(self, candidates: int) -> tuple[int, int]:
-        """Return the most devices and samples of a block."""
-        return MOST_DEVICES, max(1, BLOCK_FLOATS // (self.out * candidates))
+    def limits(self, candidates: int, local: LocalSettings) -> Limits:
+        """Return the limits of a block, in which either all devices have a kernel or none."""
+        return Limits(
+            devices_within(UPDATE_FLOATS, self.network.length, MOST_DEVICES),
+            max(1, min(BLOCK_FLOATS // (self.out * candidates), DATA_FLOATS // self.inputs)),
+            # A kernel should be no larger than its samples, and clipping needs the gradient.
+            edge=0 if local.clip else self.inputs,
+            # Mini-batches are drawn from the true samples, so that padding costs memory only.
+            ratio=math.inf if local.batch_size else SIZE_RATIO,
+        )
+
+    def spans(self, block: Block, local: LocalSettings) -> bool:
+        """Return whether the first layer moves in the dual form."""
+        return block.x.shape[1] <= self.limits(1, local).edge
 
     def score(self, models: Tensor, block: Block) -> Scored:
-        """Return the losses of ``models`` (k, d) on the block, and the first layer's outputs for `train`."""
+        """Return the losses of ``models`` (k, d) on the block, and the first layer's outputs, from which `train` can start."""
         params = unflatten(self.network, models)
         k = len(models)
         pre = preactivations(self.network, params, block.x.flatten(0, 1))
@@ -282,33 +337,33 @@ class Dual:
         round_: int,
         pre: Tensor | None = None,
     ) -> Trained:
-        """Train every device of the block: see `blocks.Trainer`; ``pre`` is from `Scored.of`, where there is one.
+        """Train every device of the block: see `blocks.Trainer`.
 
-        Raises:
-            UsageError: gradients are to be clipped, but the dual form never has one.
+        ``pre`` is from `Scored.of`, where there is one; without the dual form it is not used.
         """
-        if local.clip:
-            raise UsageError("the dual form can't clip gradients", hint="take trainer batched or auto")
-        device = models.device
         params = unflatten(self.network, models)
-        mini = schedule(block.lengths, local, orders, device) if local.batch_size else None
+        mini = schedule(block.lengths, local, orders, models.device) if local.batch_size else None
         sort = np.arange(len(start)) if mini is None else mini.by_steps
-        kernel, x = self.kernels.of(block), block.x
-        pre = self._start(params, start, block) if pre is None else pre
-        y = block.y
-        sorted_already = bool((sort == np.arange(len(sort))).all())
-        index = torch.from_numpy(sort).to(device)
-        if not sorted_already:  # indexing copies the kernels, which are large
-            kernel, x, pre, y = kernel[index], x[index], pre[index], y[index]
-        lr = step_size(local, round_)
-        first = _First(pre, kernel, torch.zeros_like(pre), lr, local)
-        behind_first = params[2:] if self.bias else params[1:]
-        tail = Descent(dense.copies(behind_first, torch.from_numpy(start[sort]).to(device)), lr, local)
-        losses = self._full(first, tail, y, block, local.steps) if mini is None else self._mini(first, tail, y, mini)
-        trained = DualTrained(
-            coefficients=first.u, x=x, kernel=kernel, tail=tail.changes(), losses=check_losses(losses), bias=self.bias
+        lr, spans = step_size(local, round_), self.spans(block, local)
+        after_first = params[2:] if self.bias else params[1:]
+        own = dense.copies(after_first if spans else params, torch.from_numpy(start[sort]).to(models.device))
+        descent = Descent(own, lr, local, self.bias)
+        first: _Spanned | _Weighed = _Weighed(own, block.x, self.bias, block.x)
+        if spans:
+            pre = self._start(params, start, block) if pre is None else pre
+            first = _Spanned(pre, self.kernels.of(block), torch.zeros_like(pre), lr, local)
+        losses = np.empty(len(start))
+        losses[sort] = self._descend(first, descent, block, local, mini)
+        check_losses(losses)
+        back: slice | Tensor = slice(None)
+        if (sort != np.arange(len(sort))).any():
+            back = torch.from_numpy(np.argsort(sort)).to(models.device)
+        changes = [part[back] for part in descent.changes()]
+        if isinstance(first, _Weighed):
+            return Rows(torch.cat(changes, 1), losses)
+        return DualTrained(
+            coefficients=first.u[back], x=block.x, kernel=first.kernel, tail=changes, losses=losses, bias=self.bias
         )
-        return trained if sorted_already else _restore(trained, index, sort)
 
     def _start(self, params: list[Tensor], start: NDArray[np.int64], block: Block) -> Tensor:
         """Return the first layer's outputs under each device's model, shape (c, n, out)."""
@@ -323,45 +378,33 @@ class Dual:
             pre[mine] = outputs
         return pre
 
-    def _full(self, first: _First, tail: Descent, y: Tensor, block: Block, steps: int) -> NDArray[np.float64]:
-        w = block.weights()
-        total = torch.zeros(len(w), device=w.device)
-        for _ in range(steps):
-            factors, below, losses = dense.errors(self.network, tail.params, first.all_outputs(), y, w)
-            first.descend(below, None)
-            tail.step(factors, len(w))
-            total += losses.sum(1)
-        return total.double().cpu().numpy() / (block.lengths * steps)
-
-    def _mini(self, first: _First, tail: Descent, y: Tensor, mini: Schedule) -> NDArray[np.float64]:
-        c, n = y.shape
-        base = (torch.arange(c, device=y.device) * n).unsqueeze(1)
-        flat = y.flatten()
-        total = torch.zeros(c, device=y.device)
-        for rows, w, a in zip(mini.rows, mini.weights, mini.active.tolist(), strict=True):
-            at = rows[:a] + base[:a]
-            params = [p[:a] for p in tail.params]
-            pre = first.outputs_at(at)
-            factors, below, losses = dense.errors(
-                self.network, params, pre, flat.index_select(0, at.flatten()).view(a, -1), w[:a]
-            )
-            first.descend(below, at)
-            tail.step(factors, a)
-            total[:a] += losses.sum(1)
-        return total.double().cpu().numpy() / mini.visited
+    def _descend(
+        self, first: _Spanned | _Weighed, descent: Descent, block: Block, local: LocalSettings, mini: Schedule | None
+    ) -> NDArray[np.float64]:
+        """Take all steps; return each device's mean loss over the samples it visited (c,), in the order of training."""
+        total = torch.zeros(len(block.lengths), device=block.x.device)
+        for at, own, w in _batches(block, local, mini):
+            y = block.y if at is None else block.y.flatten()[at]
+            tail = [p[: len(w)] for p in descent.params[-2:]]
+            factors, below, losses = dense.errors(self.network, tail, first.outputs(at), y, w)
+            descent.step([*first.descend(below, own), *factors], len(w))
+            total[: len(w)] += losses.sum(1)
+        sums: NDArray[np.float64] = total.double().cpu().numpy()
+        return sums / (block.lengths * local.steps if mini is None else mini.visited)
 
 
-def _restore(trained: DualTrained, index: Tensor, sort: NDArray[np.int64]) -> DualTrained:
-    """Return the updates in the block's own order: row i of ``trained`` is device ``sort[i]``."""
-    back = torch.argsort(index)
-    losses = np.empty_like(trained.losses)
-    losses[sort] = trained.losses
-    tail = [part[back] for part in trained.tail]
-    return DualTrained(
-        coefficients=trained.coefficients[back],
-        x=trained.x[back],
-        kernel=trained.kernel[back],
-        tail=tail,
-        losses=losses,
-        bias=trained.bias,
-    )
+def _batches(
+    block: Block, local: LocalSettings, mini: Schedule | None
+) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor]]:
+    """Yield each step's samples as rows of the flattened block (a, b) and in the order of training, and their weights (a, b).
+
+    The rows are None where a step takes all samples.
+    """
+    if mini is None:
+        yield from repeat((None, None, block.weights()), local.steps)
+        return
+    count, n = block.x.shape[:2]
+    place = torch.from_numpy(mini.by_steps * n).to(block.x.device).unsqueeze(1)
+    turn = torch.arange(0, count * n, n, device=block.x.device).unsqueeze(1)
+    for rows, weights, a in zip(mini.rows, mini.weights, mini.active.tolist(), strict=True):
+        yield rows[:a] + place[:a], rows[:a] + turn[:a], weights[:a]

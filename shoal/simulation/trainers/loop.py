@@ -13,11 +13,17 @@ from torch import Tensor
 
 from edge_client.learning.training import Shuffler
 from shoal.protocol.documents import LocalSettings
-from shoal.simulation.trainers.blocks import Block, Rows, batch_rows, check_losses, devices_within, step_size
+from shoal.simulation.trainers.blocks import (
+    UPDATE_FLOATS,
+    Block,
+    Limits,
+    Rows,
+    batch_rows,
+    check_losses,
+    devices_within,
+    step_size,
+)
 from shoal.simulation.trainers.networks import Network, unflatten
-
-UPDATE_FLOATS = 16_000_000
-"""Coordinates that the updates of a block may have together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +32,9 @@ class Loop:
 
     network: Network
 
-    def limits(self, _candidates: int) -> tuple[int, int]:
-        """Return the most devices and samples of a block: it holds every device's update."""
-        return devices_within(UPDATE_FLOATS, self.network.length, 64), 1 << 20
+    def limits(self, _candidates: int, _local: LocalSettings) -> Limits:
+        """Return the limits of a block: it holds every device's update."""
+        return Limits(devices_within(UPDATE_FLOATS, self.network.length, 64))
 
     def train(
         self,

@@ -37,7 +37,7 @@ def easy():
 def trained(work, epochs=40):
     """Return models that devices train from the start: shape (devices, d)."""
     thetas = torch.from_numpy(start())
-    training = personal._Training(work, work.shelf(Share.TRAIN), work.trainers, work.population.names)
+    training = personal._Training(work, work.shelf(Share.TRAIN), work.trainer, work.population.names)
     for round_ in range(epochs):
         training.train(thetas, 100 + round_, one_epoch(MINI.settings()))
     return thetas.numpy()
@@ -65,7 +65,7 @@ def test_a_model_trained_alone_is_taken_if_it_is_the_best():
     assert found.choices == ("alone",) * 10
 
 
-@pytest.mark.parametrize("trainer", ["auto", "dual", "stepwise"])
+@pytest.mark.parametrize("trainer", ["auto", "dual"])
 def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch, trainer):
     """Devices that choose the model trained alone get the one that `Alone.again` trains for them, others train on their own.
 

@@ -8,7 +8,16 @@ import torch
 
 from shoal.errors import DataError, TaskError
 from shoal.simulation.data import Shard, shards_of
-from shoal.simulation.trainers.blocks import Rows, Shelf, batch_rows, check_losses, devices_within, schedule, step_size
+from shoal.simulation.trainers.blocks import (
+    Limits,
+    Rows,
+    Shelf,
+    batch_rows,
+    check_losses,
+    devices_within,
+    schedule,
+    step_size,
+)
 from tests.helpers.trainers import INPUTS, PLAIN, orders
 
 pytestmark = pytest.mark.torch
@@ -36,7 +45,7 @@ def test_parts_keep_padding_small_and_hold_every_device_once():
     sizes = np.random.default_rng(0).integers(1, 400, 60)
     shelf = Shelf([Shard(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
     ids = np.arange(5, 60)
-    parts = shelf.parts(ids, 7, 800)
+    parts = shelf.parts(ids, Limits(7, 800))
     assert sorted(np.concatenate(parts)) == list(ids)
     for part in parts:
         assert len(part) <= 7
@@ -92,13 +101,13 @@ def test_equal_sizes_of_other_shapes_are_refused():
 
 
 def test_parts_of_equal_devices_follow_the_order_given():
-    parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), 2, 100)
+    parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), Limits(2, 100))
     assert [p.tolist() for p in parts] == [[4, 0], [3]]
-    assert shelf_of(3).parts(np.array([], np.int64), 2, 100) == []
+    assert shelf_of(3).parts(np.array([], np.int64), Limits(2, 100)) == []
 
 
 def test_a_device_beyond_the_limit_of_samples_is_a_part_of_its_own():
-    assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), 9, 10)] == [[0], [1, 2]]
+    assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), Limits(9, 10))] == [[0], [1, 2]]
 
 
 def test_epochs_count_passes_and_full_batches_need_no_rows():

@@ -1,4 +1,4 @@
-"""The batched CNN trains as the plain loop does."""
+"""The CNN of many devices trains as the plain loop does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.conv import BLOCK_DEVICES, Convolved
 from shoal.simulation.trainers.loop import Loop
 from shoal.simulation.trainers.networks import Cnn, origins
-from shoal.simulation.trainers.registry import make_trainers
+from shoal.simulation.trainers.registry import make_trainer
 
 RECIPE: dict[str, Any] = {
     "epochs": 2,
@@ -120,6 +120,6 @@ def test_ties_between_pooled_pixels_go_to_the_first() -> None:
 def test_a_cnn_gets_this_trainer_and_no_great_blocks() -> None:
     """The fastest trainer is chosen unasked; a block's patches stay small."""
     shelf = Shelf([Shard(np.zeros((2, 784), np.float32), np.zeros(2, np.int64))])
-    trainer = make_trainers("auto", Cnn(), shelf).trainer(np.arange(1), LocalSettings(**RECIPE))
+    trainer = make_trainer("auto", Cnn(), shelf)
     assert isinstance(trainer, Convolved)
-    assert trainer.limits(1)[0] == BLOCK_DEVICES
+    assert trainer.limits(1, LocalSettings(**RECIPE)).devices == BLOCK_DEVICES

@@ -1,4 +1,4 @@
-"""The dual form against the plain loop."""
+"""The trainer of dense networks, in both forms of the first layer, against the plain loop."""
 
 import dataclasses
 
@@ -6,14 +6,26 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import TaskError, UsageError
+from shoal.errors import TaskError
+from shoal.simulation.data import Shard
 from shoal.simulation.trainers import dual as dual_module
-from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.blocks import Rows, Shelf
 from shoal.simulation.trainers.dual import Dual
 from shoal.simulation.trainers.loop import Loop
-from shoal.simulation.trainers.networks import origins
+from shoal.simulation.trainers.networks import Linear, Softmax, origins
 from shoal.simulation.trainers.scoring import score
-from tests.helpers.trainers import CLIPPED, NETWORKS, PLAIN, RECIPES, SIZES, assert_same, orders, shards, trained
+from tests.helpers.trainers import (
+    CLIPPED,
+    INPUTS,
+    NETWORKS,
+    PLAIN,
+    RECIPES,
+    SIZES,
+    assert_same,
+    orders,
+    shards,
+    trained,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -32,14 +44,53 @@ def test_it_trains_as_the_loop_does(network, local, sizes):
     assert_same(trained(dual, shelf, models, local), expected)  # from kept kernels
 
 
+@pytest.mark.parametrize("sizes", [(9, 13, 4, 40, 31), (20, 20, 20, 20, 20)])
+@pytest.mark.parametrize("local", [*RECIPES.values(), CLIPPED], ids=[*RECIPES, "clipped"])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_clipping_is_refused(network):
-    """The dual form never has the gradient, whose norm clipping needs."""
-    shelf = Shelf(shards(network, SIZES["unequal"]))
+def test_more_samples_than_inputs_or_clipping_move_the_weights(network, local, sizes):
+    """They have no kernel, and train as the loop does."""
+    shelf = Shelf(shards(network, sizes))
     models = torch.from_numpy(origins(network, 2, 1))
-    with pytest.raises(UsageError, match="the dual form can't clip gradients") as caught:
-        trained(Dual(network, shelf), shelf, models, CLIPPED)
-    assert caught.value.hint == "take trainer batched or auto"
+    dual = Dual(network, shelf)
+    found = trained(dual, shelf, models, local)
+    assert isinstance(found, Rows)
+    assert not dual.kernels._own
+    assert_same(found, trained(Loop(network), shelf, models, local))
+
+
+def test_a_kernel_is_no_larger_than_the_samples():
+    """And each device is on one side of this edge, whoever else is in the round."""
+    network = NETWORKS["softmax"]
+    shelf = Shelf(shards(network, (INPUTS, INPUTS + 1, 1)))
+    dual, ids = Dual(network, shelf), np.arange(3)
+    parts = shelf.parts(ids, dual.limits(1, PLAIN))
+    assert [part.tolist() for part in parts] == [[1], [0, 2]]
+    assert [dual.spans(shelf.block(part), PLAIN) for part in parts] == [False, True]
+    assert not dual.spans(shelf.block(ids[:1]), CLIPPED)
+
+
+def test_mini_batches_of_many_samples_share_a_block():
+    """Padding costs them nothing, but full batches and kernels would compute with it; a block's inputs stay below 256 MB."""
+    network, ids = NETWORKS["softmax"], np.arange(5)
+    shelf = Shelf(shards(network, (1, 400, 13, 12, 90)))
+    dual = Dual(network, shelf)
+    for recipe, expected in (
+        (RECIPES["mini-batch"], [[1, 4, 2], [3, 0]]),
+        (PLAIN, [[1], [4], [2], [3, 0]]),
+        (CLIPPED, [[1, 4, 2, 3, 0]]),
+    ):
+        assert [part.tolist() for part in shelf.parts(ids, dual.limits(1, recipe))] == expected
+    assert Dual(Linear(1_000_000), Shelf(shards(network, (3,)))).limits(1, PLAIN).samples == 64
+
+
+def test_devices_of_one_model_do_not_share_its_copy():
+    """Two devices whose data are opposed move the model in opposite directions, and leave it alone itself."""
+    network = Linear(1)
+    shelf = Shelf([Shard(np.ones((2, 1), np.float32), np.full(2, y, np.float32)) for y in (1, -1)])
+    models = torch.zeros(1, 1)
+    found = trained(Dual(network, shelf), shelf, models, dataclasses.replace(PLAIN, steps=1))
+    np.testing.assert_allclose(found.rows().numpy(), [[0.2], [-0.2]], rtol=1e-6)
+    assert models.tolist() == [[0.0]]
 
 
 def test_a_step_size_that_diverges_is_an_error():
@@ -48,16 +99,24 @@ def test_a_step_size_that_diverges_is_an_error():
     shelf = Shelf(shards(network, SIZES["equal"]))
     models = torch.from_numpy(origins(network, 1, 1))
     local = dataclasses.replace(PLAIN, steps=400, lr=1e4)
-    with pytest.raises(TaskError, match="diverged"):
+    with pytest.raises(TaskError, match="diverged") as caught:
         trained(Dual(network, shelf), shelf, models, local)
+    assert caught.value.hint == "lower the learning rate, or set clip"
 
 
 def test_more_candidates_leave_room_for_fewer_samples():
     network = NETWORKS["one hidden"]
     dual = Dual(network, Shelf(shards(network, (3,))))
-    devices, one = dual.limits(1)
-    assert dual.limits(4) == (devices, one // 4)
-    assert dual.limits(10**9)[1] == 1
+    one = dual.limits(1, PLAIN)
+    assert dual.limits(4, PLAIN) == dataclasses.replace(one, samples=one.samples // 4)
+    assert dual.limits(10**9, PLAIN).samples == 1
+
+
+def test_a_block_of_a_large_network_holds_few_devices():
+    """The updates of a block stay below 16 million numbers, and a single device is always possible."""
+    shelf = Shelf(shards(NETWORKS["softmax"], (3,)))
+    found = [Dual(Softmax(inputs, 10), shelf).limits(1, PLAIN).devices for inputs in (1, 99_999, 1_999_999)]
+    assert found == [128, 16, 1]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
