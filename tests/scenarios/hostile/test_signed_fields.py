@@ -9,7 +9,6 @@ docs/threat-model.md has a table of all fields that a device signs, each of one 
 A message that can't be decoded names its signer, whatever the field's class.
 """
 
-import contextlib
 import dataclasses
 import re
 
@@ -155,13 +154,7 @@ def test_one_lie_about_each_field(tmp_path, honest_accuracy, group):
 @pytest.mark.parametrize("row", ROWS)
 def test_every_lie(tmp_path, honest_accuracy, row, count, place):
     with Scene(tmp_path / "fleet", place_of(place, count), lies_of(row), count=count) as scene:
-        with contextlib.suppress(LoopbackError):
-            scene.play()
-        if not scene.fleet.finished:
-            # The quorum of three takes all three, and nothing that the device has sent can be read.
-            assert count == COUNTS[0]
-            assert scene.fleet.service.status().endswith(f"waiting for {scene.liar.name}")
-            return
+        scene.play()
         assert scene.found
         assert_only_the_liar_pays(scene, honest_accuracy(count))
         named = {bool(t.named or t.missing) for t in scene.found if t.saying.fits and t.saying.readable}
