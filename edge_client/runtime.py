@@ -20,6 +20,7 @@ from crypto.seal.identity import SIGNATURE_BYTES
 from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend, device_model
 from edge_client.learning.training import Cancelled
+from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds
 from edge_client.protocol import session_io as io
@@ -143,6 +144,7 @@ class DeviceRuntime:
         """
         self._vitals, self._presence_due_s = vitals, math.inf
         self._told: tuple[bool, tuple[str, ...]] = False, ()
+        self._bad_sealers = set[str]()
         self._broker = broker
         self._metered, self._clock_s = metered, clock_s
         self._membership = membership
@@ -493,8 +495,8 @@ class DeviceRuntime:
                 self._uplink.remind(mark, transfer, run_id, turn)
 
     def _publish_presence(self, *, online: bool) -> None:
-        models = self._models
-        head, contrary = (None, ()) if models is None else (models.head, models.contrary)
+        models, contrary = self._models, self._contrary
+        head = None if models is None else models.head
         self._told = models is not None and models.left, contrary
         # Repeated, since an earlier life's will may have replaced it at the broker.
         self._presence_due_s = self._now_s + EVERY_S
@@ -638,6 +640,7 @@ class DeviceRuntime:
             if run is not None:
                 self._take_run(run)
         except ShoalError as error:
+            self._suspect(error)
             late = self._following.late
             plan = None if late is None else late.plan
             self._tell(io.RunRefused(self._following.newest, decline_reason(error), plan))
@@ -699,6 +702,7 @@ class DeviceRuntime:
         try:
             taken = self._models.take(model.label, model.transfer, model.plain)
         except (IntegrityError, UntrustedError) as error:
+            self._suspect(error)
             announcement = self.session.round.announcement
             if announcement is not None and self.session.round.stage is rounds.Stage.FETCHING:
                 self._skip(announcement, error)
@@ -757,12 +761,25 @@ class DeviceRuntime:
             self._publish_presence(online=True)
         self._tell_history()  # a device that had left the run is back
 
+    @property
+    def _contrary(self) -> tuple[str, ...]:
+        """Devices that have signed another history, or sealed another state, than this one was shown, in name order."""
+        return tuple(sorted(self._bad_sealers.union(() if self._models is None else self._models.contrary)))
+
+    def _suspect(self, error: ShoalError) -> None:
+        """Tell the owner who has sealed a checkpoint that is of no use."""
+        if isinstance(error, BadCheckpointError) and error.sealed_by:
+            self._bad_sealers.add(error.sealed_by)
+            self._tell_history()
+
     def _tell_history(self) -> None:
         """Publish the presence if the device has left its run or come back, or if others contradict its history."""
-        contrary = () if self._models is None else self._models.contrary
+        contrary = self._contrary
         if contrary and contrary != self._told[1]:
             facts = {"run": self.session.round.mark.run, "devices": ", ".join(contrary)}
-            LOG.warning("devices have signed another history of the run: too few to believe", extra={"kv": facts})
+            LOG.warning(
+                "devices have signed another history or state of the run: too few to believe", extra={"kv": facts}
+            )
         if (self._models is not None and self._models.left, contrary) != self._told:
             self._publish_presence(online=True)
 

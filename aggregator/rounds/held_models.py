@@ -30,8 +30,9 @@ from aggregator.strategies.base import ClientUpdate, RoundPlan
 from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.codec import decode_prefix, encode
-from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Assignment, DeclineReason
+from shoal.protocol.channels import EVERYONE
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Assignment, DeclineReason, Sealed
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.seeds import mean_seed
@@ -44,12 +45,12 @@ from shoal.protocol.states import (
     SPARE_CHECKPOINTS,
     Offer,
     Recipe,
-    SealedCheckpoints,
     StateId,
     Statement,
     Step,
     Term,
     TranscriptEntry,
+    attached_checkpoints,
     checkpoint_purpose,
 )
 from shoal.types import DIGEST_BYTES, Array, Float32Vector
@@ -654,15 +655,11 @@ def _attached(
 ) -> dict[int, KeptCheckpoint]:
     """Return the checkpoints attached to an update; none if they are malformed or not of offered states."""
     try:
-        head, body = decode_prefix(memoryview(update.attached), SealedCheckpoints)
+        envelopes = attached_checkpoints(update.attached)
     except WireError:
         return {}
-    if len(body) != sum(head.sizes):
-        return {}
-    found, at = {}, 0
-    for model, size in zip(head.models, head.sizes, strict=True):
-        envelope = body[at : at + size]
-        at += size
+    found = {}
+    for model, envelope in envelopes.items():
         state = offers.get(model)
         if state is None or not _is_checkpoint(envelope, update, run, state):
             return {}
@@ -678,7 +675,7 @@ def _is_checkpoint(envelope: memoryview, update: ClientUpdate, run: RunPlan, sta
     except WireError:
         return False
     purpose = checkpoint_purpose(run.run_id, update.round, state)
-    return (head.fleet, head.purpose, head.sender) == (run.fleet, purpose, update.device)
+    return head == Sealed(run.fleet, purpose, update.device, EVERYONE)
 
 
 def opens_since(held: HeldModels, device: str) -> int:

@@ -14,6 +14,7 @@ attach a checkpoint to its upload, and dev-5 is back one round later.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_EVERY: Final = 10
 """Most rounds between two checkpoints of a model."""
+GOLDEN: Final = (math.sqrt(5) - 1) / 2
+"""Its products with every second, third or tenth number spread evenly between whole numbers: each device's turn comes."""
 FINAL_SEALERS: Final = 1 + SPARE_CHECKPOINTS
 """Devices that seal each model in the final round: two of them may lie or vanish."""
 SEALING_DEVICES: Final = 2
@@ -158,7 +161,8 @@ def sealing(
         if not (every or model in plan.seal or needed):
             continue
         own = [d for d in able if held.trained.get(d) == model] or able
-        at = (plan.round + place) % len(own) if own else 0
+        # Not in turn: checkpoints that are ordered in every second round would all be of the same half of the devices.
+        at = int((plan.round + place) * GOLDEN % 1 * len(own))
         # No later round could replace a bad checkpoint of the final one.
         count = FINAL_SEALERS if plan.final else 1
         for device in list(dict.fromkeys((*own[at:], *own[:at], *able)))[:count]:

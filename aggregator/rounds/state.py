@@ -50,9 +50,9 @@ class EngineState:
         unavailable: devices with an order that have not uploaded and are not waited for: offline, declined or revoked.
         removed: the subset of them that the owner has revoked.
         declined: device -> reason, for declines of the open round; see `unable`.
-        refused: devices whose upload to the open round was refused, and that have not uploaded since.
-        unfit: devices that have declined the open round and not uploaded since, without those that lack a state or wait for the
-            owner's newer keys, which can do a later round.
+        refused: devices whose upload to the open round was refused, or that wait for the owner's newer keys, and that have not
+            uploaded since: they can do a later round.
+        unfit: devices that have declined the open round for any other reason but a lack of state, and not uploaded since.
         lacking: devices that declined the open round for lack of a model's state, and that have not uploaded since.
         checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
         parted: whether the owner has revoked devices since the strategy last heard of it.
@@ -136,7 +136,7 @@ class EngineState:
         """Number of the devices asked that can do the round; the quorum is a share of these.
 
         A device that has declined does not count, nor one that has left rounds unanswered, nor after the deadline one whose
-        upload was refused: one device must not stop the others.
+        upload was refused or that says it waits for newer keys: one device must not stop the others.
         """
         late = self.deadline_passed
         counted = [d for d in self.silent if is_silent(self, d) and d not in self.received and _asked(self, d)]
@@ -240,8 +240,11 @@ def on_declined(state: EngineState, device: str, reason: DeclineReason) -> Engin
     if not _owes(state, device):
         return state
     here = device not in state.removed
-    refused, lacks = here and reason is DeclineReason.UPLOAD, here and reason is DeclineReason.STATE
-    unfit = here and not refused and not lacks and reason is not DeclineReason.KEYS
+    refused, lacks = (
+        here and reason in (DeclineReason.UPLOAD, DeclineReason.KEYS),
+        here and reason is DeclineReason.STATE,
+    )
+    unfit = here and not refused and not lacks
     return dataclasses.replace(
         state,
         unavailable=state.unavailable.adding(device),

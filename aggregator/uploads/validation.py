@@ -27,6 +27,7 @@ from shoal.protocol.messages import Decline, Reminder, Upload
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Transfer
+from shoal.protocol.states import attached_checkpoints
 
 N = TypeVar("N", Decline, Reminder)
 
@@ -84,8 +85,8 @@ class UploadVerifier:
 
         Raises:
             RefusedUploadError: authentic, but malformed, of another fleet, device, run or aggregator than its envelope, not
-                finite, above the plan's norm limit or sample limit, of another length or precision than the plan's, or without
-                a valid statement about the device's states.
+                finite, above the plan's norm limit or sample limit, of another length or precision than the plan's, without
+                a valid statement about the device's states, or with checkpoints that its device has not signed.
             ShoalError: unknown device, not sealed to this aggregator, forged, or for a later run.
         """
         message, body = self._open(device, transfer, roster, channels.UPLOAD)
@@ -96,6 +97,7 @@ class UploadVerifier:
         self._check_header(header, body, device)
         self._check_samples(header)
         self._check_statement(header, roster)
+        self._check_attached(header, body[len(body) - header.attached :], roster)
         body = self._decoded(header, body)
         norm = self._checked_norm(header, body)
         return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
@@ -173,6 +175,19 @@ class UploadVerifier:
         about = (statement.fleet, statement.run_id, statement.round, statement.device)
         if about != (header.fleet, header.run_id, header.round, header.device):
             raise RefusedUploadError("a statement of another device, round or run", header)
+
+    def _check_attached(self, header: Upload, attached: memoryview, roster: Roster) -> None:
+        """Check what can be seen of checkpoints from outside; their vectors are checked by those who can open them."""
+        member = roster.device(header.device)
+        try:
+            for envelope in attached_checkpoints(attached).values() if attached else ():
+                head, _ = read_head(envelope)
+                if member is None or not is_from(envelope, head, member.sign_key):
+                    raise UntrustedError("a checkpoint that the device has not signed")
+                if (head.fleet, head.sender, head.recipient) != (header.fleet, header.device, channels.EVERYONE):
+                    raise UntrustedError(f"a checkpoint of {head.sender[:64]!r} to {head.recipient[:64]!r}")
+        except ShoalError as error:
+            raise RefusedUploadError(f"what is attached: {error}", header) from error
 
     def _decoded(self, header: Upload, body: memoryview) -> memoryview:
         """Return the body with its vector in float32, in which everything after this works."""

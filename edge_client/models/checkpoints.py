@@ -12,26 +12,41 @@ Example: a device that was away for rounds 3 to 8 gets state (0, 8) in round 9. 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from crypto.mask.schedule import RoundKeys
-from crypto.seal.envelope import GroupKey, SealedMessage, open_from_group, read_head, seal_message_to_group
+from crypto.seal.envelope import GroupKey, SealedMessage, is_from, open_from_group, read_head, seal_message_to_group
 from crypto.seal.identity import Identity
 from edge_client.models.states import ModelState
 from shoal import limits
-from shoal.errors import IntegrityError, UntrustedError
+from shoal.errors import IntegrityError, MissingStateError, ShoalError, TaskError, UntrustedError, WireError
 from shoal.membership.statements import check_certificate
 from shoal.protocol.codec import decode_prefix, encode
 from shoal.protocol.messages import Sealed
 from shoal.protocol.states import SealedState, StateId, checkpoint_purpose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shoal.protocol.documents import Roster
     from shoal.protocol.states import StateCertificate
 
 CONTENT_LABEL: Final = "content"
+
+
+class BadCheckpointError(MissingStateError):
+    """A checkpoint whose digest is not certified, or that is of no use otherwise: its state is still missing.
+
+    Attributes:
+        sealed_by: the device that signed it as what it should be; empty if none did.
+    """
+
+    def __init__(self, sealed_by: str, error: ShoalError) -> None:
+        super().__init__(f"a checkpoint by {sealed_by or 'the aggregator'} is of no use: {error}", hint=error.hint)
+        self.sealed_by = sealed_by
 
 
 def checkpoint_head(keys: RoundKeys, state: StateId, sender: str) -> Sealed:
@@ -119,6 +134,31 @@ def open_checkpoint(
         needed=signers,
     )
     return state, bytes(body[: header.task])
+
+
+@contextmanager
+def naming_sealer(data: bytes | memoryview, wanted: StateId, keys: RoundKeys, roster: Roster) -> Iterator[None]:
+    """Name the device that has sealed a checkpoint if the block finds it of no use; arguments as for `open_checkpoint`.
+
+    Raises:
+        BadCheckpointError: the block raised an error about the checkpoint or its task.
+    """
+    try:
+        yield
+    except (UntrustedError, IntegrityError, TaskError) as error:
+        raise BadCheckpointError(_sealer(data, wanted, keys, roster), error) from error
+
+
+def _sealer(data: bytes | memoryview, wanted: StateId, keys: RoundKeys, roster: Roster) -> str:
+    """Return the device that signed a checkpoint as that of ``wanted``; empty if none did, or if it is another one's."""
+    try:
+        head, _ = read_head(data)
+    except WireError:
+        return ""
+    member = roster.device(head.sender)
+    if member is None or head != checkpoint_head(keys, wanted, head.sender):
+        return ""
+    return head.sender if is_from(data, head, member.sign_key) else ""
 
 
 def _group(keys: RoundKeys) -> GroupKey:

@@ -75,7 +75,7 @@ def presence(
         answers: number of the run whose finished model the device answers with; 0 without one.
         vitals: the device's condition; None if its operator has not asked for that.
         left_out: number of damaged samples that the device leaves out.
-        contrary: devices that have signed another history of the run than this device was shown.
+        contrary: devices that have signed another history or state of the run than this device was shown.
         rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
         doubted: whether the model with which the device answers is right no more often than the device's most common label.
     """

@@ -294,6 +294,11 @@ class DeviceSession:
                 return self._announced_again(facts)
             case io.RunNeedsCheckpoint(plan):
                 return dataclasses.replace(self, late=plan)._announced_again(facts)
+            case io.RunRefused(_, DeclineReason.STATE, late) if late is not None and self.waiting is not None:
+                # The next checkpoint, perhaps by another device, has the same label.
+                session, dropped = dataclasses.replace(self, late=late)._followed(())
+                session, declined = session._decline(self.waiting, DeclineReason.STATE)
+                return session, (*dropped, *declined)
             case io.RunRefused(run_id, reason, late):
                 declines, new = self.declines.run_refused(run_id, reason)
                 session = dataclasses.replace(self, declines=declines, late=late)

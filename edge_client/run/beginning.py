@@ -19,7 +19,7 @@ import numpy as np
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.followed_run import Run
-from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
+from edge_client.models.checkpoints import CONTENT_LABEL, naming_sealer, open_checkpoint
 from edge_client.models.fresh_start import TensorFigures, figures_of
 from edge_client.models.private_values import erase, initial_values, joined
 from edge_client.models.states import ModelStates
@@ -201,7 +201,7 @@ class LateStart:
 
         Raises:
             NotEnrolledError: the keys of the announced version have not arrived.
-            UntrustedError, IntegrityError: the checkpoint is not certified, or damaged, or its task is not the plan's.
+            BadCheckpointError: the checkpoint is not certified, or damaged, or its task is not the plan's.
         """
         ref, announcement, plan = self._ref, self._announcement, self.plan
         if ref is None or announcement is None or (label, transfer) != (ref.label, ref.transfer):
@@ -210,19 +210,21 @@ class LateStart:
         chain.skip_to(ref.round)
         roster = membership.roster
         claims = certifying(plan, roster, announcement.round, announcement.held, Transcript())
-        state, task = open_checkpoint(
-            sealed,
-            StateCertificate(tuple(claim.signed for claim in claims)),
-            wanted=ref.state,
-            # The chain that is stored must still give the keys of this round, whose mean may be needed.
-            keys=chain.peek(ref.round),
-            roster=membership.roster,
-            length=length_of(plan, announcement.held, ref.state),
-            signers=signers_needed(plan.min_contributors, membership.roster.active_count),
-            most_task_bytes=most_task_bytes,
-        )
+        # The chain that is stored must still give the keys of this round, whose mean may be needed.
+        keys = chain.peek(ref.round)
+        with naming_sealer(sealed, ref.state, keys, roster):
+            state, task = open_checkpoint(
+                sealed,
+                StateCertificate(tuple(claim.signed for claim in claims)),
+                wanted=ref.state,
+                keys=keys,
+                roster=roster,
+                length=length_of(plan, announcement.held, ref.state),
+                signers=signers_needed(plan.min_contributors, roster.active_count),
+                most_task_bytes=most_task_bytes,
+            )
+            bundle = task_of(memoryview(task), plan)
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
-        bundle = task_of(memoryview(task), plan)
         whole = len(state.theta) == plan.length and ref.state.model != STATISTICS_MODEL
         run = Run(plan=plan, bundle=bundle, start=_figures(state.theta, bundle) if whole else None)
         return OpenedRun(run=run, version=version, chain=chain, states=states)

@@ -25,14 +25,14 @@ from crypto.mask.dense import behind_matrix
 from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
 from edge_client.models.catching_up import CatchUp, catch_up
-from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, Transcript
 from edge_client.run.history import SignedElsewhereError, certifying, check_history
 from edge_client.run.policy import check_mean, mean_limit
 from shoal.digests import sha256
-from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError, WireError
+from shoal.errors import ForkedHistoryError, MissingStateError, ShoalError, UntrustedError, WireError
 from shoal.membership.statements import (
     Claim,
     check_claims,
@@ -277,7 +277,7 @@ class HeldModels:
         A transfer that `thetas` has used already, which a broker sends again after a reconnection, is ignored.
 
         Raises:
-            MissingStateError: the announced checkpoint can't be used.
+            BadCheckpointError: the announced checkpoint can't be used, so the aggregator orders another.
             UntrustedError, IntegrityError: the announced mean can't be used. In both cases the device can't take part in the
                 round: the same bytes would arrive again.
         """
@@ -290,11 +290,7 @@ class HeldModels:
             return False
         found = self._refs[label]
         if isinstance(found, CheckpointRef):
-            try:
-                self._opened[label] = self._open(found, plain)
-            except (IntegrityError, UntrustedError) as error:
-                # The reason that makes the aggregator order another checkpoint.
-                raise MissingStateError(f"no use of a checkpoint of states {_names({found.state})}: {error}") from error
+            self._opened[label] = self._open(found, plain)
         else:
             self._means[label] = self._unmask(found[0], found[1].model, found[1].digest, plain)
         self._arrived[label] = transfer
@@ -358,17 +354,19 @@ class HeldModels:
             raise UntrustedError(f"a part of a mean: {error}") from error
 
     def _open(self, ref: CheckpointRef, sealed: memoryview) -> ModelState:
-        plan = self._run.plan
-        state, _ = open_checkpoint(
-            sealed,
-            self._statements,
-            wanted=ref.state,
-            keys=self._store.keys_under(ref.round, ref.key_version),
-            roster=self._membership.roster,
-            length=length_of(plan, self._held, ref.state),
-            signers=signers_needed(plan.min_contributors, self._membership.roster.active_count),
-            most_task_bytes=self._task_bytes,
-        )
+        plan, roster = self._run.plan, self._membership.roster
+        keys = self._store.keys_under(ref.round, ref.key_version)
+        with naming_sealer(sealed, ref.state, keys, roster):
+            state, _ = open_checkpoint(
+                sealed,
+                self._statements,
+                wanted=ref.state,
+                keys=keys,
+                roster=roster,
+                length=length_of(plan, self._held, ref.state),
+                signers=signers_needed(plan.min_contributors, roster.active_count),
+                most_task_bytes=self._task_bytes,
+            )
         return state
 
     def _unmask(self, round_: int, model: int, digest: bytes, plain: memoryview) -> Float32Vector:

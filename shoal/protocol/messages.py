@@ -26,7 +26,7 @@ from shoal.protocol.wire_versions import SPOKEN, WireRange
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
 MOST_CONTRARY: Final = 3
-"""Most names in a presence of devices that have signed another history: so many of the largest length fit a later field."""
+"""Most names in a presence of devices that have signed another history or state: so many fit a later field."""
 _CONTRARY: Final = 2
 """Number of the later field of a presence with these names; added in 0.2.0."""
 SHARED_MODEL: Final = 0xFFFF
@@ -303,7 +303,7 @@ class Presence:
         answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
         vitals: the device's condition, if its operator lets it report that; None in the will.
         wire: the wire versions that the device's software speaks.
-        contrary: devices that have signed another history of the run, as a later field (`contrary_field`): at most MOST_CONTRARY
+        contrary: devices that have signed another history or state, as a later field (`contrary_field`): at most MOST_CONTRARY
             names, for the owner to read.
     """
 
@@ -357,7 +357,7 @@ def left_out_field(count: int) -> LaterFields:
 
 
 def contrary_field(devices: Sequence[str]) -> tuple[tuple[int, bytes], ...]:
-    """Return the later fields of a presence that names ``devices`` as signers of another history; none without any."""
+    """Return the later fields of a presence that names ``devices`` as signers of another history or state; none without any."""
     return ((_CONTRARY, ",".join(devices[:MOST_CONTRARY]).encode("ascii")),) if devices else ()
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import WireError
-from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, encode, message
+from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, decode_prefix, encode, message
 from shoal.protocol.documents import require_name
 
 MAX_TERMS: Final = limits.MAX_MODELS
@@ -376,6 +376,19 @@ class SealedCheckpoints:
     def __post_init__(self) -> None:
         if len(self.models) != len(self.sizes) or any(a >= b for a, b in pairwise(self.models)):
             raise WireError("the attached checkpoints are not one for each model in ascending order")
+
+
+def attached_checkpoints(data: bytes | memoryview) -> dict[int, memoryview]:
+    """Return model -> the envelope of its checkpoint, of the bytes attached to an upload.
+
+    Raises:
+        WireError: they are no list of checkpoints, or its sizes are not theirs.
+    """
+    head, body = decode_prefix(data, SealedCheckpoints)
+    if len(body) != sum(head.sizes):
+        raise WireError(f"{len(body)} bytes of checkpoints where {sum(head.sizes)} were announced")
+    ends = accumulate(head.sizes)
+    return {m: body[end - size : end] for m, size, end in zip(head.models, head.sizes, ends, strict=True)}
 
 
 def mean_number(model: int, round_: int) -> int:

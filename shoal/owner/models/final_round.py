@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from crypto.mask.schedule import RoundKeys, VersionKey
 from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
-from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.private_values import initial_values, joined
 from edge_client.models.store import Transcript
 from edge_client.run.held_models import assembled, check_segments, length_of
@@ -50,18 +50,6 @@ KEYS_HINT = (
 CERTIFICATE_HINT = (
     "revoked devices do not count: use a device's model (shoal-edge export), or lower --min-contributors next time"
 )
-
-
-class BadCheckpointError(UntrustedError):
-    """A checkpoint whose digest is not certified, or that is of no use otherwise.
-
-    Attributes:
-        sealed_by: the device that signed it.
-    """
-
-    def __init__(self, sealed_by: str, reason: str, *, hint: str = "") -> None:
-        super().__init__(reason, hint=hint)
-        self.sealed_by = sealed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +246,7 @@ class FinalRound:
         claims = certifying(plan, roster, self.announcement.round, held, Transcript())
         certificate = StateCertificate(tuple(claim.signed for claim in claims))
         keys, (head, _) = self._keys(ref), read_head(inner)
-        try:
+        with naming_sealer(inner, ref.state, keys, roster):
             state, task = open_checkpoint(
                 inner,
                 certificate,
@@ -269,10 +257,6 @@ class FinalRound:
                 signers=plan.min_contributors,
                 most_task_bytes=self.most_task_bytes,
             )
-        except (UntrustedError, IntegrityError, SealError) as error:
-            member = roster.device(head.sender)
-            by = head.sender if member is not None and is_from(inner, head, member.sign_key) else "the aggregator"
-            raise BadCheckpointError(by, f"a checkpoint by {by} is of no use: {error}", hint=error.hint) from error
         signers = check_certificate(
             certificate,
             state.held,

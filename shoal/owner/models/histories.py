@@ -53,7 +53,7 @@ def disagreements(
     Args:
         heads: party -> its head; that of the aggregator is in its announcement.
         runs: run id -> number, of the owner's runs; heads of other runs are left out.
-        contrary: party -> the devices whose signatures contradict the history that it was shown, as its presence names them.
+        contrary: party -> the devices that have signed another history or state than it was shown, as its presence names them.
     """
     seen: dict[tuple[int, int], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     found = []
@@ -75,5 +75,5 @@ def disagreements(
             against[device].append(party)
     for device, told in sorted(against.items()):
         were = "was" if len(told) == 1 else "were"
-        found.append(f"{device} has signed another history than {', '.join(told)} {were} shown")
+        found.append(f"{device} has signed another history or state than {', '.join(told)} {were} shown")
     return found

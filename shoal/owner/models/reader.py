@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_client.models.checkpoints import BadCheckpointError
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, reason_of
 from shoal.membership.roster import aggregator_of
-from shoal.owner.models.final_round import BadCheckpointError, FinalRound
+from shoal.owner.models.final_round import FinalRound
 from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import LaterKindError
@@ -44,7 +45,7 @@ class ModelReader:
     Attributes:
         last: the announced round; None if none has arrived.
         heads: device -> the head of the transcript in its presence.
-        contrary: device -> the devices that have signed another history, by its presence.
+        contrary: device -> the devices that have signed another history or state, by its presence.
         answers: online device -> number of the run whose finished model it answers with; 0 before its first.
     """
 

@@ -11,7 +11,7 @@ from edge_client.models.states import ModelState
 from shoal.errors import UntrustedError
 from shoal.protocol.shards import mean_part_number
 from shoal.protocol.states import SPARE_CHECKPOINTS, checkpoint_number, mean_number, spare_number
-from tests.helpers.fleets import make_fleet, names
+from tests.helpers.fleets import grouped_data, make_fleet, names
 from tests.helpers.owner_models import reader_of
 
 KINDS = ("zeros", "garbage", "nothing")
@@ -72,6 +72,48 @@ def test_the_owner_has_the_final_model_although_some_of_its_sealers_lie(tmp_path
             assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
             told = " ".join(reader.doubts())
             assert {name for name in names(count) if name in told} == set(liars)
+
+
+def let_one_in(root, sealing_badly, count, bad, back):
+    """Let a newcomer join, or a device come ``back``, while devices seal zeros; return in how many rounds it got no model."""
+    sealing_badly.update(dict.fromkeys(bad, "zeros"))
+    last = names(count + 1)[-1]
+    name = last if back else "dev-99"
+    with make_fleet(root, count=count + back, rounds=30, min_contributors=2, mode="rotation", quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 1000)
+        if back:
+            fleet.kill_device(name)
+            fleet.run_until(lambda: fleet.closed() >= 7, 1000)
+            fleet.revive_device(name)
+        else:
+            fleet.add_device(name, grouped_data(count + 1)[last])
+        before, records = fleet.closed(), fleet.run(3000)
+        honest = next(n for n in names(count) if n not in bad)
+        assert any(name in r["norms"] for r in records if r["round"] > before)
+        assert fleet.model(name).theta.tobytes() == fleet.model(honest).theta.tobytes()
+        lost = sum(r["declined"].get(name) == "state" for r in records)
+        told = reader_of(fleet).histories()
+        assert bool(told) == bool(lost)
+        assert {line.split()[0] for line in told} <= set(bad)
+        assert all(line.endswith(f"has signed another history or state than {name} was shown") for line in told)
+    return lost
+
+
+def test_a_newcomer_gets_the_model_although_devices_seal_it_falsely_and_names_them(tmp_path, sealing_badly):
+    assert let_one_in(tmp_path, sealing_badly, 4, ("dev-01", "dev-03"), back=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("count", "liars"), [(2, 1), (3, 2), (7, 5)])
+def test_a_device_without_the_model_gets_it_whichever_devices_seal_it_falsely(
+    tmp_path, sealing_badly, count, liars, back
+):
+    lost = 0
+    for i, bad in enumerate((names(count)[:liars], names(count)[-liars:])):
+        sealing_badly.clear()
+        lost += let_one_in(tmp_path / str(i), sealing_badly, count, bad, back)
+    assert lost, "no liar was asked: the test shows nothing"
 
 
 def test_if_all_sealers_lie_the_error_names_them(tmp_path, sealing_badly):

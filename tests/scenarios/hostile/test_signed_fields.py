@@ -22,6 +22,7 @@ from tests.helpers.documents import text_of
 from tests.helpers.falsehoods import fields_of
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, thetas
 from tests.helpers.lying_devices import SIGNED, Scene, lies_of, one_lie_of, paths
+from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
 
 PAGE = "docs/threat-model.md"
@@ -200,6 +201,31 @@ def test_every_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row, coun
             told += len(scene.live())
             assert_named_as_listed(scene)
     assert told >= 2
+
+
+CHECKPOINTS = [
+    *(row for row in paths() if row.split(".")[0] in ("SealedCheckpoints", "SealedState")),
+    "checkpoint vector",
+]
+
+
+@pytest.mark.parametrize(
+    "row", [r if r == "SealedState.digest_key" else pytest.param(r, marks=pytest.mark.long) for r in CHECKPOINTS]
+)
+def test_a_false_checkpoint_is_told_to_the_owner_who_has_the_model_all_the_same(tmp_path, row):
+    """In the final round all three devices seal the model."""
+    told = 0
+    for i, lie in enumerate(lies_of(row)):
+        with Scene(tmp_path / str(i), i % 3, [lie], rounds=2, mode="rotation") as scene:
+            found = scene.live()
+            if not found:
+                continue
+            told += 1
+            reader = reader_of(scene.fleet)
+            assert reader.finished_run().models[0].theta.tobytes() in {thetas(scene.fleet)[n] for n in scene.honest}
+            named = {name for name in scene.all if name in " ".join(reader.doubts())} | found[0].named.keys()
+            assert named == {scene.liar.name}, lie
+    assert told
 
 
 def test_one_lie_about_each_field_of_a_part(tmp_path):

@@ -118,7 +118,7 @@ def test_a_device_that_sees_another_head_goes_on_and_says_so_to_the_owner(forked
     assert "too few to believe" in caplog.text
     reader = reader_of(forked.fleet)
     assert reader.heads[ONE].round == 3
-    assert f"{OTHER} has signed another history than {ONE} was shown" in reader.histories()
+    assert f"{OTHER} has signed another history or state than {ONE} was shown" in reader.histories()
 
 
 def test_a_device_whose_announcements_contradict_each_other_leaves_and_says_so_to_the_owner(forked, caplog):

@@ -81,7 +81,7 @@ def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and
     assert seals(held, seal=frozenset({5})) == {}
 
 
-def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
+def test_a_checkpoint_is_ordered_every_ten_rounds_and_none_has_to_come_from_the_same_devices():
     held, ordered = begun(), {}
     for _ in range(3 * CHECKPOINT_EVERY):
         found = seals(held, held_plan(rounds=99))
@@ -90,7 +90,10 @@ def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
         held = rounds(1, held=held, seal=lambda _, found=found: next(iter(found), None))
     assert list(ordered) == [10, 20, 30]
     held = rounds(2)
-    assert len({next(iter(seals(held, round_=r, waiting=True))) for r in range(3, 8)}) == 5
+    for every in (1, 2, 3, 5, 10):
+        found = [next(iter(seals(held, round_=r, waiting=True))) for r in range(3, 3 + 40 * every, every)]
+        assert set(found) == set(NAMES), f"a newcomer that waits {every} rounds for each meets all of them"
+        assert max(map(found.count, NAMES)) < 20
 
 
 def test_a_checkpoint_is_ordered_once_after_a_device_has_left_and_each_time_if_few_remain():

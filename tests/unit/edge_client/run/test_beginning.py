@@ -11,6 +11,7 @@ from crypto.seal.envelope import SealError
 from crypto.seal.signed import sign_document
 from edge_client import membership as devices
 from edge_client.membership import DeviceMembership
+from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.models.store import StateStore
 from edge_client.run.beginning import LateStart, keep_run, open_run, resume_run, stored_run
 from edge_client.run.following import RunFollower
@@ -244,7 +245,7 @@ def test_without_a_checkpoint_under_its_keys_a_newcomer_waits(late):
 
 def test_a_newcomer_believes_only_a_state_that_enough_devices_have_signed(late):
     held = dataclasses.replace(late.announced.held, statements=late.announced.held.statements[:1])
-    with pytest.raises(UntrustedError, match="2 are needed"):
+    with pytest.raises(BadCheckpointError, match="2 are needed"):
         begin(late, announced=dataclasses.replace(late.announced, held=held))
 
 
@@ -252,8 +253,9 @@ def test_a_newcomer_takes_only_the_task_that_the_owner_has_signed(late):
     other = logistic_bundle(LENGTH, 2).to_bytes()
     ref = late.scene.checkpoint("dev-1", late.models["dev-1"], (0, 0), 5, task=other)
     sealed = late.scene.transfers[ref.label, ref.transfer]
-    with pytest.raises(IntegrityError, match="not the one that the run plan names"):
+    with pytest.raises(BadCheckpointError, match="not the one that the run plan names") as caught:
         begin(late, sealed=sealed)
+    assert caught.value.sealed_by == "dev-1"
 
 
 def test_a_checkpoint_with_a_task_above_the_limit_is_refused_unread(late):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import place_assignment
-from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
@@ -299,9 +299,23 @@ def test_a_checkpoint_that_can_not_be_used_makes_its_state_a_missing_one(scene, 
     assert ref.label in device.locate(scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
     damaged = bytearray(scene.transfers[ref.label, ref.transfer])
     damaged[-1] ^= 1
-    for sealed in (bytes(damaged), b""):
-        with pytest.raises(MissingStateError, match="no use of a checkpoint of states 5 of model 0"):
+    older = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 5)
+    damage(scene, models["dev-1"], StateId(0, 5))
+    false = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    for sealed, by in (
+        (bytes(damaged), ""),
+        (b"", ""),
+        (
+            scene.transfers[older.label, older.transfer],
+            "",
+        ),  # an honest one, which the aggregator repeats in place of another
+        (scene.transfers[false.label, false.transfer], "dev-1"),
+    ):
+        with pytest.raises(
+            BadCheckpointError, match=f"a checkpoint by {by or 'the aggregator'} is of no use"
+        ) as caught:
             device.take(ref.label, ref.transfer, memoryview(sealed))
+        assert caught.value.sealed_by == by
     assert device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
 
 

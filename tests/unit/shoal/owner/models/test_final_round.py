@@ -7,6 +7,7 @@ import pytest
 
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.identity import Identity
+from edge_client.models.checkpoints import BadCheckpointError
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, UntrustedError
 from shoal.membership.statements import sign_statement
 from shoal.owner.models.final_round import FinalRound
@@ -86,19 +87,21 @@ def test_the_model_is_the_devices_bit_for_bit(ended):
 
 
 def test_too_few_statements_are_refused(ended):
-    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 4 of model 0, 2 are needed"):
+    with pytest.raises(
+        BadCheckpointError, match="1 devices of the roster have signed state 4 of model 0, 2 are needed"
+    ):
         finish(ended, ended.announced(["dev-1"]))
 
 
 def test_one_device_can_not_sign_twice(ended):
     twice = ended.announced(["dev-1", "dev-1"])
-    with pytest.raises(UntrustedError, match="2 are needed"):
+    with pytest.raises(BadCheckpointError, match="2 are needed"):
         finish(ended, twice)
 
 
 def test_a_checkpoint_of_another_state_is_refused(ended):
     ended.ref = dataclasses.replace(ended.scene.checkpoint("dev-2", ended.models["dev-2"], AT, 3), round=FINAL)
-    with pytest.raises(UntrustedError, match="another state, round or fleet"):
+    with pytest.raises(BadCheckpointError, match="another state, round or fleet"):
         finish(ended, ended.announced(["dev-1", "dev-2"], checkpoints=(ended.ref,)))
 
 
