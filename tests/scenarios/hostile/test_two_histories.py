@@ -1,6 +1,8 @@
 """An aggregator that shows two histories of a run: devices that see it leave, and the owner sees it in their presences."""
 
+import contextlib
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -9,7 +11,17 @@ from shoal.membership.statements import sign_statement
 from shoal.protocol.messages import Phase
 from shoal.protocol.states import FORKED_ROUND, Statement
 from shoal.transport.faults import Hop
-from tests.helpers.fleets import LOST, Wiretap, announce, announcements, device_identity, make_fleet, reasons
+from tests.helpers.fleets import (
+    LOST,
+    Wiretap,
+    announce,
+    announcements,
+    device_identity,
+    make_fleet,
+    names,
+    reasons,
+    uploads_of,
+)
 from tests.helpers.owner_models import reader_of
 from tests.helpers.round_fleets import continued, moved, publish_mean
 
@@ -19,20 +31,20 @@ TWO_HISTORIES = "two histories of run 1: the heads of round {} differ between "
 
 
 class Forked:
-    """A fleet that has served round 1 of two. Its aggregator shows each device another mean of that round."""
+    """A fleet that has served round 1. Its aggregator shows each device, or each tuple of devices, another mean of that round."""
 
     def __init__(self, fleet, tap):
         self.fleet, self.tap = fleet, tap
         (first,) = announcements(fleet, tap)
-        self.last = dict.fromkeys((ONE, OTHER), first)
+        self.last = defaultdict(lambda: first)
 
-    def only(self, device):
-        """Let no other device receive what the aggregator publishes, and return the rule."""
+    def only(self, *devices):
+        """Let no other devices receive what the aggregator publishes, and return the rule."""
 
         def rule(passage):
             return LOST if passage.hop is Hop.DOWN and passage.client in others and "/s/" in passage.topic else None
 
-        others = {self.fleet.client_id(name) for name in (ONE, OTHER) if name != device}
+        others = {self.fleet.client_id(name) for name in self.fleet.stage.devices if name not in devices}
         self.tap.rules.append(rule)
         return rule
 
@@ -41,15 +53,15 @@ class Forked:
         before = self.last[device]
         new = dataclasses.replace(before, round=round_, nonce=bytes([round_]) * 16, held=held, **changes)
         self.last[device] = new = continued(new, before.held)
-        rule = self.only(device)
+        rule = self.only(*((device,) if isinstance(device, str) else device))
         announce(self.fleet, new)
         self.fleet.settle()
         self.tap.forgive(rule)
 
     def second_round(self, device, value):
         """Announce round 2 to a device with a mean of its own."""
-        rule = self.only(device)
-        mean = publish_mean(self.fleet, np.full(LENGTH, value))
+        rule = self.only(*((device,) if isinstance(device, str) else device))
+        mean = publish_mean(self.fleet, np.full(LENGTH, value), contributors=self.fleet.plan.min_contributors)
         self.fleet.broker.pump()
         self.show(device, 2, moved(self.last[device].held, mean))
         self.tap.forgive(rule)
@@ -61,10 +73,10 @@ class Forked:
         self.fleet.settle()
 
 
-@pytest.fixture
-def forked(tmp_path, caplog):
+@contextlib.contextmanager
+def forked_fleet(root, caplog, **options):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=2, rounds=2, min_contributors=2, mode="rotation") as fleet:
+    with make_fleet(root, faults=tap, mode="rotation", **options) as fleet:
         fleet.broker.pump()
         for device in fleet.devices.values():
             device.worker.work()
@@ -73,6 +85,36 @@ def forked(tmp_path, caplog):
         made = Forked(fleet, tap)
         caplog.clear()
         yield made
+
+
+@pytest.fixture
+def forked(tmp_path, caplog):
+    with forked_fleet(tmp_path / "fleet", caplog, count=2, rounds=2, min_contributors=2) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("at", "believed"), [(2, False), pytest.param(3, True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("all_said", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_an_aggregator_that_divides_a_fleet_convinces_no_device_that_was_away(tmp_path, caplog, at, believed, all_said):
+    """Of five devices three certify: neither half of four is enough, whatever the other half has signed beside it."""
+    away = "dev-04"
+    with forked_fleet(tmp_path, caplog, count=5, rounds=4, min_contributors=3) as forked:
+        fleet, signed = forked.fleet, {}
+        fleet.kill_device(away)
+        shown, other = names(4)[:at], names(4)[at:]
+        for half, value in ((other, 0.02), (shown, 0.01)):
+            forked.second_round(half, value)
+            head = forked.last[half].held.transcript
+            about = [Statement(fleet.plan.fleet, fleet.plan.run_id, 2, name, (), transcript=head) for name in half]
+            signed[half] = tuple(sign_statement(device_identity(fleet, said.device), said) for said in about)
+        assert [len(uploads_of(fleet, forked.tap, name)) for name in names(4)] == [2] * 4, "each half goes on"
+        fleet.revive_device(away)
+        forked.last[away] = forked.last[shown]
+        statements = signed[shown] + (signed[other] if all_said else ())
+        forked.show(away, 3, dataclasses.replace(forked.last[shown].held, statements=statements))
+        assert len(uploads_of(fleet, forked.tap, away)) == 1 + believed
+        told = "2 devices have signed the history of round 3, and 3 must"
+        assert any(told in reason for reason in reasons(caplog)) == (not believed)
 
 
 def test_the_owner_sees_two_histories_when_devices_connect_again(forked):

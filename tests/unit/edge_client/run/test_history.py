@@ -1,9 +1,12 @@
 """The history of a run that an announcement implies: what makes a device leave, wait, warn, or go on."""
 
+import dataclasses
+
 import pytest
 
+from edge_client.models.store import OWN_FORK, Transcript
 from edge_client.run.beginning import resume_run
-from edge_client.run.history import certifying
+from edge_client.run.history import certifying, check_history
 from edge_client.storage.state import DeviceState
 from shoal.errors import ForkedHistoryError, MissingStateError
 from shoal.membership.statements import sign_statement
@@ -100,6 +103,35 @@ def test_a_device_leaves_if_enough_others_have_signed_one_other_history_and_stay
     assert away.head.round == FORKED_ROUND
     with pytest.raises(ForkedHistoryError):
         away.locate(believed, TRAIN)
+
+
+def test_a_device_that_has_left_returns_after_a_revocation_if_it_or_enough_others_know_the_history(tmp_path):
+    names = (*NAMES, "dev-4")
+    scene = Scene(tmp_path, *names)
+    models = {name: scene.device(name) for name in names}
+    away, believed = away_in_round_5(scene, models)
+    roster, known, held = scene.parties.members["dev-3"].roster, away._store.transcript, believed.held
+
+    def compared(transcript, *revoked, held=held):
+        after = dataclasses.replace(roster, revoked=revoked)
+        return check_history(scene.plan, after, 5, held, known=transcript, began=True)
+
+    left, own = Transcript(FORKED_ROUND, known.head), Transcript(OWN_FORK, known.head)
+    assert compared(left, "dev-4") == ()
+    one = dataclasses.replace(held, statements=held.statements[:1])
+    # Nobody is revoked; its own announcements contradict each other; a signer is the revoked one; too few have signed.
+    for transcript, revoked, shown in (
+        (left, (), held),
+        (own, ("dev-4",), held),
+        (left, ("dev-1",), held),
+        (left, ("dev-4",), one),
+    ):
+        with pytest.raises(ForkedHistoryError, match="than this device"):
+            compared(transcript, *revoked, held=shown)
+    unsigned = dataclasses.replace(held, statements=())
+    assert compared(Transcript(FORKED_ROUND, scene.heads[4]), "dev-4", held=unsigned) == (), "it recomputes the head"
+    with pytest.raises(ForkedHistoryError):
+        compared(Transcript(FORKED_ROUND, scene.heads[4]), held=unsigned)
 
 
 def test_a_device_follows_rounds_that_too_few_signed_by_their_entries(scene, models):
