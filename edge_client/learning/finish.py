@@ -8,7 +8,6 @@ again in the same way, with the validation samples beside the training samples.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,15 +30,13 @@ from edge_client.learning.personal import (
     one_epoch,
     preferred,
 )
-from edge_client.learning.training import Cancelled
+from edge_client.learning.scoring import sample_losses
 from edge_client.learning.update import BatchOrder
 from edge_client.models.fresh_start import TensorFigures, draw
 from shoal.errors import TaskError
 from shoal.task.manifest import LocalTraining
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from edge_client.learning.data import Dataset, DataSplits
     from edge_client.learning.model import Backend
     from shoal.protocol.documents import LocalSettings, RunPlan
@@ -123,23 +120,6 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
             if not preferred(second, losses[choice], labels=labels):
                 theta = again
     return Chosen(choice, theta, {name: float(each.mean()) for name, each in losses.items()}, len(share))
-
-
-def sample_losses(
-    theta: Float32Vector, batch: Dataset, backend: Backend, cancelled: Callable[[], bool] = lambda: False
-) -> NDArray[np.float64]:
-    """Return the model's loss of each sample, shape (n,), float64; NaN where it is not finite.
-
-    Raises:
-        Cancelled: ``cancelled()`` returned true.
-    """
-    losses = np.empty(len(batch), np.float64)
-    for i in range(len(batch)):
-        if cancelled():
-            raise Cancelled("the personal finish was cancelled")
-        loss = backend.score(theta, batch.x[i : i + 1], batch.y[i : i + 1]).mean_loss
-        losses[i] = loss if math.isfinite(loss) else np.nan
-    return losses
 
 
 def _candidates(

@@ -1,12 +1,14 @@
-"""IFCA's cluster estimate: the one of k models with the smallest loss on a device's data (Ghosh et al., Algorithm 1, line 8)."""
+"""Losses on a device's data, and IFCA's cluster estimate: the model with the least (Ghosh et al., Algorithm 1, line 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_client.learning.training import Cancelled
 from shoal.errors import TaskError
 
 if TYPE_CHECKING:
@@ -44,3 +46,20 @@ def choose(losses: NDArray[np.float64]) -> int:
         )
     # Not nanargmin: it takes NaN for infinity, and would return a NaN's index if all other losses are infinite.
     return int(usable[np.argmin(losses[usable])])
+
+
+def sample_losses(
+    theta: Float32Vector, batch: Dataset, backend: Backend, cancelled: Callable[[], bool] = lambda: False
+) -> NDArray[np.float64]:
+    """Return the model's loss of each sample, shape (n,), float64; NaN where it is not finite.
+
+    Raises:
+        Cancelled: ``cancelled()`` returned true.
+    """
+    losses = np.empty(len(batch), np.float64)
+    for i in range(len(batch)):
+        if cancelled():
+            raise Cancelled("scoring was cancelled")
+        loss = backend.score(theta, batch.x[i : i + 1], batch.y[i : i + 1]).mean_loss
+        losses[i] = loss if math.isfinite(loss) else np.nan
+    return losses

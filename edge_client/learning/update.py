@@ -5,7 +5,7 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from edge_client.learning.feedback import Encoded, encode_update, with_residual
 from edge_client.learning.model import Backend
 from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
+from edge_client.learning.personal import clearly_better
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
@@ -40,6 +41,8 @@ MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 4
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
+PROOF_ERRORS: Final = 2.0
+"""Standard errors by which a model has to be better to prove it: by chance one of forty models is."""
 PERCENT: Final = 100
 """Number of test answers that a device reports if it does not report its number of samples: its results are in percent."""
 
@@ -149,7 +152,8 @@ def carry_out(
             others = [models[c] for c in assignment.candidates[1:]]
             deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
             trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
-            margins = reported_margins(scoring.score(trained, share, shop.backend))
+            before = [scoring.sample_losses(model, share, shop.backend, cancelled) for model in (theta, *others)]
+            margins = trial_margins(before, scoring.score(trained, share, shop.backend))
         if assignment.train:
             private = shop.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
@@ -348,6 +352,21 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
     """
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
+
+
+def trial_margins(before: Sequence[NDArray[np.float64]], after: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return 1 if the first of k candidates proves to be the best as it comes, else 0; then each other one's margin.
+
+    The margin is the lesser of those before and after training. The proof is a gain of `PROOF_ERRORS` standard errors over the
+    device's samples: few samples prove less, and many never count for more than one device.
+
+    Args:
+        before: k losses of the same n samples, shape (n,), float64.
+        after: mean losses of the k trained candidates, shape (k,), float64.
+    """
+    proven = all(clearly_better(other, before[0], PROOF_ERRORS) for other in before[1:])
+    untrained = reported_margins(np.array([losses.mean() for losses in before]))
+    return (float(proven), *map(min, untrained[1:], reported_margins(after)[1:]))
 
 
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:

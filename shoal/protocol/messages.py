@@ -41,7 +41,7 @@ class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
     TRIAL trains the first candidate and holds the others, to score them later. ADAPT trains every candidate,
-    uploads the first one's update, and reports margins of the trained models. PRETRAIN trains by the plan's ``pretrain``
+    uploads the first one's update, and reports margins of the models before and after. PRETRAIN trains by the plan's ``pretrain``
     recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
     nearly in the direction of the update. STATISTICS uploads the device's statistics of its features in place of an update.
@@ -196,7 +196,9 @@ class Upload:
         model: the chosen candidate, from which the update was trained.
         loss: mean loss of that model on the share as scored, if there were several candidates or nothing to train; else
             the mean over the training.
-        margins: each candidate's loss less the first candidate's, clipped and rounded; empty unless assigned.
+        margins: each candidate's loss less the first candidate's, clipped and rounded; empty unless assigned. In phase ADAPT
+            the lesser of those before and after training; the first, which would be 0, is 1 if the first candidate is better
+            than the others by two standard errors over the device's samples before training.
         samples: number of samples trained on; 1 if the plan's weighting is uniform.
         correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
         model_norm: l2 norm of the trained model, rounded; 0 unless assigned.

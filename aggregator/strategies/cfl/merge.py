@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from aggregator.strategies.base import ClientUpdate, Event, weights_of
+from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.cfl.reassignment import look_due
 from aggregator.strategies.cfl.split_validation import Verdict, contradictions, judge
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
@@ -66,7 +66,7 @@ def close_check(
     if len(heard) == len(node.children):
         heard.append([c for a in heard for c in a])
     # Negated, so that `judge` tests whether the model above is the better one.
-    verdicts = [judge([-c.margins[1] for c in a], weights_of(a, run.weighting, run.weight_cap)) for a in heard]
+    verdicts = [judge([-c.margins[1] for c in a]) for a in heard]
     node = dataclasses.replace(node, check_at=round_ + settings.check_every)
     if verdicts:
         doubted = any(v.prefer > LEAST_PREFER and v.p_value < settings.merge_p_value for v in verdicts)

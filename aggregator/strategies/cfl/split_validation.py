@@ -2,11 +2,17 @@
 
 The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate bipartition
 train from the parent for a few rounds, and the parent, the control, goes on with the mean of all their updates, as without a
-split. In the last round every device trains both its half's model and the control, scores the results on its validation share
-and reports how much worse the control is. The split stands only if each side clearly prefers its own: the CFL paper's "always
-greater or equal" (section II-A), made a test. Both are trained on the device first since label skew looks like a group until
-then: a device adapts any model to its own labels, but not to another group's. A refused trial costs no training, as the
-control is the cluster's model then.
+split. In the last round every device scores its half's model and the control on its validation share, as they come and once
+more after training both. The split stands only if each side clearly prefers its own: the CFL paper's "always greater or equal"
+(section II-A), made a test. There are two ways to show it, since either comparison alone misleads:
+
+- *The margin* counts only what a device gains both as the models come and after training. Under label skew a half's model gains
+  as it comes, and no more once a device has trained the control on its own labels.
+- *Proofs*: a deep network learns even another group's labels in an epoch, so that after training nothing is left of the gain of
+  a true group. There each device alone can prove that it gains as the models come, on its own samples. Under label skew some
+  device of either side always has another mix of labels, and can't.
+
+A refused trial costs no training, as the control is the cluster's model then.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel,
 from shoal.protocol.messages import Assignment, Phase, Share
 
 WEAK_P_VALUE: Final = 0.1
+PROVEN: Final = 0.9
+"""More than this share of a side's devices prove their gain: all of up to ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +72,17 @@ class Trial:
 class Verdict:
     """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other".
 
-    Of five devices or more, share and mean are those of all but the smallest and the largest margin.
+    Of five devices or more, shares and mean are those of all but the smallest and the largest figure.
+
+    Attributes:
+        proven: share of the devices that prove a gain on their own samples.
     """
 
     devices: int
     prefer: float
     margin: float
     p_value: float
+    proven: float = 0.0
 
 
 def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
@@ -81,23 +93,22 @@ def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
     return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
-def judge(margins: Sequence[float], weights: Sequence[float] | NDArray[np.float64] | None = None) -> Verdict:
+def judge(margins: Sequence[float], proofs: Sequence[float] = ()) -> Verdict:
     """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
-    One margin of five or more decides nothing, whatever it is: the devices of the smallest and the largest are left out.
+    Each device has one vote, whatever its number of samples. One of five or more decides nothing: the devices of the smallest
+    and the largest figure are left out.
 
     Args:
         margins: n.
-        weights: n, positive, such as numbers of samples: a margin of 4 samples says less than one of 120. None weighs all alike.
+        proofs: n, above 0 from a device that proves its gain; or none. A device alone in its side proves nothing about a group.
     """
-    values = np.asarray(margins, np.float64)
-    given = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    values, votes = np.asarray(margins, np.float64), (np.asarray(proofs) > 0).astype(np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
-    kept = inner(values)
-    prefer = float(given[kept & (values > 0)].sum() / given[kept].sum())
-    mean = float(np.average(values[kept], weights=given[kept]))
-    return Verdict(len(values), prefer, mean, paired_t_p_value(values, given))
+    kept = values[inner(values)]
+    proven = float(votes[inner(votes)].mean()) if len(votes) > 1 else 0.0
+    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), paired_t_p_value(values), proven)
 
 
 def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:
@@ -125,34 +136,40 @@ def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, lar
     return (Event(round_, STANDS_APART, detail),)
 
 
-def paired_t_p_value(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """Return P(T >= t) under "mean difference <= 0", for Yuen's t of a weighted trimmed mean; 1 for a single difference.
+def paired_t_p_value(differences: NDArray[np.float64]) -> float:
+    """Return P(T >= t) under "mean difference <= 0", for Student's t or Yuen's, whichever is less; 1 for a single difference.
 
-    Yuen (1974): t = m sqrt(h (h - 1) / (n s)), with the mean m of the h inner differences and the mean square s of all n
-    winsorised ones from their mean, has h - 1 degrees of freedom. Of fewer than five nothing is trimmed: Student's t. Weights go
-    with the devices, not with the values: a trimmed device has no weight in the mean, and a winsorised one keeps its own.
-    Weighted differences count as 1 / sum of squared shares differences of equal weight (Kish), n if the shares are equal.
+    One false difference far below the others hides their gain from Student's t, but not from Yuen's. None far above them makes a
+    gain out of none for either: its square widens the spread as much as it raises the mean. Student's t has the power that
+    Yuen's lacks in small sides.
 
     Args:
         differences: shape (n,).
-        weights: shape (n,), positive.
     """
     if len(differences) < 2:
         return 1.0
-    kept, values = inner(differences), winsorised(differences)
-    shares, inside = weights / weights.sum(), weights[kept] / weights[kept].sum()
-    count, counted = 1.0 / float(shares @ shares), 1.0 / float(inside @ inside)
-    mean, centre = float(inside @ differences[kept]), float(shares @ values)
-    spread = math.sqrt(max(float(shares @ (values - centre) ** 2), 0.0) * count / (counted - 1.0))
+    return min(
+        _t_p_value(differences, differences), _t_p_value(differences[inner(differences)], winsorised(differences))
+    )
+
+
+def _t_p_value(kept: NDArray[np.float64], spread_out: NDArray[np.float64]) -> float:
+    """Return Yuen's p-value (1974) of the h inner differences of n, ``kept``, and all n winsorised ones; Student's if h = n.
+
+    t = m sqrt(h (h - 1) / (n s)), with the mean m of the inner differences and the mean square s of the winsorised ones from
+    their mean, has h - 1 degrees of freedom.
+    """
+    mean, freedom = float(kept.mean()), len(kept) - 1
+    spread = float(spread_out.std()) * math.sqrt(len(spread_out) / freedom)
     # Three rounded differences are equal by chance more often than all of them.
-    spread = spread if kept.all() else max(spread, FIGURE_STEP)
+    spread = spread if len(kept) == len(spread_out) else max(spread, FIGURE_STEP)
     # Equal differences have no t value: the mean divided by 0.
     if spread <= 1e-12 * abs(mean):
         return 0.0 if mean > 0 else 1.0
     from scipy.special import stdtr  # only splits pay for loading scipy
 
     # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
-    return float(stdtr(counted - 1.0, -mean / (spread / math.sqrt(counted))))
+    return float(stdtr(freedom, -mean / (spread / math.sqrt(len(kept)))))
 
 
 def goes_on(sides: Sequence[Verdict]) -> bool:

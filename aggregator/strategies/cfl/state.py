@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, require
-from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
+from aggregator.strategies.cfl.split_validation import PROVEN, Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
@@ -35,8 +35,9 @@ class CflSettings(StrategySettings):
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
         trial_rounds: rounds of a trial before the one in which devices compare.
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
-        prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
-            above ``prefer`` and the p-value of the trimmed t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
+        prefer, margin, p_value: limits of a trial, unless nearly all devices of both sides prove their gain alone
+            (split_validation.py). On either side the share of devices that prefer their half's model must be
+            above ``prefer`` and the p-value of the t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
             (Fisher's method) must be below ``p_value``, divided by the number of candidate splits of the cluster tried so far, or
             both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the
             gain.
@@ -48,7 +49,7 @@ class CflSettings(StrategySettings):
             place of a training round of these two leaves, so every 20 costs them 5%.
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails if a leaf, or both together, prefer the model before the cut: more than
-            three quarters of the devices, with a trimmed t-test below this.
+            three quarters of the devices, with a t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
             change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
             alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
@@ -139,13 +140,15 @@ class CflSettings(StrategySettings):
         return 20 if self.validate else 0
 
     def convinces(self, sides: Sequence[Verdict], refused: int = 0) -> bool:
-        """Return whether both sides' devices prefer their own half, and the gain is large or the evidence of both is clear.
+        """Return whether both sides' devices prove that they gain, or prefer their half by a large gain or by clear evidence.
 
         Args:
             sides: the verdicts of the two sides.
             refused: candidate splits of the cluster that were refused before. ``p_value`` is divided among all that are tried:
                 of many trials on the same validation shares one seems clear by chance.
         """
+        if all(v.proven > PROVEN for v in sides):
+            return True
         if not all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides):
             return False
         large = all(v.margin >= self.margin for v in sides)

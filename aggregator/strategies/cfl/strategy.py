@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
@@ -35,7 +34,6 @@ from aggregator.strategies.base import (
     require_one_origin,
     retained,
     train_assignment,
-    weights_of,
 )
 from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
@@ -289,13 +287,14 @@ class Cfl:
         state, trial = self._moved_on(state, trial, mine, round_)
         if trial.trained <= self.settings.trial_rounds:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        verdicts = [judge([c.margins[1] for c in m], self._weights(m)) for m in mine]
+        verdicts = [judge([c.margins[1] for c in m], [c.margins[0] for c in m]) for m in mine]
         apart = tuple(event for m in mine for event in contradictions(m, trial.cluster, round_, self.settings.margin))
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
+            "proven": [v.proven for v in verdicts],
         }
         if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused + trial.extended):
             if has_gap(trial.figures) and goes_on(verdicts) and trial.extended < MAX_EXTENSIONS:
@@ -329,9 +328,6 @@ class Cfl:
         firsts = trial.firsts or (left.slot, right.slot)
         trial = dataclasses.replace(trial, left=left, right=right, trained=trained, firsts=firsts)
         return dataclasses.replace(state, clusters={**state.clusters, parent.id: control}), trial
-
-    def _weights(self, given: list[ClientUpdate]) -> NDArray[np.float64]:
-        return weights_of(given, self.run.weighting, self.run.weight_cap)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""

@@ -24,7 +24,7 @@ from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from crypto.mask.masking import mask
 from edge_client.learning.nearest import nearest_direction
-from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
+from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins, trial_margins
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
@@ -434,7 +434,7 @@ class Workforce:
     def _adapted_margins(
         self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
     ) -> list[tuple[float, ...]]:
-        """Return, for each device of a block, how much worse the other candidates are than the first, all of them trained."""
+        """Return, for each device of a block, how much worse the other candidates are than the first: see `trial_margins`."""
         assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
         thetas = [self._trained(models[torch.from_numpy(start).to(self.device)], trained)]
@@ -443,9 +443,18 @@ class Workforce:
             thetas.append(self._trained(models[row_of[other]].expand(len(start), -1), again))
         shelf, found = self.shelf(assignment.share), []
         for i, place in enumerate(block.ids):
+            one = np.array([place])
             own = torch.stack([theta[i] for theta in thetas])
-            found.append(reported_margins(scoring.score(self.network, own, shelf, np.array([int(place)])).losses[0]))
+            given = self._whole(models[[int(start[i]), *(row_of[c] for c in assignment.candidates[1:])]], one)
+            before = scoring.sample_losses(self.network, given, shelf, one)
+            found.append(trial_margins(list(before), scoring.score(self.network, own, shelf, one).losses[0]))
         return found
+
+    def _whole(self, models: Tensor, place: NDArray[np.int64]) -> Tensor:
+        """Return models (k, d) with the private values of the device at ``place`` (1,), which it has trained last."""
+        if self.private is None:
+            return models
+        return self.private.joined(models, self.private.of(place).expand(len(models), -1))
 
     def _trained(self, models: Tensor, trained: Trained) -> Tensor:
         """Return the whole models after a training that began with ``models`` (c, d)."""
@@ -614,8 +623,8 @@ class Workforce:
             return scoring.score(self.network, models, shelf, places)
         found = []
         for place in places:
-            own = self.private.joined(models, self.private.of(np.array([place])).expand(len(models), -1))
-            found.append(scoring.score(self.network, own, shelf, np.array([place])))
+            one = np.array([place])
+            found.append(scoring.score(self.network, self._whole(models, one), shelf, one))
         return scoring.Scores(
             np.concatenate([each.losses for each in found]),
             np.concatenate([each.correct for each in found]),

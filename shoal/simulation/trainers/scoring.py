@@ -60,6 +60,16 @@ def score(network: Network, models: Tensor, shelf: Shelf, ids: NDArray[np.int64]
     return Scores(losses, correct, tested)
 
 
+def sample_losses(network: Network, models: Tensor, shelf: Shelf, place: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the loss of every model (k, d) on each of the n samples of the device at ``place`` (1,), (k, n) float64."""
+    with torch.no_grad():
+        x, y, _ = next(_chunks(network, shelf, place, len(models)))
+        losses: NDArray[np.float64] = (
+            _sample_scores(network, unflatten(network, models), x, y)[0].T.double().cpu().numpy()
+        )
+    return losses
+
+
 def choose(losses: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return each row's index of least loss, shape (c,), as `edge_client.learning.scoring.choose`: the lowest on ties.
 

@@ -16,7 +16,7 @@ from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
 from edge_client.learning.training import Cancelled, train
-from edge_client.learning.update import BatchOrder, TrainingContext, carry_out, local_training, share_of
+from edge_client.learning.update import BatchOrder, TrainingContext, carry_out, local_training, share_of, trial_margins
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
@@ -149,8 +149,8 @@ def test_in_a_trial_a_device_trains_its_halfs_model_and_holds_the_control(shop):
     np.testing.assert_array_equal(vector, expected)
 
 
-def test_adapting_compares_the_candidates_after_training_each(shop):
-    """The update is the first candidate's alone, and the margins are those of the trained models on the share."""
+def test_adapting_compares_the_candidates_before_and_after_training_each(shop):
+    """The update is the first candidate's alone; margins are the lesser of those before and after training, on the share."""
     _, _, expected = do(shop, assignment(5))
     _, upload, vector = do(shop, assignment(5, 3, phase=Phase.ADAPT, share=Share.VALIDATION, margins=True))
     np.testing.assert_array_equal(vector, expected)
@@ -162,9 +162,28 @@ def test_adapting_compares_the_candidates_after_training_each(shop):
         trained[model] = MODELS[model] + found.delta
     own, control = (score([trained[m]], shop.shares.validation, shop.backend)[0] for m in (5, 3))
     assert upload.model == 5
-    assert upload.margins == (0.0, round(float(control - own), 4))
     _, untrained, _ = do(shop, assignment(5, 3, phase=Phase.SCORE, share=Share.VALIDATION, train=False, margins=True))
-    assert untrained.margins != upload.margins
+    after, before = round(float(control - own), 4), untrained.margins[1]
+    assert after != before
+    assert upload.margins == (0.0, min(after, before))
+
+
+@pytest.mark.parametrize(
+    ("gains", "proven"),
+    [((0.2, 0.4, 0.2, 0.4), 1.0), ((0.2, 0.9, -0.3, 0.4), 0.0), ((-0.2, -0.4, -0.2, -0.4), 0.0), ((3.0,), 0.0)],
+    ids=["on all samples", "by chance", "a loss", "one sample"],
+)
+def test_a_device_proves_a_gain_by_its_own_samples_before_training(gains, proven):
+    """The gain after training is none, as of a network that learns another group's labels in an epoch."""
+    own = np.ones(len(gains))
+    margins = trial_margins([own, own + gains], np.array([0.3, 0.3]))
+    assert margins == (proven, min(0.0, round(float(np.mean(gains)), 4)))
+
+
+def test_a_control_that_diverged_is_proof_and_an_own_model_that_did_is_none():
+    fine, broken = np.array([1.0, 1.5]), np.array([1.0, np.nan])
+    assert trial_margins([fine, broken], np.array([1.0, np.nan])) == (1.0, 5.0)
+    assert trial_margins([broken, fine], np.array([1.0, 1.0]))[0] == 0.0
 
 
 def test_margins_are_clipped_and_rounded(shop):

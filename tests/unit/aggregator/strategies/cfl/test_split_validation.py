@@ -196,25 +196,31 @@ def test_a_trial_goes_on_when_its_devices_come_back():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_paired_t_test_is_scipys(seed):
+def test_the_paired_t_test_of_a_small_side_is_scipys(seed):
     rng = np.random.default_rng(seed)
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 5))
     expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
-    assert paired_t_p_value(values, np.full(len(values), 7.0)) == pytest.approx(expected, rel=1e-12)
+    assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_yuens_t_is_scipys_of_one_sample(seed):
-    """Against as many zeros, which add no variance and no degree of freedom."""
+def test_of_five_or_more_the_lesser_p_value_of_student_and_yuen_counts(seed):
+    """Yuen's is scipy's against as many zeros, which add no variance and no degree of freedom."""
     rng = np.random.default_rng(seed)
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(5, 30))
     zeros, trim = np.zeros(len(values)), 1.5 / len(values)
-    expected = ttest_ind(values, zeros, trim=trim, equal_var=False, alternative="greater").pvalue
-    assert paired_t_p_value(values, np.full(len(values), 7.0)) == pytest.approx(expected, rel=1e-10)
+    yuen = ttest_ind(values, zeros, trim=trim, equal_var=False, alternative="greater").pvalue
+    student = ttest_1samp(values, 0.0, alternative="greater").pvalue
+    assert paired_t_p_value(values) == pytest.approx(min(yuen, student), rel=1e-10)
+
+
+def test_an_honest_side_of_five_with_unlike_gains_passes():
+    """Two targets out of five are easy to predict: with both ends left out only one large gain of three would be left."""
+    assert paired_t_p_value(np.array([0.09, 0.13, 0.13, 0.58, 0.84])) < 0.05
 
 
 def test_inner_differences_that_are_equal_as_rounded_are_no_proof():
-    assert paired_t_p_value(np.array([-0.3, 1e-4, 1e-4, 1e-4, 0.2]), np.ones(5)) > 0.1
+    assert paired_t_p_value(np.array([-0.3, 1e-4, 1e-4, 1e-4, 0.2])) > 0.1
 
 
 LIES = (-5.0, 5.0, 0.0, 1e-4, -1e-4, None)
@@ -239,20 +245,21 @@ def test_one_false_margin_decides_no_side_of_five_or_more(count):
                 assert gain.p_value < 0.05
                 assert margins.min() * 0.6 < gain.margin < margins.max()
                 assert loss.prefer < 0.5
-                assert loss.p_value > 0.5
+                assert loss.p_value > 0.15, "an outlier alone has a t of 1 at most, whatever its size"
 
 
 @pytest.mark.parametrize("count", range(5, 13))
-def test_false_samples_with_a_false_margin_decide_no_side_either(count):
-    """A count far above the others' weighs three of them, under the plan's cap."""
-    for seed in range(20, 40):
-        margins = np.random.default_rng(seed).uniform(0.06, 0.12, count)
-        for lie in LIES:
-            weights = np.ones(count)
-            weights[0] = 3.0
-            assert judge(lied(margins, 0, lie), weights).p_value < 0.1
-            assert judge(lied(margins, 0, lie), weights).prefer > 0.5
-            assert judge(lied(-margins, 0, lie), weights).p_value > 0.5
+@pytest.mark.parametrize("lie", [-5.0, 0.0, 1.0, 5.0])
+def test_one_false_proof_decides_no_side_of_five_or_more(count, lie):
+    margins = np.zeros(count)
+    assert judge(margins, lied(np.ones(count), 2, lie)).proven == 1.0
+    assert judge(margins, lied(np.zeros(count), 2, lie)).proven == 0.0
+
+
+@pytest.mark.parametrize("lie", [1.0, 5.0])
+def test_one_false_proof_brings_no_smaller_side_about_either(lie):
+    assert judge([0.0] * 3, lied(np.zeros(3), 0, lie)).proven < 0.5
+    assert judge([5.0], [lie]).proven == 0.0
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -312,16 +319,7 @@ def test_the_device_whose_margin_contradicts_all_others_is_named(margins, named)
     ("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([-1.0, -1.0], 1.0)]
 )
 def test_the_t_test_of_too_few_or_equal_values(values, expected):
-    assert paired_t_p_value(np.array(values), np.ones(len(values))) == expected
-
-
-def test_a_device_with_few_samples_says_little():
-    """One of 4 samples against five of 120: it can neither block a verdict nor bring one about."""
-    weights = [120.0] * 5 + [4.0]
-    clear = judge([0.2, 0.3, 0.25, 0.2, 0.3, -1.0], weights)
-    assert (clear.prefer > 0.99, clear.p_value < 0.02) == (True, True)
-    assert judge([0.2, 0.3, 0.25, -1.0]).p_value > 0.3
-    assert judge([0.01, -0.02, 0.01, -0.01, 0.02, 9.0], weights).p_value > 0.1
+    assert paired_t_p_value(np.array(values)) == expected
 
 
 @pytest.mark.parametrize("pair", [(0.02, 0.02), (1e-5, 0.09), (1.0, 1.0), (0.3, 1e-12)])

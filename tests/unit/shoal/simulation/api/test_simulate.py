@@ -54,6 +54,17 @@ def targets(devices=4, seed=0, shape=()):
     return shoal.split(x, y, "iid", devices=devices)
 
 
+def shifted(seed=0):
+    """Ten devices with one concept; on half of them each label is called by the next one's name."""
+    rng = np.random.default_rng(seed)
+    weights, x = rng.standard_normal((8, 4)), rng.standard_normal((1200, 8)).astype(np.float32)
+    partitions = shoal.split(x, (x @ weights).argmax(1), "iid", devices=10, seed=seed)
+    for partition in partitions[5:]:
+        for share, (inputs, labels) in partition.items():
+            partition[share] = (inputs, (labels + 1) % 4)
+    return partitions
+
+
 def softmax():
     return nn.Linear(6, 3)
 
@@ -76,6 +87,14 @@ def test_cfl_with_defaults_finds_flipped_labels():
     assert [r.round for r in result.history] == list(range(1, 21))
     assert result.history[-1].clusters == 2
     assert result.history[-1].sizes == (5, 5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cfl_finds_groups_whose_labels_a_device_learns_in_one_round(seed):
+    """After training, the model of either half and the undivided one are alike: their margins are noise."""
+    local = {"epochs": 40, "batch_size": 10, "lr": 1.0}
+    found = shoal.simulate(nn.Linear(8, 4), shifted(seed), rounds=6, seed=seed, local=local)
+    assert adjusted_rand(found.clusters, TRUTH) == 1.0
 
 
 @pytest.mark.parametrize("strategy", ["ifca", "cfl"])

@@ -181,7 +181,7 @@ def test_the_nearest_of_the_compared_models_is_reported(deferred):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_adapting_compares_the_candidates_after_training_each(deferred):
+def test_adapting_compares_the_candidates_before_and_after_training_each(deferred):
     """Devices of one block whose candidates differ: each has its own margins."""
     starts = {4: ORIGINS[0], 8: ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)}
     models = {4: ClusterModel(0), 8: ClusterModel(2)}
@@ -191,14 +191,14 @@ def test_adapting_compares_the_candidates_after_training_each(deferred):
     found = made.carry_out(plan_of(models, a=order(4, 8, **adapt), b=order(8, 4, **adapt)))
     assert [c.model for c in found] == [4, 8]
     for update, at, names in zip(found, "ab", ((4, 8), (8, 4)), strict=True):
-        losses = []
+        losses, place = [], np.array([made.place_of[update.device]])
         for model in names:
             (clear,) = force(deferred=False, origins=origins_).carry_out(plan_of(models, **{at: order(model)}))
-            theta = torch.from_numpy(starts[model] + clear.vector)[None]
-            place = np.array([made.place_of[update.device]])
-            losses.append(float(made.score(theta, Share.TEST, place).losses[0, 0]))
-        assert update.margins == pytest.approx((0.0, losses[1] - losses[0]), abs=1e-4)
-        assert update.margins[1] != 0.0
+            thetas = torch.from_numpy(np.stack([starts[model], starts[model] + clear.vector]))
+            losses.append(made.score(thetas, Share.TEST, place).losses[0])
+        before, after = losses[1] - losses[0]
+        assert update.margins[1] == pytest.approx(min(before, after), abs=1e-4)
+        assert abs(before - after) > 0.1
 
 
 @pytest.mark.parametrize("deferred", [False, True])
