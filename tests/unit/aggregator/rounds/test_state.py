@@ -157,7 +157,7 @@ def test_a_decline_of_a_device_that_owes_nothing_changes_nothing(device):
     ("reason", "asked", "able", "late"), [(DATA, 3, 2, 2), (UPLOAD, 3, 3, 2), (KEYS, 3, 3, 2), (STATE, 2, 2, 2)]
 )
 def test_a_device_that_declines_does_not_count_as_able(reason, asked, able, late):
-    """One device must not stop the run; until the deadline, one that lacks keys or whose upload was refused may still send one."""
+    """One device must not stop the run; until the deadline, one that lacks keys or had an upload refused may still send it."""
     state = on_declined(asking("a", "b", "c"), "a", reason)
     assert (state.asked, state.able, state.unable) == (asked, able, {"a": reason.name.lower()})
     assert dataclasses.replace(state, deadline_passed=True).able == late
