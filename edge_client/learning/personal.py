@@ -59,16 +59,15 @@ def is_trained(name: str) -> bool:
     return name != CLUSTER and node_of(name) is None
 
 
-def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64], errors: float = 1.0) -> bool:
+def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     """Return whether the paired test prefers ``other`` to ``own``.
 
-    With gains g_i = own_i - other_i it does if mean(g) > 0 and mean(g) >= errors s / sqrt(n), where s is the standard
+    With gains g_i = own_i - other_i it does if mean(g) > 0 and mean(g) >= s / sqrt(n), where s is the standard
     deviation of the gains (n - 1 degrees of freedom). Losses that are not finite are worse than all that are.
 
     Args:
         own: loss of each validation sample, shape (n,), float64.
         other: losses of the same samples by another model, shape (n,), float64.
-        errors: standard errors of the mean that the gain must reach.
     """
     if len(own) < FEWEST_PAIRS or not np.isfinite(other).all():
         return False
@@ -76,7 +75,7 @@ def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64], errors:
         return True
     gains = own - other
     mean = float(gains.mean())
-    return mean > 0 and mean >= errors * float(gains.std(ddof=1)) / math.sqrt(len(gains))
+    return mean > 0 and mean >= float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
 def likelier(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:

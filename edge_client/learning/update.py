@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from edge_client.learning.feedback import Encoded, encode_update, with_residual
 from edge_client.learning.model import Backend
 from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
-from edge_client.learning.personal import clearly_better
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
@@ -41,8 +40,6 @@ MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 4
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
-PROOF_ERRORS: Final = 2.0
-"""Standard errors by which a model has to be better to prove it: by chance one of forty models is."""
 PERCENT: Final = 100
 """Number of test answers that a device reports if it does not report its number of samples: its results are in percent."""
 
@@ -153,7 +150,7 @@ def carry_out(
             deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
             trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
             before = [scoring.sample_losses(model, share, shop.backend, cancelled) for model in (theta, *others)]
-            margins = trial_margins(before, scoring.score(trained, share, shop.backend))
+            margins = trial_margins(before, scoring.score(trained, share, shop.backend), share.y)
         if assignment.train:
             private = shop.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
@@ -354,19 +351,28 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
 
 
-def trial_margins(before: Sequence[NDArray[np.float64]], after: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return 1 if the first of k candidates proves to be the best as it comes, else 0; then each other one's margin.
+def trial_margins(
+    before: Sequence[NDArray[np.float64]], after: NDArray[np.float64], labels: NDArray[Any]
+) -> tuple[float, ...]:
+    """Return how much worse the second of two candidates is before training, and the lesser of that before and after training.
 
-    The margin is the lesser of those before and after training. The proof is a gain of `PROOF_ERRORS` standard errors over the
-    device's samples: few samples prove less, and many never count for more than one device.
+    The first figure is the lesser of the means over samples and over labels: under label skew a model gains on some labels what
+    it loses on others. Without one label to each sample it is 0.
 
     Args:
-        before: k losses of the same n samples, shape (n,), float64.
-        after: mean losses of the k trained candidates, shape (k,), float64.
+        before: losses of the same n samples, shape (n,), float64, for either candidate.
+        after: mean losses of the trained candidates, shape (2,), float64.
+        labels: of the samples, shape (n, ...).
     """
-    proven = all(clearly_better(other, before[0], PROOF_ERRORS) for other in before[1:])
-    untrained = reported_margins(np.array([losses.mean() for losses in before]))
-    return (float(proven), *map(min, untrained[1:], reported_margins(after)[1:]))
+    plain = reported_margins(np.array([losses.mean() for losses in before]))[1]
+    one_each = labels.ndim == 1 and labels.dtype.kind in "iu"
+    of_label = [labels == label for label in np.unique(labels)] if one_each else []
+    even = (
+        reported_margins(np.array([[losses[o].mean() for o in of_label] for losses in before]).mean(1))[1]
+        if of_label
+        else 0.0
+    )
+    return (min(plain, even) if of_label else 0.0, min(plain, reported_margins(after)[1]))
 
 
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:

@@ -162,7 +162,9 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         raise UntrustedError("an order to train where there is nothing to train for")
     if assignment.trains and assignment.margins and assignment.phase != Phase.ADAPT:
         raise UntrustedError("an order to train and report margins at once")
-    if assignment.phase == Phase.ADAPT and not (assignment.train and assignment.margins):
+    if assignment.phase == Phase.ADAPT and not (
+        assignment.train and assignment.margins and len(assignment.candidates) == 2
+    ):
         raise UntrustedError("an order to adapt models where there is nothing to report")
     if assignment.phase == Phase.PLACE and (
         announcement.round > plan.rounds or len(assignment.candidates) > 1 or not assignment.compare

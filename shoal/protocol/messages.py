@@ -40,7 +40,7 @@ FOR_ALL: Final = frozenset({SHARED_MODEL, STATISTICS_MODEL})
 class Phase(IntEnum):
     """The kind of work in a round; part of an upload's identity.
 
-    TRIAL trains the first candidate and holds the others, to score them later. ADAPT trains every candidate,
+    TRIAL trains the first candidate and holds the others, to score them later. ADAPT trains both candidates,
     uploads the first one's update, and reports margins of the models before and after. PRETRAIN trains by the plan's ``pretrain``
     recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
@@ -197,8 +197,8 @@ class Upload:
         loss: mean loss of that model on the share as scored, if there were several candidates or nothing to train; else
             the mean over the training.
         margins: each candidate's loss less the first candidate's, clipped and rounded; empty unless assigned. In phase ADAPT
-            the lesser of those before and after training; the first, which would be 0, is 1 if the first candidate is better
-            than the others by two standard errors over the device's samples before training.
+            there are two of the second candidate: the lesser of its means over samples and over labels before training, and the
+            lesser of those before and after training.
         samples: number of samples trained on; 1 if the plan's weighting is uniform.
         correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
         model_norm: l2 norm of the trained model, rounded; 0 unless assigned.

@@ -8,9 +8,8 @@ more after training both. The split stands only if each side clearly prefers its
 
 - *The margin* counts only what a device gains both as the models come and after training. Under label skew a half's model gains
   as it comes, and no more once a device has trained the control on its own labels.
-- *Proofs*: a deep network learns even another group's labels in an epoch, so that after training nothing is left of the gain of
-  a true group. There each device alone can prove that it gains as the models come, on its own samples. Under label skew some
-  device of either side always has another mix of labels, and can't.
+- *The untrained margin* is that of the models as they come, each label with equal weight. A deep network learns even another
+  group's labels in an epoch, so that after training nothing is left of the gain of a true group.
 
 A refused trial costs no training, as the control is the cluster's model then.
 """
@@ -30,8 +29,6 @@ from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel,
 from shoal.protocol.messages import Assignment, Phase, Share
 
 WEAK_P_VALUE: Final = 0.1
-PROVEN: Final = 0.9
-"""More than this share of a side's devices prove their gain: all of up to ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +69,13 @@ class Trial:
 class Verdict:
     """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other".
 
-    Of five devices or more, shares and mean are those of all but the smallest and the largest figure.
-
-    Attributes:
-        proven: share of the devices that prove a gain on their own samples.
+    Of five devices or more, share and mean are those of all but the smallest and the largest margin.
     """
 
     devices: int
     prefer: float
     margin: float
     p_value: float
-    proven: float = 0.0
 
 
 def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
@@ -93,22 +86,17 @@ def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
     return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
-def judge(margins: Sequence[float], proofs: Sequence[float] = ()) -> Verdict:
+def judge(margins: Sequence[float]) -> Verdict:
     """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
     Each device has one vote, whatever its number of samples. One of five or more decides nothing: the devices of the smallest
-    and the largest figure are left out.
-
-    Args:
-        margins: n.
-        proofs: n, above 0 from a device that proves its gain; or none. A device alone in its side proves nothing about a group.
+    and the largest margin are left out.
     """
-    values, votes = np.asarray(margins, np.float64), (np.asarray(proofs) > 0).astype(np.float64)
+    values = np.asarray(margins, np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
     kept = values[inner(values)]
-    proven = float(votes[inner(votes)].mean()) if len(votes) > 1 else 0.0
-    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), paired_t_p_value(values), proven)
+    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), paired_t_p_value(values))
 
 
 def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:

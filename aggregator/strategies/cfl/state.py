@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, require
-from aggregator.strategies.cfl.split_validation import PROVEN, Trial, Verdict, combined_p_value
+from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
@@ -35,8 +35,7 @@ class CflSettings(StrategySettings):
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
         trial_rounds: rounds of a trial before the one in which devices compare.
         min_side: fewest devices of a half; -1 stands for 2, but for 1 where ``validate`` is off, as published.
-        prefer, margin, p_value: limits of a trial, unless nearly all devices of both sides prove their gain alone
-            (split_validation.py). On either side the share of devices that prefer their half's model must be
+        prefer, margin, p_value: limits of a trial. On either side the share of devices that prefer their half's model must be
             above ``prefer`` and the p-value of the t-test below `SIDE_P_VALUE`. Then both sides' p-values combined
             (Fisher's method) must be below ``p_value``, divided by the number of candidate splits of the cluster tried so far, or
             both mean margins (loss) at least ``margin``: three devices a side can't reach a small p-value, however large the
@@ -140,19 +139,22 @@ class CflSettings(StrategySettings):
         return 20 if self.validate else 0
 
     def convinces(self, sides: Sequence[Verdict], refused: int = 0) -> bool:
-        """Return whether both sides' devices prove that they gain, or prefer their half by a large gain or by clear evidence.
+        """Return whether both sides' devices prefer their own half, and the gain is large or the evidence of both is clear.
 
         Args:
             sides: the verdicts of the two sides.
             refused: candidate splits of the cluster that were refused before. ``p_value`` is divided among all that are tried:
                 of many trials on the same validation shares one seems clear by chance.
         """
-        if all(v.proven > PROVEN for v in sides):
-            return True
-        if not all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides):
-            return False
-        large = all(v.margin >= self.margin for v in sides)
-        return large or combined_p_value([v.p_value for v in sides]) < self.p_value / (1 + refused)
+        return self._likely(sides) and (all(v.margin >= self.margin for v in sides) or self.clear(sides, refused))
+
+    def clear(self, sides: Sequence[Verdict], refused: int = 0) -> bool:
+        """Return whether both sides' devices prefer their own half by clear evidence, however little they gain."""
+        clear = combined_p_value([v.p_value for v in sides]) < self.p_value / (1 + refused)
+        return clear and self._likely(sides)
+
+    def _likely(self, sides: Sequence[Verdict]) -> bool:
+        return all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides)
 
 
 @dataclass(frozen=True, slots=True)

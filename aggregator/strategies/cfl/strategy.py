@@ -287,16 +287,19 @@ class Cfl:
         state, trial = self._moved_on(state, trial, mine, round_)
         if trial.trained <= self.settings.trial_rounds:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        verdicts = [judge([c.margins[1] for c in m], [c.margins[0] for c in m]) for m in mine]
+        verdicts = [judge([c.margins[1] for c in m]) for m in mine]
+        untrained = [judge([c.margins[0] for c in m]) for m in mine]
         apart = tuple(event for m in mine for event in contradictions(m, trial.cluster, round_, self.settings.margin))
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
             "margin": [v.margin for v in verdicts],
             "p_value": [v.p_value for v in verdicts],
-            "proven": [v.proven for v in verdicts],
+            "untrained": [v.margin for v in untrained],
+            "untrained_p": [v.p_value for v in untrained],
         }
-        if not self.settings.convinces(verdicts, state.clusters[trial.cluster].refused + trial.extended):
+        tried = state.clusters[trial.cluster].refused + trial.extended
+        if not (self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)):
             if has_gap(trial.figures) and goes_on(verdicts) and trial.extended < MAX_EXTENSIONS:
                 trial = dataclasses.replace(trial, trained=0, extended=trial.extended + 1)
                 return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), apart

@@ -447,7 +447,8 @@ class Workforce:
             own = torch.stack([theta[i] for theta in thetas])
             given = self._whole(models[[int(start[i]), *(row_of[c] for c in assignment.candidates[1:])]], one)
             before = scoring.sample_losses(self.network, given, shelf, one)
-            found.append(trial_margins(list(before), scoring.score(self.network, own, shelf, one).losses[0]))
+            after = scoring.score(self.network, own, shelf, one).losses[0]
+            found.append(trial_margins(list(before), after, shelf.joined(one)[1].cpu().numpy()))
         return found
 
     def _whole(self, models: Tensor, place: NDArray[np.int64]) -> Tensor:
