@@ -7,6 +7,7 @@ import pytest
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.closing import Watched
+from aggregator.rounds.duplicates_and_limits import MAX_FIGURE
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.state import (
@@ -25,6 +26,7 @@ from tests.helpers.plans import contribution, run_plan
 
 FLEET = ("a", "b", "c", "d")
 DATA, UPLOAD, KEYS, STATE = DeclineReason.DATA, DeclineReason.UPLOAD, DeclineReason.KEYS, DeclineReason.STATE
+MOST = (1 << 32) - 1
 OUTCOME = Outcome(clusters={"a": 0, "b": 0})
 
 
@@ -213,6 +215,25 @@ def test_one_device_with_false_counts_of_tests_does_not_decide_the_accuracy():
     assert (record.correct, record.tested) == (40, 80)
     assert record.device_accuracy["f"] == (0, 30)
     assert record.cluster_tests == {0: (40, 80)}
+
+
+@pytest.mark.parametrize("count", [5, 7, 12])
+@pytest.mark.parametrize("lie", [-MAX_FIGURE, 0.0, MAX_FIGURE])
+def test_one_false_figure_of_five_or_more_has_a_bound_in_the_record(count, lie):
+    """The loss stays within those of the others, and false counts weigh as much as `weight_cap` median devices."""
+    all_ = [f"{i:02}" for i in range(count)]
+    honest = [contribution(d, samples=10 + i, loss=1 + i / 10, correct=8, tested=10) for i, d in enumerate(all_[1:])]
+    for name in ("", "99"):
+        for correct in (0, MOST):
+            liar = contribution(name, samples=MOST, loss=lie, correct=correct, tested=MOST)
+            state = asking(*all_[1:], name, contributions=PersistentList([*honest, liar]))
+            record = record_of(state, state.plan, Outcome(dict.fromkeys([*all_[1:], name], 0)))
+            losses = [c.loss for c in honest]
+            assert min(losses) <= record.loss <= max(losses)
+            assert record.cluster_losses == {0: record.loss}
+            assert record.tested == 10 * (count - 1) + 10 * state.run.weight_cap
+            share = state.run.weight_cap / (count - 1 + state.run.weight_cap)
+            assert abs(record.correct / record.tested - 0.8) <= 0.8 * share + 1e-9
 
 
 def test_the_record_of_a_round():
