@@ -19,6 +19,7 @@ from shoal.protocol.states import FORKED_ROUND
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
+    from shoal.protocol.documents import RunPlan
     from shoal.protocol.states import TranscriptHead
 
 
@@ -45,25 +46,34 @@ def open_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory
 
 def disagreements(
     heads: Mapping[str, TranscriptHead],
-    runs: Mapping[bytes, int],
+    plans: Mapping[bytes, RunPlan],
     contrary: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
     """Return a sentence for each round of which parties give different heads, and for each device that has left its run.
 
+    A device that states the head of a round that its run can't have is named too.
+
     Args:
         heads: party -> its head; that of the aggregator is in its announcement.
-        runs: run id -> number, of the owner's runs; heads of other runs are left out.
+        plans: run id -> plan, of the owner's runs; heads of other runs are left out.
         contrary: party -> the devices that have signed another history or state than it was shown, as its presence names them.
     """
     seen: dict[tuple[int, int], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     found = []
     for party, head in sorted(heads.items()):
-        run = runs.get(head.run_id)
-        if run is not None and head.round == FORKED_ROUND:
+        plan = plans.get(head.run_id)
+        if plan is None:
+            continue
+        run = plan.run
+        if head.round == FORKED_ROUND:
             found.append(
                 f"{party} has left run {run}: the aggregator has shown it another history than before or than others"
             )
-        elif run is not None:
+        elif head.round > plan.rounds + 1:
+            found.append(
+                f"{party} states the history of round {head.round} of run {run}, which has {plan.rounds} rounds"
+            )
+        else:
             seen[run, head.round][head.transcript].append(party)
     for (run, round_), parties in sorted(seen.items()):
         if len(parties) > 1:

@@ -122,7 +122,7 @@ class ModelReader:
         if self.last is not None:
             a = self.last.announcement
             found[aggregator_of(self._fleet.roster).name] = TranscriptHead(a.run_id, a.round, a.held.transcript)
-        return disagreements(found, {run_id: plan.run for run_id, plan in self._plans.items()}, self.contrary)
+        return disagreements(found, self._plans, self.contrary)
 
     def _on_announcement(self, chunk: bytes, now_s: float) -> None:
         devices = len(self._fleet.roster.devices) + sizes.FLEET_GROWTH_DEVICES

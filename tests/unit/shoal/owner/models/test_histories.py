@@ -13,6 +13,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from tests.helpers.fleets import device_identity, group_key, make_fleet
+from tests.helpers.plans import run_plan
 
 RUN, OTHER_RUN = b"r" * 16, b"s" * 16
 HEAD = TranscriptHead(RUN, 20, b"a" * 32)
@@ -84,8 +85,22 @@ def test_a_device_can_not_speak_for_another_or_from_outside_the_roster(fleet):
             {"pi-1": LEFT, "pi-2": HEAD},
             ["pi-1 has left run 3: the aggregator has shown it another history than before or than others"],
         ),
+        ({"pi-1": dataclasses.replace(OTHER, round=21)}, []),
+        (
+            {"pi-1": dataclasses.replace(OTHER, round=22), "pi-2": HEAD},
+            ["pi-1 states the history of round 22 of run 3, which has 20 rounds"],
+        ),
     ],
-    ids=["none", "equal", "other rounds", "an unknown run", "a fork", "a device that has left"],
+    ids=[
+        "none",
+        "equal",
+        "other rounds",
+        "an unknown run",
+        "a fork",
+        "a device that has left",
+        "the final round",
+        "beyond it",
+    ],
 )
 def test_heads_of_one_round_are_compared(heads, found):
-    assert disagreements(heads, {RUN: 3}) == found
+    assert disagreements(heads, {RUN: run_plan(run=3)}) == found
