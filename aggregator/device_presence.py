@@ -84,7 +84,7 @@ class DevicePresence:
             self.heads[device] = presence.head
         if self._watch is not None:
             self._watch.came(presence, retained=retained)
-        speaks = self._wire is None or self._wire in presence.wire
+        speaks = self._wire in (None, presence.wire)
         return CameOnline(device) if presence.online and speaks else WentOffline(device)
 
 

@@ -14,6 +14,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.orders import WORDS, Order, may_follow
 from aggregator.rounds.phases import RunPhase, phase_of
 from aggregator.run_log import cluster_sizes
+from aggregator.status import versions
 from aggregator.status.answers import (
     MOST_NAMES,
     QUEUED,
@@ -45,7 +46,6 @@ from shoal.membership.plans import open_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
-from shoal.protocol.wire_versions import WireRange
 from shoal.util.files import write_atomic
 from shoal.version import VERSION
 
@@ -157,9 +157,9 @@ class RunControl:
         self._refresh()
         devices = fleet_status(self._membership, ()).devices
         return tuple(
-            f"{d.name} (shoal {d.version or 'of an unknown version'}, wire {WireRange(*d.wire)})"
+            f"{d.name} ({versions.named(d.version, d.wire)})"
             for d in devices
-            if d.wire is not None and d.reason != REVOKED and plan.wire not in WireRange(*d.wire)
+            if d.wire is not None and d.reason != REVOKED and d.wire != plan.wire
         )[:MOST_NAMES]
 
     def _opened(self, package: bytes) -> tuple[RunPlan, bytes]:
@@ -167,8 +167,8 @@ class RunControl:
             signed = decode(package, RunPackage).plan
             plan = open_plan(signed, self._membership.owner_key)
         except WireVersionError as error:
-            first = "upgrade the aggregator first, or sign the run with another --wire"
-            raise UnfulfilledError(Outcome.REFUSED, str(error), hint=first if error.later else error.hint) from error
+            hint = "upgrade the aggregator" if error.later else error.hint
+            raise UnfulfilledError(Outcome.REFUSED, str(error), hint=hint) from error
         except ShoalError as error:
             raise UnfulfilledError(Outcome.REFUSED, f"no run of this fleet: {error}", hint=error.hint) from error
         if plan.fleet != self._membership.fleet:

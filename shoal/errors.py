@@ -80,7 +80,7 @@ class WireVersionError(WireError):
     """A run is in a wire version that this software does not speak.
 
     Attributes:
-        later: whether it is later than those that the software speaks, so that this is the software to upgrade.
+        later: whether it is later than the one that the software speaks, so that this is the software to upgrade.
     """
 
     def __init__(self, message: str = "", *, later: bool = False) -> None:

@@ -46,7 +46,7 @@ class DeviceFacts:
         vitals: its condition, if it reports that; vitals_at_s: time of the report by the device's clock.
         declined: lower-case name of the `DeclineReason` of the last round that it declined, unless it has uploaded or come
             online since.
-        wire: least and newest wire version that it speaks, by its presence.
+        wire: the wire version that it speaks, by its presence.
         left_out: number of damaged samples that it leaves out, by its presence.
         doubted: whether its model is right no more often than its most common label, by its presence.
         refused: why its last message was refused that it had signed and that was false, unless it has come online since.
@@ -62,7 +62,7 @@ class DeviceFacts:
     vitals: Vitals | None = None
     vitals_at_s: int | None = None
     declined: str = ""
-    wire: tuple[int, int] | None = None
+    wire: int | None = None
     left_out: int = 0
     doubted: bool = False
     refused: str = ""
@@ -131,7 +131,7 @@ class LiveFacts:
 
     Attributes:
         version: of the daemon's software.
-        wire: least and newest wire version that it speaks.
+        wire: the wire version that it speaks.
         started_at_s: start of the daemon.
         ended_at_s: end of the daemon; None while it runs, and if it was killed.
         error, hint: the error that ended it, and its hint; empty if it was asked to end.
@@ -141,7 +141,7 @@ class LiveFacts:
     """
 
     version: str
-    wire: tuple[int, int] | None = None
+    wire: int | None = None
     started_at_s: int
     connection: ConnectionFacts
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)

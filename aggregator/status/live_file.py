@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Final
 from aggregator.status.facts import DeviceFacts, Live, LiveFacts
 from aggregator.status.record import ALIVE_EVERY_S
 from shoal.errors import ConfigError, DocumentError, ShoalError, reason_of
-from shoal.protocol.wire_versions import SPOKEN
 from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
-from shoal.version import VERSION
+from shoal.version import VERSION, WIRE
 
 if TYPE_CHECKING:
     from aggregator.status.facts import RunFacts
@@ -111,7 +110,7 @@ class LiveFile:
         """
         return LiveFacts(
             version=VERSION,
-            wire=(SPOKEN.least, SPOKEN.most),
+            wire=WIRE,
             started_at_s=self._started_at_s,
             connection=self._watch.connection.facts,
             devices=self._watch.devices.devices,

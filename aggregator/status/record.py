@@ -237,7 +237,7 @@ class DeviceStatus:
         clock_ahead_s: its clock less the aggregator's, when it last connected.
         model_run: number of the run whose finished model it answers with; 0 without one.
         vitals: its condition, if its operator lets it report that.
-        wire: least and newest wire version that it speaks; None before it has connected.
+        wire: the wire version that it speaks; None before it has connected.
         version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
         version_advice: advice about another version; empty if it is the same or unknown.
         left_out: number of damaged samples that it leaves out of its data.
@@ -257,7 +257,7 @@ class DeviceStatus:
     vitals: VitalsStatus | None = None
     reason: str = ""
     advice: str = ""
-    wire: tuple[int, int] | None = None
+    wire: int | None = None
     version_state: str = ""
     version_advice: str = ""
     left_out: int = 0
@@ -294,7 +294,7 @@ class FleetStatus:
         since_s: unix seconds since when it is connected, or not connected, or not running; None if it never ran.
         problems: those of the aggregator, the broker and the run. A device's own are in `DeviceStatus.reason`.
         version: of the aggregator's software; empty if it never ran.
-        wire: least and newest wire version that it speaks.
+        wire: the wire version that it speaks.
         workers: of the run that is served; none without workers.
         chunk_bytes: largest chunk that it sends; less than CHUNK_BYTES for a broker or a link that takes small ones only.
     """
@@ -308,7 +308,7 @@ class FleetStatus:
     run: RunStatus | None
     devices: tuple[DeviceStatus, ...]
     version: str = ""
-    wire: tuple[int, int] | None = None
+    wire: int | None = None
     workers: tuple[WorkerStatus, ...] = ()
     chunk_bytes: int = limits.CHUNK_BYTES
 
@@ -493,7 +493,7 @@ class _Builder:
         if not online:
             return self._absence(heard)
         run = self.facts.run
-        if run is not None and not run.finished and run.wire and versions.is_unspoken(run.wire, heard.wire):
+        if run is not None and not run.finished and run.wire and heard.wire not in (None, run.wire):
             return versions.left_out(heard.version, heard.wire, run.wire)
         ahead_s = heard.clock_ahead_s
         if ahead_s is not None and not self.skew_s and abs(ahead_s) > CLOCK_OFF_S:

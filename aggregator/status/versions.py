@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shoal.protocol.wire_versions import WireRange
-
 OLDER: Final = "older"
 NEWER: Final = "newer"
 SAME: Final = "same"
@@ -49,28 +47,23 @@ def advice(state: str, ours: str) -> str:
     }.get(state, "")
 
 
-def is_unspoken(version: int, spoken: tuple[int, int] | None) -> bool:
-    """Return whether a device is known not to speak a wire version; ``spoken`` is its range, None if unknown."""
-    return spoken is not None and version not in WireRange(*spoken)
-
-
-def left_out(version: str, spoken: tuple[int, int] | None, wire: int) -> tuple[str, str]:
+def left_out(version: str, spoken: int, wire: int) -> tuple[str, str]:
     """Return why a device of software ``version`` is left out of a run in wire version ``wire``, and advice.
 
     Args:
         version: of its software; empty if unknown.
-        spoken: least and newest wire version that it speaks.
+        spoken: the wire version that it speaks.
         wire: of the run.
     """
-    assert spoken is not None, "a device whose range is unknown is not left out"
-    software = f"its software (shoal {version or 'of an unknown version'}, wire {WireRange(*spoken)})"
-    reason = f"{software} does not speak wire version {wire} of the run"
-    if spoken[1] < wire:
-        return reason, "upgrade Shoal on it; or start the next run with --wire of a version that all speak"
-    return (
-        reason,
-        "upgrade the owner's program and the aggregator, then start the next run; or install an earlier Shoal on it",
-    )
+    reason = f"its software ({named(version, spoken)}) does not speak wire version {wire} of the run"
+    if spoken < wire:
+        return reason, "upgrade Shoal on it"
+    return reason, "upgrade the owner's program and the aggregator, then start the next run"
+
+
+def named(version: str, spoken: int) -> str:
+    """Return the name of a device's software and the wire version that it speaks."""
+    return f"shoal {version or 'of an unknown version'}, wire {spoken}"
 
 
 def _key(version: str) -> tuple[tuple[int, ...], int, int] | None:

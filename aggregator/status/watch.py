@@ -70,7 +70,7 @@ class DeviceWatch:
         self._devices[presence.device] = dataclasses.replace(
             facts,
             version=presence.version if VERSION_FORM.fullmatch(presence.version) else "",
-            wire=(presence.wire.least, presence.wire.most),
+            wire=presence.wire,
             last_seen_s=facts.last_seen_s if retained else now_s,
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
             answers=presence.answers,

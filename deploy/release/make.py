@@ -7,7 +7,7 @@ Rules:
 1. The version stands in ``shoal/version.py`` alone. It is X.Y.Z: a development version is not released.
 2. The tree is clean, so that the commit has everything that is built.
 3. CHANGELOG.md has a dated section for the version, which becomes the notes.
-4. A version is built once: not if its wheel is kept in tests/compat, or its files are in the output folder.
+4. A version is built once: not if it has a tag, or its files are in the output folder.
 5. All is built twice, from two exports of the commit in different folders, and must be equal byte by byte. Times in the archives
    are the commit's (SOURCE_DATE_EPOCH).
 
@@ -33,8 +33,6 @@ from typing import Final
 from deploy.release.sbom import SbomError, sbom
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-KEPT: Final = Path("tests/compat")
-"""Folder of the last release's wheel, which the tests run beside the newest programs."""
 SUMS: Final = "SHA256SUMS"
 _VERSION: Final = re.compile(r'^VERSION: Final = "([^"]+)"$', re.MULTILINE)
 _RELEASED: Final = re.compile(r"\d+\.\d+\.\d+")
@@ -91,8 +89,8 @@ def release(root: Path, out: Path) -> list[Path]:
     _check_clean(root)
     notes = notes_of((root / "CHANGELOG.md").read_text(), version)
     target = out / version
-    if list((root / KEPT).glob(f"shoal-{version}-*.whl")):
-        raise ReleaseError(f"{version} is released: {KEPT} keeps its wheel. Give shoal/version.py the next version")
+    if _git(root, "tag", "--list", f"v{version}"):
+        raise ReleaseError(f"{version} is released: there is a tag v{version}. Give shoal/version.py the next version")
     if target.exists():
         raise ReleaseError(f"{target} exists: move it away to build {version} again")
     made_at_s = int(_git(root, "log", "-1", "--format=%ct").decode())

@@ -22,9 +22,8 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Presence, contrary_field, doubted_field, left_out_field, rival_field
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.protocol.wire_versions import SPOKEN
 from shoal.transport.rivals import Witness
-from shoal.version import VERSION
+from shoal.version import VERSION, WIRE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +90,7 @@ def presence(
             head=head,
             answers=answers,
             vitals=vitals,
-            wire=SPOKEN,
+            wire=WIRE,
             later=left_out_field(left_out) + contrary_field(contrary) + rival_field(rival) + doubted_field(doubted),
         )
     )

@@ -544,7 +544,7 @@ class HeldModels:
     def _mask_of(self, keys: RoundKeys, model: int, segment: str = "") -> MaskKey:
         """Return the mask of a model's vectors in a round; that of the statistics has a dense matrix before it."""
         key, run = self._mask(keys)[segment], self._run
-        if model != STATISTICS_MODEL or not run.plan.hides_statistics:
+        if model != STATISTICS_MODEL or not run.plan.statistics:
             return key
         return behind_matrix(key, keys.mask, run.bundle.manifest.statistics_size)
 

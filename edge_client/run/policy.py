@@ -179,11 +179,6 @@ def _check_statistics(assignment: Assignment, plan: RunPlan) -> None:
     if (assignment.phase == Phase.STATISTICS) != (plan.statistics and STATISTICS_MODEL in assignment.models):
         raise UntrustedError("an order to mix statistics and models")
     if assignment.phase == Phase.STATISTICS:
-        if not plan.hides_statistics:
-            raise UntrustedError(
-                f"an order for statistics that the aggregator can read: the run is in wire version {plan.wire}",
-                hint="have the owner upgrade Shoal and start a new run",
-            )
         only = assignment.models == (STATISTICS_MODEL,) and assignment.train
         if not only or assignment.evaluate or assignment.margins or assignment.norm:
             raise UntrustedError("an order for statistics that asks for more")

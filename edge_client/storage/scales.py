@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from shoal.errors import IntegrityError
-from shoal.protocol.codec import Fixed16, Trailing, decode_prefix, encode, message
+from shoal.protocol.codec import Fixed16, decode_prefix, encode, message
 from shoal.util.checked_files import make_folder, verified, write_checked
 from shoal.util.files import read_if_there, write_failed
 
@@ -23,7 +23,7 @@ FOLDER: Final = "scales"
 FILES: Final = "scale-*.bin"
 
 
-@message(90)
+@message(92)
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Mean and standard deviation of each value of a sample; the file has its SHA-256 behind.
@@ -38,7 +38,7 @@ class Scale:
     run_id: Fixed16
     means: tuple[float, ...]
     deviations: tuple[float, ...]
-    doubted: Annotated[tuple[str, ...], Trailing()] = ()
+    doubted: tuple[str, ...] = ()
 
 
 class Scales:

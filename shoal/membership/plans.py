@@ -1,4 +1,4 @@
-"""Run plans as the owner has signed them, of any wire version."""
+"""Run plans as the owner has signed them; those in another wire version are refused by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from crypto.seal.identity import SIGNATURE_BYTES
 from crypto.seal.signed import open_document
 from shoal.errors import WireError, WireVersionError
 from shoal.protocol.documents import RunPlan, wire_of
-from shoal.protocol.wire_versions import SPOKEN
-from shoal.version import VERSION
+from shoal.version import VERSION, WIRE
 
 
 def open_plan(signed: bytes | memoryview, owner_key: bytes) -> RunPlan:
@@ -33,8 +32,6 @@ def open_plan(signed: bytes | memoryview, owner_key: bytes) -> RunPlan:
 
 
 def _check(version: int, cause: WireError | None = None) -> None:
-    if version not in SPOKEN:
-        raise WireVersionError(
-            f"a run in wire version {version}, and this software (shoal {VERSION}) speaks {SPOKEN}",
-            later=version > SPOKEN.most,
-        ) from cause
+    if version != WIRE:
+        message = f"a run in wire version {version}, and this software (shoal {VERSION}) speaks {WIRE}"
+        raise WireVersionError(message, later=version > WIRE) from cause

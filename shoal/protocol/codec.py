@@ -53,15 +53,6 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Trailing:
-    """Marks the last field of a message, a tuple that is written only if it has items.
-
-    A message without them has the bytes of an earlier wire version, which lacks the field. Such a message stands alone: it is
-    in no other message, and no bytes follow it.
-    """
-
-
-@dataclass(frozen=True, slots=True)
 class _Later:
     """The fields that later versions add at the end of a message."""
 
@@ -271,8 +262,6 @@ def _fixed_size(write: Callable[[bytearray, Any], None], code: str, made: Callab
 def _coder(hint: Any) -> _Coder:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        if isinstance(args[1], Trailing):
-            return _trailing(_coder(args[0]))
         return _annotated(args[1])
     if origin is tuple:
         return _sequence(_coder(args[0]))
@@ -347,18 +336,6 @@ def _sequence(item: _Coder) -> _Coder:
 
     # Every item takes at least one byte, which bounds the count by the bytes that are left.
     return _Coder(write, lambda r: tuple([item.read(r) for _ in range(_count(r, 1))]))
-
-
-def _trailing(items: _Coder) -> _Coder:
-    def write(out: bytearray, values: tuple[Any, ...]) -> None:
-        if values:
-            items.write(out, values)
-
-    def read(reader: _Reader) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = items.read(reader) if reader.left else ()
-        return found
-
-    return _Coder(write, read)
 
 
 def _optional(item: _Coder) -> _Coder:

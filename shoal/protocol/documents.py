@@ -10,7 +10,7 @@ import math
 import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Final
+from typing import Final
 
 from shoal import limits
 from shoal.errors import ConfigError, WireError
@@ -24,11 +24,9 @@ from shoal.protocol.codec import (
     Fixed32,
     Fixed64,
     LaterFields,
-    Trailing,
     message,
 )
 from shoal.protocol.precision.lengths import require
-from shoal.protocol.wire_versions import HIDING, SHARDED
 from shoal.types import Segment, check_name
 
 
@@ -424,8 +422,8 @@ class RunPlan:
     key_version: U32 = 0
     precision_up: str = limits.DEFAULT_PRECISION
     precision_down: str = limits.DEFAULT_PRECISION
+    workers: tuple[Member, ...] = ()
     later: LaterFields = ()
-    workers: Annotated[tuple[Member, ...], Trailing()] = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -461,8 +459,6 @@ class RunPlan:
     def _check_workers(self) -> None:
         if not self.workers:
             return
-        if self.wire < SHARDED:
-            raise WireError(f"a run with workers is in wire version {SHARDED} or later, not {self.wire}")
         _require_range("the number of workers", len(self.workers), 2, limits.MAX_WORKERS)
         if len({worker.name for worker in self.workers}) != len(self.workers):
             raise WireError("a run plan lists a worker twice")
@@ -475,11 +471,6 @@ class RunPlan:
     def statistics(self) -> bool:
         """Whether the run begins with a round of statistics, by which devices standardise their samples."""
         return any(setting.name == STATISTICS_SETTING for setting in self.settings)
-
-    @property
-    def hides_statistics(self) -> bool:
-        """Whether a dense matrix hides the statistics from the aggregator; false in runs that earlier versions have begun."""
-        return self.statistics and self.wire >= HIDING
 
     @property
     def without_statistics(self) -> RunPlan:

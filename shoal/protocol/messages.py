@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, LaterFields, Trailing, message
+from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, LaterFields, message
 from shoal.protocol.documents import require_name
 from shoal.protocol.states import RoundModels, TranscriptHead
-from shoal.protocol.wire_versions import SPOKEN, WireRange
+from shoal.version import WIRE
 
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
@@ -186,7 +186,7 @@ class Announcement:
         return self.assignments[self.assignment_of[index]]
 
 
-@message(39)
+@message(155)
 @dataclass(frozen=True, slots=True)
 class Upload:
     """Header of a device's masked update of ``length`` coordinates in the plan's precision, which is empty if length is 0.
@@ -238,8 +238,8 @@ class Upload:
     statement: bytes = b""
     nearest: U16 = 0
     precision: str = limits.DEFAULT_PRECISION
+    parts: tuple[Fixed32, ...] = ()
     later: LaterFields = ()
-    parts: Annotated[tuple[Fixed32, ...], Trailing()] = ()
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")
@@ -293,7 +293,7 @@ class Vitals:
             raise WireError(f"a battery at {self.battery_percent} %")
 
 
-@message(60)
+@message(154)
 @dataclass(frozen=True, slots=True)
 class Presence:
     """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``).
@@ -304,7 +304,7 @@ class Presence:
         head: the history of the run that the device follows; None before its first round, and in the will.
         answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
         vitals: the device's condition, if its operator lets it report that; None in the will.
-        wire: the wire versions that the device's software speaks.
+        wire: the wire version that the device's software speaks.
         contrary: devices that have signed another history or state, as a later field (`contrary_field`): at most MOST_CONTRARY
             names, for the owner to read.
     """
@@ -318,7 +318,7 @@ class Presence:
     head: TranscriptHead | None = None
     answers: U32 = 0
     vitals: Vitals | None = None
-    wire: WireRange = SPOKEN
+    wire: U16 = WIRE
     later: LaterFields = ()
 
     @property

@@ -144,7 +144,17 @@ def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fl
     """`shoal-fleet run start` checks its options before it loads torch to draw the origins."""
     fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
-    asked = ["run", tmp_path / "owner", "--task", tmp_path / "task", "--algorithm", "cfl", "--set", "epsilon=1"]
+    asked = [
+        "run",
+        "start",
+        tmp_path / "owner",
+        "--task",
+        tmp_path / "task",
+        "--algorithm",
+        "cfl",
+        "--set",
+        "epsilon=1",
+    ]
     assert loaded("shoal-fleet", "torch,onnxruntime,scipy", *asked) == (3, [])
 
 

@@ -50,8 +50,6 @@ def type_name(hint):
             return f"bytes{mark.length}"
         if isinstance(mark, codec._Later):
             return "later fields"
-        if isinstance(mark, codec.Trailing):
-            return f"trailing {type_name(arguments[0])}"
         return INTEGERS[mark.code] + ("[]" if isinstance(mark, codec._Array) else "")
     if origin is tuple:
         return f"list of {type_name(arguments[0])}"
@@ -134,7 +132,7 @@ def test_a_message_is_encoded_as_the_page_says():
     example = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL).group(1)
     pieces = [line.split("|")[0] for line in example.splitlines()]
     assert bytes.fromhex("".join(pieces)) == codec.encode(
-        messages.Presence("reef", "dev-1", 7, True, "0.1.0", 1_790_000_000)
+        messages.Presence("reef", "dev-1", 7, True, "0.2.0", 1_790_000_000)
     )
 
 

@@ -40,7 +40,7 @@ def joined(folder):
     ("program", "command"),
     [
         ("shoal-fleet", ["show", "{}/owner"]),
-        ("shoal-fleet", ["token", "{}/owner"]),
+        ("shoal-fleet", ["invite", "{}/owner"]),
         ("shoal-edge", ["init", "{}/new", "--name", "dev-2"]),
         ("shoal-edge", ["status", "{}/dev"]),
     ],

@@ -1,4 +1,4 @@
-"""The owner's console as processes: help, the old spelling, and a broker that is down."""
+"""The owner's console as processes: help, and a broker that is down."""
 
 from __future__ import annotations
 
@@ -24,16 +24,6 @@ def test_help_answers_to_h_in_every_program(call, program, commands):
 def test_the_help_of_run_names_each_command(call):
     told = call("shoal-fleet", "run", "-h").out
     assert all(f"\n  {c} " in told for c in ("start", "pause", "resume", "stop", "list", "show", "logs"))
-    assert "sign" not in told.partition("Commands:")[2].split()
-
-
-@pytest.mark.parametrize(
-    "arguments", [("owner", "--task", "task"), ("--task", "task", "owner"), ("sign", "owner", "--task", "task")]
-)
-def test_the_old_spelling_of_run_is_understood(call, fleet, task, arguments):
-    """tests/cli/test_runs.py signs with it."""
-    told = call("shoal-fleet", "run", *arguments, "--algorithm", "fedavg", status=3)
-    assert "--min-contributors 3 wants 3 devices" in told.err
 
 
 @pytest.mark.parametrize("verb", ["list", "pause"])

@@ -39,7 +39,7 @@ def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
 
 def test_the_name_of_earlier_versions_still_works(call, fleet):
     """It is an alias that --help does not list."""
-    assert Token.from_line(call("shoal-fleet", "token", "owner").out.strip()).fleet == "reef"
+    assert Token.from_line(call("shoal-fleet", "invite", "owner").out.strip()).fleet == "reef"
     assert "token " not in call("shoal-fleet", "--help").out
 
 

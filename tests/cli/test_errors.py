@@ -24,13 +24,17 @@ def test_usage_an_unknown_command(call):
 
 def test_usage_a_setting_without_a_value(call, fleet, task):
     """Status 2 from us."""
-    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--set", "eps1", status=2)
+    asked = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "cfl", "--set", "eps1", status=2
+    )
     complaint(asked, "'eps1' is not NAME=VALUE", "write eps1=VALUE")
 
 
 def test_usage_local_training_out_of_range(call, fleet, task):
     """Status 2: the option's value, not the task, is wrong."""
-    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--local", "lr=-1", status=2)
+    asked = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", "--local", "lr=-1", status=2
+    )
     assert "error: lr must be a number from 0 to 1e+06, not -1.0" in asked.err
 
 
@@ -46,7 +50,7 @@ def test_usage_local_training_out_of_range(call, fleet, task):
 )
 def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
     """Status 2: fifty rounds of nothing would say that they finished."""
-    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", *extra, status=2)
+    asked = call("shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", *extra, status=2)
     assert f"error: {error}\n" in asked.err
 
 
@@ -87,7 +91,7 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
 )
 def test_config_a_run_that_makes_no_sense(call, fleet, task, extra, error, hint):
     """Status 3, before anything is signed."""
-    complaint(call("shoal-fleet", "run", "owner", "--task", task, *extra, status=3), error, hint)
+    complaint(call("shoal-fleet", "run", "start", "owner", "--task", task, *extra, status=3), error, hint)
     assert list((call.home / "owner/runs").iterdir()) == []
 
 
@@ -227,7 +231,7 @@ def test_no_model_yet(call, fleet):
 def test_task_a_directory_without_one(call, fleet):
     """Status 8."""
     (call.home / "empty").mkdir()
-    made = call("shoal-fleet", "run", "owner", "--task", "empty", "--algorithm", "fedavg", status=8)
+    made = call("shoal-fleet", "run", "start", "owner", "--task", "empty", "--algorithm", "fedavg", status=8)
     assert "error: " in made.err
 
 
@@ -250,7 +254,7 @@ def test_task_another_owners(call, fleet, task):
     """Status 6: a task that this owner did not sign is not run."""
     path = call.home / task / "task.sig"
     path.write_text("00" * 64)
-    made = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", status=6)
+    made = call("shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", status=6)
     complaint(made, "the task in task is not the one that this owner signed", "compile it again")
 
 

@@ -202,12 +202,11 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     words = "private: readout.weight, readout.bias: 8 of 23 coordinates never leave a device\n"
     assert compiled.out.endswith(words)
     made = call(
-        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=1", "--rounds", "4",
-        "--min-contributors", "1", "--seed", "3",
+        "shoal-fleet", "run", "start", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=1", "--rounds", "4",
+        "--min-contributors", "1", "--seed", "3", "--out", "server/runs/000001.run",
     )  # fmt: skip
-    assert made.out == "owner/runs/000001.run\n"
+    assert made.out == "server/runs/000001.run\n"
     assert words in made.err
-    shutil.copy(call.home / "owner/runs/000001.run", call.home / "server/runs")
     (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 

@@ -24,7 +24,7 @@ from shoal.util.locks import exclusive
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
-RUN = ("shoal-fleet", "run", "owner", "--task", "task")
+RUN = ("shoal-fleet", "run", "start", "owner", "--task", "task", "--out", "signed.run")
 
 
 def grow(call, devices):
@@ -79,7 +79,9 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
 
 
 def test_too_much_norm_noise_is_a_mistake_of_usage(call, fleet, task):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--norm-noise", "0.21", status=2)
+    told = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "cfl", "--norm-noise", "0.21", status=2
+    )
     assert "norm-noise" in told.err
 
 
@@ -93,7 +95,17 @@ def test_a_run_takes_cfl_unless_told_otherwise_and_says_so(call, fleet, task):
 
 def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
     told = call(
-        "shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedgroup", "--pretrain", "eta=1", status=2
+        "shoal-fleet",
+        "run",
+        "start",
+        "owner",
+        "--task",
+        task,
+        "--algorithm",
+        "fedgroup",
+        "--pretrain",
+        "eta=1",
+        status=2,
     )
     assert "local training has no 'eta'" in told.err
 
@@ -198,25 +210,26 @@ def test_no_run_is_signed_under_a_roster_that_has_expired(call, fleet, task):
 
 @pytest.mark.parametrize("cap", ["0.5", "-1", "nan", "inf"])
 def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--weight-cap", cap, status=2)
+    told = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", "--weight-cap", cap, status=2
+    )
     assert f"--weight-cap {cap} is neither 0 nor at least 1" in told.err
     assert "hint: 0 turns it off" in told.err
 
 
 @pytest.mark.parametrize("option", ["--precision", "--precision-down"])
 def test_an_unknown_precision_is_a_mistake_of_usage(call, fleet, task, option):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, "eden4", status=2)
+    told = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", option, "eden4", status=2
+    )
     assert f"{option} eden4 is no precision" in told.err
     assert "there are float32, float16, int8" in told.err
 
 
-def test_a_wire_version_that_the_program_does_not_speak_is_a_mistake_of_usage(call, fleet, task):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--wire", "9", status=2)
-    assert "--wire 9: this program speaks wire version 1" in told.err
-
-
 def test_an_unknown_robust_rule_is_a_mistake_of_usage(call, fleet, task):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--robust", "krum", status=2)
+    told = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", "--robust", "krum", status=2
+    )
     assert "--robust krum is no rule" in told.err
     assert "hint: there are off, filter, multi-krum" in told.err
 
@@ -224,7 +237,9 @@ def test_an_unknown_robust_rule_is_a_mistake_of_usage(call, fleet, task):
 @pytest.mark.parametrize(("option", "value"), [("--max-samples", "0"), ("--seed", "18446744073709551616")])
 def test_a_number_that_a_plan_does_not_hold_is_a_mistake_of_usage(call, fleet, task, option, value):
     """It is refused before a run number is allocated."""
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=2)
+    told = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=2
+    )
     assert option in told.err
 
 
@@ -238,11 +253,13 @@ def test_a_number_that_a_plan_does_not_hold_is_a_mistake_of_usage(call, fleet, t
     ],
 )
 def test_a_number_out_of_range_is_named(call, fleet, task, option, value, told):
-    made = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=3)
+    made = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=3
+    )
     assert told in made.err
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--evaluate-every"])
 def test_more_rounds_than_a_plan_can_hold_are_a_mistake_of_usage(call, fleet, task, option):
     arguments = ("--task", task, "--algorithm", "fedavg", option, "4294967296")
-    assert option in call("shoal-fleet", "run", "owner", *arguments, status=2).err
+    assert option in call("shoal-fleet", "run", "start", "owner", *arguments, status=2).err

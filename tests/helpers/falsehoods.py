@@ -41,8 +41,6 @@ def kind_of(hint):
     """Return (name of a field's kind, details)."""
     if typing.get_origin(hint) is Annotated:
         mark = typing.get_args(hint)[1]
-        if isinstance(mark, codec.Trailing):
-            return kind_of(typing.get_args(hint)[0])
         if isinstance(mark, codec._Int):
             return "int", WIDTHS[mark.code]
         if isinstance(mark, codec._Array):
@@ -250,22 +248,10 @@ def _record(value, path, false):
     for name, hint in field_hints(type(value)).items():
         given = getattr(value, name)
         if name == path[0]:
-            parts.append(_trailing(hint, given, path, false) or _field(given, hint, path[1:], false))
-        elif kind_is_trailing(hint) and not given:
-            continue
+            parts.append(_field(given, hint, path[1:], false))
         else:
             parts.append(_encoded(given, hint))
     return b"".join(parts)
-
-
-def kind_is_trailing(hint):
-    return typing.get_origin(hint) is Annotated and isinstance(typing.get_args(hint)[1], codec.Trailing)
-
-
-def _trailing(hint, _given, path, false):
-    if not kind_is_trailing(hint) or len(path) > 1 or isinstance(false, Raw):
-        return b""
-    return _encoded(false, hint)
 
 
 def with_false(message, path, false):

@@ -16,8 +16,8 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
 from shoal.protocol.states import NO_TRANSCRIPT, StateId
-from shoal.protocol.wire_versions import PLAIN
 from shoal.util.state_codec import decode_state, encode_state
+from shoal.version import WIRE
 from tests.helpers.statements import sealed_checkpoints, signed_statement
 
 KEY_VERSION = 3
@@ -30,7 +30,7 @@ FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0
 def run_plan(algorithm="fedavg", settings=None, **changes):
     """Return a valid plan of 20 rounds, d = 6, of plain means that one contributor suffices for."""
     fields = {
-        "wire": PLAIN,
+        "wire": WIRE,
         "fleet": "demo",
         "run": 1,
         "run_id": b"r" * 16,

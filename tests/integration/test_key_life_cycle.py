@@ -68,7 +68,7 @@ class Fleet:
         self.place.start("server", "shoal-aggregator", "serve", "server")
 
     def enrol(self, name):
-        line = next(x for x in self.call("token", "owner").splitlines() if x.startswith("shoal1-"))
+        line = next(x for x in self.call("invite", "owner").splitlines() if x.startswith("shoal1-"))
         asking = self.place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
         self.place.until(lambda: "fingerprint " in self.place.log(f"enrol-{name}"), f"enrol-{name}")
         print_ = self.place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]

@@ -88,7 +88,7 @@ class Aftermath:
 
     def enrol(self, name):
         """Let a device join by the broker; the new roster reaches the aggregator."""
-        told = self.place.call(f"token-{name}", "shoal-fleet", "token", "owner")
+        told = self.place.call(f"token-{name}", "shoal-fleet", "invite", "owner")
         line = next(x for x in told.splitlines() if x.startswith("shoal1-"))
         (self.home / f"token-{name}.log").write_text(told.replace(line, "-"))  # that is where the line belongs
         self.lines.append(line)

@@ -465,7 +465,6 @@ def _lines(data: dict[str, Any]) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
-    app.command("token", hidden=True)(invite)
     for command in (invite, devices, approve, reject, revoke, rotate, publish):
         app.command()(command)
     app.command("replace-aggregator")(replace_aggregator)

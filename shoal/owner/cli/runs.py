@@ -1,6 +1,6 @@
-"""Runs at the aggregator: `shoal-fleet run start|sign|pause|resume|stop|list|show|logs`.
+"""Runs at the aggregator: `shoal-fleet run start|pause|resume|stop|list|show|logs`.
 
-All but `sign` ask the aggregator through the broker; `start --out FILE` and `sign` write a file to carry by hand.
+All ask the aggregator through the broker; only `start --out FILE` writes a file to carry by hand.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from shoal import limits
-from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.owner.broker.address import Tls
 from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
 from shoal.owner.cli.pairs import pairs, private_words
@@ -38,19 +38,7 @@ MOST_ROUNDS: Final = 2**32 - 2
 """A plan stores 32 bits, and the final round is one more."""
 
 
-class RunGroup(TyperGroup):
-    """The commands of `run`; other arguments belong to `sign`, as they did when `shoal-fleet run` only signed."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the hidden command's name in front of arguments that begin with no command's."""
-        if args and args[0] not in (*self.commands, "-h", "--help"):
-            args = ["sign", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    cls=RunGroup, help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True
-)
+app = typer.Typer(help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True)
 
 Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=MOST_ROUNDS)]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)]
@@ -71,7 +59,6 @@ class RunCommand(TyperCommand):
 
 @app.command(cls=RunCommand)
 def start(
-    ctx: typer.Context,
     directory: Directory,
     task: Annotated[
         Path | None, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)
@@ -196,16 +183,6 @@ def start(
             max=2**64 - 1,
         ),
     ] = None,
-    wire: Annotated[
-        int | None,
-        typer.Option(
-            help="Wire version of the run's messages; default: the newest that the aggregator and all its devices speak, or with "
-            "--out the newest of this program. Devices that do not speak it are left out.",
-            min=1,
-            max=65535,
-        ),
-    ] = None,
-    epoch_rounds: Annotated[int | None, typer.Option(hidden=True)] = None,
     wait: Wait = WAIT_S,
     ca: Ca = None,
     cert: Cert = None,
@@ -215,7 +192,7 @@ def start(
 ) -> None:
     """Sign a run and send it to the aggregator: the plan, which limits the aggregator, and the sealed task and origins.
 
-    The same run again changes nothing. With --out, or as `run sign`, the file is written and nothing is sent: carry it into the
+    The same run again changes nothing. With --out the file is written and nothing is sent: carry it into the
     aggregator's runs directory.
     """
     if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
@@ -229,11 +206,6 @@ def start(
     for option, chosen in (("--precision", precision_up), ("--precision-down", precision_down)):
         if chosen not in limits.PRECISIONS:
             raise UsageError(f"{option} {chosen} is no precision", hint=f"there are {', '.join(limits.PRECISIONS)}")
-    if epoch_rounds is not None:
-        raise ConfigError(
-            "there is no --epoch-rounds any more: each round has a mask of its own",
-            hint="leave it out; `shoal-fleet rotate` and `shoal-fleet revoke` replace the keys at the next round",
-        )
     if run is not None and (task is not None or algorithm is not None):
         raise UsageError("--run sends a run that is signed already; --task and --algorithm sign a new one")
     if from_model is not None and begin_with is None:
@@ -243,7 +215,7 @@ def start(
     fleet = open_fleet(directory)
     link = (ca, cert, key, chunk_bytes, wait)
     if task is None:
-        _deliver(ctx, fleet, run or 0, out, link, json=json)
+        _deliver(fleet, run or 0, out, link, json=json)
         return
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
     from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
@@ -254,7 +226,6 @@ def start(
     check_roster(fleet.roster, now_s)
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
-    hides_statistics = bundle.manifest.data.standardise == "federated"
     if algorithm is None:
         note(f"algorithm {defaults.DEFAULT_ALGORITHM}, the default; `--help` lists all")
     options = RunOptions(
@@ -278,7 +249,6 @@ def start(
         precision_down=precision_down,
         evaluate_every=evaluate_every,
         seed=seed,
-        wire=_wire(fleet, link, wire, sends=out is None and ctx.info_name != "sign", hides=hides_statistics),
     )
     draft = draft_plan(fleet, bundle, options)
     if bundle.private:
@@ -291,7 +261,7 @@ def start(
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         write_run(fleet, plan, bundle, origins)
-    _deliver(ctx, fleet, plan.run, out, link, json=json)
+    _deliver(fleet, plan.run, out, link, json=json)
 
 
 def _origins(
@@ -315,13 +285,11 @@ def _origins(
         return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
 
 
-app.command("sign", cls=RunCommand, hidden=True)(start)
-
 Link = tuple[Path | None, Path | None, Path | None, int, float]
 """CA, certificate, key, the largest chunk to send, and the seconds to wait for an answer."""
 
 
-def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, json: bool) -> None:
+def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, json: bool) -> None:
     """Send a signed run to the aggregator, or write it to a file to carry."""
     from shoal.owner.keys.run_files import run_file
     from shoal.util.files import read_private, write_atomic
@@ -329,13 +297,12 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
     path = run_file(fleet.path, run)
     if not path.exists():
         raise UsageError(f"there is no signed run {run}", hint="shoal-fleet show DIR lists the runs that are signed")
-    if out is not None or ctx.info_name == "sign":
-        if out is not None:
-            write_atomic(out, read_private(path))
+    if out is not None:
+        write_atomic(out, read_private(path))
         if json:
-            say_json({"run": run, "file": str(out or path), "sent": False})
+            say_json({"run": run, "file": str(out), "sent": False})
         else:
-            say(str(out or path))
+            say(str(out))
         note("next: put this file into the aggregator's runs directory; devices get it through the broker")
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
@@ -349,31 +316,8 @@ def _deliver(ctx: typer.Context, fleet: FleetDirectory, run: int, out: Path | No
         from aggregator.rounds.standstill import named
 
         note(f"warning: run {run} is in wire version {entry.wire}, which {named(entry.left_out)} can't follow")
-        note("upgrade Shoal there first, or start another run with --wire of a version that they speak")
+        note("install the same version of Shoal there as here")
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
-
-
-def _wire(fleet: FleetDirectory, link: Link, wanted: int | None, *, sends: bool, hides: bool = False) -> int:
-    """Return the run's wire version; without a choice and without an aggregator to ask, the newest that such a run needs."""
-    from shoal.owner.runs.wire_choice import check_spoken, choose_wire, held_back
-    from shoal.protocol.wire_versions import HIDING, PLAIN, SHARDED, SPOKEN, WireRange
-
-    if wanted is not None:
-        check_spoken(wanted, SPOKEN)
-        return wanted
-    least = max(SPOKEN.least, SHARDED if fleet.workers else PLAIN, HIDING if hides else PLAIN)
-    spoken = WireRange(least, SPOKEN.most)
-    # A run without workers and statistics is one that the oldest software follows, also of devices that have not connected yet.
-    newest = SPOKEN.most if fleet.workers or hides else least
-    if not sends:
-        return newest
-    from aggregator.status.answers import StatusPage, decoded
-
-    status = decoded(StatusPage, _asked(fleet, link, RequestAction.STATUS)).status
-    chosen = choose_wire(status, spoken)
-    if reason := held_back(status, spoken, chosen):
-        note(f"wire version {chosen}: {reason}")
-    return min(chosen, newest)
 
 
 def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:

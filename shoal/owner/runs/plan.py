@@ -26,10 +26,10 @@ from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
-from shoal.protocol.wire_versions import HIDING, PLAIN, SHARDED
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
 from shoal.task.manifest import LocalTraining, statistics_length
 from shoal.util.files import write_atomic
+from shoal.version import WIRE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,6 @@ class RunOptions:
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
         robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
         precision_up, precision_down: encodings of updates and of means, of `limits.PRECISIONS`.
-        wire: wire version of the run's messages; None for the oldest that has what the run needs.
     """
 
     algorithm: str
@@ -84,7 +83,6 @@ class RunOptions:
     robust: str = defaults.DEFAULT_ROBUST
     precision_up: str = defaults.DEFAULT_PRECISION_UP
     precision_down: str = defaults.DEFAULT_PRECISION_DOWN
-    wire: int | None = None
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -135,7 +133,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
     settings = settings_of(options.algorithm, options.settings)
     statistics = ((STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
-        wire=options.wire or (SHARDED if fleet.workers else HIDING if statistics else PLAIN),
+        wire=WIRE,
         fleet=fleet.name,
         run=fleet.secrets.next_run,
         run_id=os.urandom(16),
@@ -171,22 +169,16 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
 
 
 def _check_statistics(plan: RunPlan, width: int) -> None:
-    """Refuse statistics that the aggregator could read, and rounded ones: squares of small features would drown in errors.
+    """Refuse statistics that no device could hide, and rounded ones: squares of small features would drown in errors.
 
     Raises:
-        ConfigError: the task standardises with the fleet's figures of too many features, in an early wire version, or in
-            vectors that are not float32.
+        ConfigError: the task standardises with the fleet's figures of too many features, or in vectors that are not float32.
     """
     if not plan.statistics:
         return
     if statistics_length(width) > limits.MAX_STATISTICS:
         raise ConfigError(
             f"the fleet's figures of {width} features are more than a device can hide", hint=STANDARDISE_LOCALLY
-        )
-    if not plan.hides_statistics:
-        raise ConfigError(
-            f"in wire version {plan.wire} the aggregator can read each device's statistics of features",
-            hint=f"use wire version {HIDING}, and upgrade Shoal on devices that don't speak it; or {STANDARDISE_LOCALLY}",
         )
     if {plan.precision_up, plan.precision_down} != {"float32"}:
         raise ConfigError(

@@ -23,7 +23,6 @@ from shoal import limits
 from shoal.errors import ConfigError
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.precision.lengths import norm_room
-from shoal.protocol.wire_versions import PLAIN
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
@@ -36,6 +35,7 @@ from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
+from shoal.version import WIRE
 
 __all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "sim_plan", "simulate"]
 
@@ -135,7 +135,7 @@ def sim_plan(
     federated = network.length - (0 if private is None else len(private.places))
     segments = options.segments or (("cluster", federated),)
     plan = RunPlan(
-        wire=PLAIN,
+        wire=WIRE,
         fleet=FLEET,
         run=1,
         run_id=RUN_ID,

@@ -16,9 +16,8 @@ from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind
-from shoal.protocol.wire_versions import WireRange
 from shoal.transport.base import Message
-from shoal.version import VERSION
+from shoal.version import VERSION, WIRE
 from tests.helpers.parties import TOPICS, Line, Parties
 
 
@@ -50,18 +49,18 @@ def test_a_device_comes_and_goes(parties):
     assert here.take("dev-1", said(member, 5, online=False)) == WentOffline("dev-1")
 
 
-@pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (2, CameOnline), (3, WentOffline)])
+@pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (WIRE, CameOnline), (WIRE + 1, WentOffline)])
 def test_a_device_that_does_not_speak_the_runs_wire_version_counts_as_offline(parties, wire, event):
     watch = FleetWatch()
     here = DevicePresence(parties.server, watch, wire)
     assert here.take("dev-1", said(parties.members["dev-1"], 5, online=True)) == event("dev-1")
     found = watch.devices.devices["dev-1"]
-    assert (found.online, found.version, found.wire) == (True, VERSION, (1, 2)), "status tells why"
+    assert (found.online, found.version, found.wire) == (True, VERSION, WIRE), "status tells why"
 
 
 def test_later_fields_of_a_presence_are_skipped(parties):
     member = parties.members["dev-1"]
-    message = encode(Presence("reef", "dev-1", 9, online=True, wire=WireRange(1, 7), later=((40, b"new"),)))
+    message = encode(Presence("reef", "dev-1", 9, online=True, later=((40, b"new"),)))
     payload = memoryview(
         seal_to_group(member.identity, member.group, Sealed("reef", "presence", "dev-1", "*"), message)
     )
@@ -69,7 +68,7 @@ def test_later_fields_of_a_presence_are_skipped(parties):
     transfer = Transfer(
         source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed
     )
-    assert DevicePresence(parties.server, None, 1).take("dev-1", transfer) == CameOnline("dev-1")
+    assert DevicePresence(parties.server, None, WIRE).take("dev-1", transfer) == CameOnline("dev-1")
 
 
 def test_the_will_of_an_earlier_life_says_nothing(parties):

@@ -15,9 +15,8 @@ from shoal.owner.keys.run_files import run_file
 from shoal.owner.models.choosing import sign_choice
 from shoal.protocol.documents import ModelChoice
 from shoal.protocol.requests import Outcome, RequestAction
-from shoal.protocol.wire_versions import WireRange
 from shoal.util.state_codec import encode_state
-from shoal.version import VERSION
+from shoal.version import VERSION, WIRE
 from tests.helpers.owner_requests import request_of
 from tests.helpers.run_places import RunPlace
 
@@ -81,16 +80,15 @@ def test_a_package_that_is_no_run_is_refused(desk, package):
 
 
 def test_a_run_in_a_wire_version_of_later_software_is_refused(desk):
-    _, package = desk.sign(wire=3)
+    _, package = desk.sign(wire=WIRE + 1)
     error = desk.refused(RequestAction.START, package)
     assert error.outcome is Outcome.REFUSED
-    assert str(error) == f"a run in wire version 3, and this software (shoal {VERSION}) speaks 1 to 2"
-    assert error.hint == "upgrade the aggregator first, or sign the run with another --wire"
+    assert str(error) == f"a run in wire version {WIRE + 1}, and this software (shoal {VERSION}) speaks {WIRE}"
+    assert error.hint == "upgrade the aggregator"
 
 
-def test_a_run_in_a_wire_version_of_earlier_software_is_to_be_signed_again(desk, monkeypatch):
-    _, package = desk.sign()
-    monkeypatch.setattr("shoal.membership.plans.SPOKEN", WireRange(2, 2))
+def test_a_run_in_a_wire_version_of_earlier_software_is_to_be_signed_again(desk):
+    _, package = desk.sign(wire=WIRE - 1)
     assert desk.refused(RequestAction.START, package).hint == "upgrade the owner's program, and sign the run again"
 
 
@@ -104,13 +102,13 @@ def test_a_request_that_a_later_version_has_is_answered(desk):
 
 
 def test_the_answer_names_the_devices_that_do_not_speak_the_runs_wire_version(desk):
-    heard = {"dev-1": DeviceFacts(online=True, version="0.9.0", wire=(2, 3)), "dev-2": DeviceFacts(wire=(1, 3))}
+    heard = {"dev-1": DeviceFacts(online=True, version="0.9.0", wire=WIRE + 1), "dev-2": DeviceFacts(wire=WIRE)}
     up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
     facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
     (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
     _, package = desk.sign()
     entry = desk.one(RequestAction.START, package)
-    assert (entry.wire, entry.left_out) == (1, ("dev-1 (shoal 0.9.0, wire 2 to 3)",))
+    assert (entry.wire, entry.left_out) == (WIRE, (f"dev-1 (shoal 0.9.0, wire {WIRE + 1})",))
     assert desk.refreshed == 1, "of the facts now"
 
 

@@ -372,19 +372,19 @@ def test_a_device_whose_disk_is_almost_full_says_so_before_it_stops():
 
 @pytest.mark.parametrize(("version", "state"), [("0.1.0", "same"), ("0.0.9", "older"), ("0.2.0", "newer")])
 def test_a_device_of_another_version_is_marked_and_not_blamed(version, state):
-    found = status(live(devices={"dev-2": dataclasses.replace(HERE, version=version, wire=(1, 1))}))
+    found = status(live(devices={"dev-2": dataclasses.replace(HERE, version=version, wire=1)}))
     marked = device(found)
     assert (marked.version_state, bool(marked.version_advice), marked.reason) == (state, state != "same", "")
-    assert (found.version, marked.wire) == ("0.1.0", (1, 1))
+    assert (found.version, marked.wire) == ("0.1.0", 1)
 
 
 def test_a_device_that_does_not_speak_the_runs_wire_version_is_told_as_such():
-    old = live(devices={"dev-2": dataclasses.replace(HERE, wire=(1, 1))})
+    old = live(devices={"dev-2": dataclasses.replace(HERE, wire=1)})
     run = dataclasses.replace(RUN, wire=2)
     assert device(status(old, run=run)).reason == (
         "its software (shoal 0.1.0, wire 1) does not speak wire version 2 of the run"
     )
-    assert device(status(old, run=run), "dev-1").reason == "", "nothing is known of its range"
+    assert device(status(old, run=run), "dev-1").reason == "", "nothing is known of its version"
     assert device(status(old, run=dataclasses.replace(run, finished=True))).reason == ""
     assert device(status(old, run=dataclasses.replace(RUN, wire=1))).reason == ""
 

@@ -6,6 +6,7 @@ from aggregator.status.facts import DeviceFacts
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
 from shoal.protocol.messages import DeclineReason, Presence, doubted_field
 from shoal.transport.base import Connected, Disconnected, Message
+from shoal.version import WIRE
 
 
 class Clock:
@@ -38,7 +39,7 @@ def come(devices, presence, *, retained=False, settled=True):
 def test_a_device_comes_and_goes(devices, clock):
     here = come(devices, says(True))
     assert here == DeviceFacts(
-        online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0, answers=0, wire=(1, 2)
+        online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0, answers=0, wire=WIRE
     )
     clock.now_s = 5004
     assert come(devices, says(True)).since_s == 5000, "said twice after each connection"
@@ -56,7 +57,7 @@ def test_a_device_says_that_its_model_is_a_guess_until_it_says_no_more(devices):
 
 def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
     here = come(devices, says(True, sent_at_s=4000), retained=True)
-    assert here == DeviceFacts(online=True, version="0.1.0", answers=0, wire=(1, 2))
+    assert here == DeviceFacts(online=True, version="0.1.0", answers=0, wire=WIRE)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_an_unknown_name_is_refused():
     assert "fedavg" in caught.value.hint
 
 
-SHARDED = {"wire": 2, "segments": (SegmentSpec("cluster", 100),), "workers": with_workers(2).workers}
+SHARDED = {"segments": (SegmentSpec("cluster", 100),), "workers": with_workers(2).workers}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_sharded_run_that_would_compare_too_many_updates_is_refused(
     algorithm, settings, participation, devices, hint
 ):
     run = run_plan(algorithm, settings, participation=participation, **SHARDED)
-    check_compared(dataclasses.replace(run, wire=1, workers=()), devices)
+    check_compared(dataclasses.replace(run, workers=()), devices)
     if hint is None:
         check_compared(run, devices)
         return

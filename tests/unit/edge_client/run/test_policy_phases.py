@@ -9,7 +9,6 @@ from shoal.errors import UntrustedError
 from shoal.protocol.documents import STATISTICS_SETTING, Capabilities
 from shoal.protocol.messages import STATISTICS_MODEL, Announcement, Assignment, Phase, Share
 from shoal.protocol.states import Offer, RoundModels, StateId
-from shoal.protocol.wire_versions import HIDING
 from tests.helpers.plans import run_plan
 
 NAMES = [f.name for f in dataclasses.fields(Capabilities)]
@@ -108,7 +107,7 @@ def test_a_path_is_stored_only_at_the_end_of_a_run():
 
 
 STATISTICS = dataclasses.replace(TRAIN, phase=int(Phase.STATISTICS), candidates=(STATISTICS_MODEL,))
-WITH = run_plan(settings={STATISTICS_SETTING: "on"}, origins=2, wire=HIDING)
+WITH = run_plan(settings={STATISTICS_SETTING: "on"}, origins=2)
 
 
 def offered(plan, *models):
@@ -136,12 +135,6 @@ def test_statistics_are_sent_where_the_owner_asks_for_them():
 def test_an_order_for_statistics_asks_for_nothing_else(order, plan, words):
     with pytest.raises(UntrustedError, match=words):
         check_assignment(order, offered(plan, 0, STATISTICS_MODEL), plan)
-
-
-def test_statistics_that_the_aggregator_could_read_are_not_sent():
-    with pytest.raises(UntrustedError, match="that the aggregator can read: the run is in wire version 1") as caught:
-        check_assignment(STATISTICS, offered(WITH, STATISTICS_MODEL), dataclasses.replace(WITH, wire=1))
-    assert "upgrade Shoal" in caught.value.hint
 
 
 def test_there_are_no_statistics_in_the_final_round():

@@ -53,18 +53,14 @@ def with_workers(count, **changes):
     members = tuple(Member(f"worker-{n}", bytes([n]) * 32, bytes([n]) * 32) for n in range(count))
     plan = run_plan()
     segments = (dataclasses.replace(plan.segments[0], length=100),)
-    return dataclasses.replace(plan, **{"wire": 2, "workers": members, "segments": segments, **changes})
+    return dataclasses.replace(plan, **{"workers": members, "segments": segments, **changes})
 
 
-def test_a_plan_with_workers_is_in_a_wire_version_that_says_so():
+def test_a_plan_with_workers():
     plan = with_workers(3)
     assert decode(encode(plan), RunPlan) == plan
     assert sum(part_bytes(plan, worker) for worker in range(3)) == encoded_bytes(100, "float32")
-    without = dataclasses.replace(plan, workers=())
-    assert len(encode(without)) < len(encode(plan))
-    assert encode(dataclasses.replace(without, wire=1))[7:] == encode(without)[7:]
     for wrong, reason in (
-        ({"wire": 1}, "wire version 2"),
         ({"workers": plan.workers[:1]}, "from 2 to"),
         ({"workers": plan.workers[:1] * 2}, "twice"),
         ({"segments": (dataclasses.replace(plan.segments[0], length=47),)}, "too few"),

@@ -187,6 +187,6 @@ def test_every_command_is_registered():
     app = typer.Typer()
     enrolment.register(app)
     assert set(typer.main.get_command(app).commands) == {
-        *("invite", "token", "devices", "approve", "revoke", "rotate", "publish", "broker-config", "reject"),
+        *("invite", "devices", "approve", "revoke", "rotate", "publish", "broker-config", "reject"),
         "replace-aggregator",
     }

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +25,6 @@ from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
-SIGN = SimpleNamespace(info_name="sign")
-"""The context of `run sign`, which writes a file and sends nothing."""
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 
 
@@ -174,7 +171,7 @@ def sign(fleet, task):
 
     def call(algorithm="fedavg", **options):
         try:
-            runs.start(SIGN, fleet.path, task, algorithm, **options)
+            runs.start(fleet.path, task, algorithm, **options)
         finally:
             assert list((fleet.path / "runs").iterdir()) == []
             assert FleetDirectory(fleet.path).secrets == before
@@ -185,7 +182,7 @@ def sign(fleet, task):
 @pytest.mark.parametrize("cap", [0.5, -1.0, float("nan"), float("inf")])
 def test_a_weight_cap_below_one_is_refused_before_the_fleet_is_opened(tmp_path, cap):
     with pytest.raises(UsageError, match="is neither 0 nor at least 1") as caught:
-        runs.start(SIGN, tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
+        runs.start(tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
     assert "0 turns it off" in caught.value.hint
 
 
@@ -216,7 +213,7 @@ def test_a_task_of_another_owner_is_refused(fleet, tmp_path):
     folder = tmp_path / "foreign"
     write_signed(logistic_bundle(), Source("logistic", {}), Identity.generate("owner"), folder)
     with pytest.raises(UntrustedError, match="not the one that this owner signed"):
-        runs.start(SIGN, fleet.path, folder, "fedavg", min_contributors=1)
+        runs.start(fleet.path, folder, "fedavg", min_contributors=1)
 
 
 class DrawnError(Exception):
@@ -238,7 +235,7 @@ def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, ta
 
     monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
     with pytest.raises(DrawnError):
-        runs.start(SIGN, fleet.path, task, "ifca", setting=["k=2"], min_contributors=2, seed=7)
+        runs.start(fleet.path, task, "ifca", setting=["k=2"], min_contributors=2, seed=7)
     assert drawn == [("logistic", 2, None, "logistic", {"inputs": 4, "classes": 3})]
     assert "warning: 2 devices for 2 clusters are fewer than" in capsys.readouterr().err
 
@@ -251,14 +248,13 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
 
     monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
     runs.start(
-        SIGN,
         fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
         norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision_up="int8", precision_down="float16",
         min_contributors=1, quorum=0.5, participation=0.75,
-        deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5,
+        deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5, out=fleet.path / "out.run",
     )  # fmt: skip
     out, err = capsys.readouterr()
-    assert out == f"{run_file(fleet.path, 1)}\n"
+    assert out == f"{fleet.path / 'out.run'}\n"
     assert "next: put this file into the aggregator's runs directory" in err
     from shoal.owner.keys.run_list import signed_plans
 
@@ -271,13 +267,6 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     assert plan.seed == 5
     assert (plan.local.lr, plan.local.epochs) == (0.25, 1)
     assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"
-
-
-def test_the_option_for_mask_epochs_says_what_replaced_it(fleet, task):
-    with pytest.raises(ConfigError, match="no --epoch-rounds any more: each round has a mask of its own") as caught:
-        runs.start(SIGN, fleet.path, task, "fedavg", epoch_rounds=20)
-    assert "shoal-fleet rotate" in caught.value.hint
-    assert not list((fleet.path / "runs").iterdir())
 
 
 def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
@@ -307,7 +296,7 @@ def test_every_command_is_there():
             "models",
         ),
         *("status", "report", "backup", "restore", "doctor"),
-        *("invite", "token", "devices", "approve", "reject", "revoke", "rotate", "publish", "broker-config"),
+        *("invite", "devices", "approve", "reject", "revoke", "rotate", "publish", "broker-config"),
         "replace-aggregator",
     }
 

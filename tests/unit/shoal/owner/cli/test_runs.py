@@ -6,14 +6,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from aggregator.status.answers import StatusPage, encoded
-from aggregator.status.record import FleetStatus
-from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError
-from shoal.owner.cli import runs
+from shoal.errors import BrokerUnreachableError, ShoalError
 from shoal.owner.cli.main import app
 from shoal.owner.keys.run_files import run_file
-from shoal.protocol.requests import RequestAction
-from shoal.protocol.wire_versions import WireRange
 from tests.helpers.fleets import make_exact_fleet
 
 pytestmark = pytest.mark.slow
@@ -115,36 +110,11 @@ def test_start_sends_a_run_that_is_signed(fleet, call):
 
 
 def test_start_names_the_devices_that_can_not_follow_the_run(fleet, call, monkeypatch):
-    monkeypatch.setattr("aggregator.run_control.RunControl._left_out", lambda *_: ("dev-9 (shoal 9.0.0, wire 2 to 3)",))
+    monkeypatch.setattr("aggregator.run_control.RunControl._left_out", lambda *_: ("dev-9 (shoal 9.0.0, wire 3)",))
     told = call("start", "--run", 1)
-    assert "warning: run 1 is in wire version 1, which dev-9 (shoal 9.0.0, wire 2 to 3) can't follow\n" in told.err
-    assert "upgrade Shoal there first" in told.err
-    assert data(call("start", "--run", 1, "--json"))["left_out"] == ["dev-9 (shoal 9.0.0, wire 2 to 3)"]
-
-
-def test_a_run_gets_the_newest_wire_version_that_the_fleet_speaks(fleet, monkeypatch, capsys):
-    """An owner's program of a version to come asks the aggregator, which speaks version 1; by hand nothing is asked."""
-
-    def ask(_fleet, _tls, _wait, _tell, action):
-        assert action is RequestAction.STATUS
-        quiet = {"running": True, "connected": True, "since_s": 1, "problems": (), "run": None, "devices": ()}
-        return encoded(StatusPage(FleetStatus(fleet="f", broker="b", version="0.1.0", wire=(1, 1), **quiet))), 1
-
-    monkeypatch.setattr("shoal.owner.console.connection.ask", ask)
-    monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(1, 3))
-    link = (None, None, None, 1.0)
-    assert runs._wire(fleet.stage.fleet, link, None, sends=True) == 1
-    assert capsys.readouterr().err == "wire version 1: the aggregator (shoal 0.1.0) speaks no newer\n"
-    assert runs._wire(fleet.stage.fleet, link, None, sends=False) == 1
-    assert runs._wire(fleet.stage.fleet, link, 2, sends=True) == 2
-    assert runs._wire(fleet.stage.fleet, link, None, sends=False, hides=True) == 3
-    with pytest.raises(ConfigError, match=r"speaks wire version 2 to 3, the aggregator \(shoal 0\.1\.0\) 1$"):
-        runs._wire(fleet.stage.fleet, link, None, sends=True, hides=True)
-    monkeypatch.setattr("shoal.protocol.wire_versions.SPOKEN", WireRange(2, 3))
-    with pytest.raises(
-        ConfigError, match=r"this program speaks wire version 2 to 3, the aggregator \(shoal 0\.1\.0\) 1$"
-    ):
-        runs._wire(fleet.stage.fleet, link, None, sends=True)
+    assert "warning: run 1 is in wire version 2, which dev-9 (shoal 9.0.0, wire 3) can't follow\n" in told.err
+    assert "install the same version of Shoal there as here" in told.err
+    assert data(call("start", "--run", 1, "--json"))["left_out"] == ["dev-9 (shoal 9.0.0, wire 3)"]
 
 
 def test_start_writes_the_file_to_carry_with_out(fleet, call, tmp_path):
@@ -152,7 +122,7 @@ def test_start_writes_the_file_to_carry_with_out(fleet, call, tmp_path):
     assert told.out == f"{tmp_path / 'carried.run'}\n"
     assert "put this file into the aggregator's runs directory" in told.err
     assert (tmp_path / "carried.run").read_bytes() == run_file(fleet.stage.fleet.path, 1).read_bytes()
-    assert data(call("sign", "--run", 1, "--json"))["sent"] is False
+    assert data(call("start", "--run", 1, "--out", tmp_path / "carried.run", "--json"))["sent"] is False
 
 
 def test_a_run_that_can_not_be_sent_is_stored(call, monkeypatch):

@@ -249,18 +249,6 @@ def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fle
         make_plan(fleet, plain, RunOptions("fedavg", {"statistics": "on"}))
 
 
-def test_federated_figures_take_a_wire_version_that_hides_them(fleet):
-    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
-    bundle = logistic_bundle(data=data)
-    plan = make_plan(fleet, bundle, RunOptions("fedavg", min_contributors=1))
-    assert (plan.wire, plan.hides_statistics) == (2, True)
-    assert not dataclasses.replace(plan, wire=1).hides_statistics
-    assert make_plan(fleet, logistic_bundle(), RunOptions("fedavg", min_contributors=1)).wire == 1
-    with pytest.raises(ConfigError, match="in wire version 1 the aggregator can read") as caught:
-        make_plan(fleet, bundle, RunOptions("fedavg", min_contributors=1, wire=1))
-    assert "--standardise local" in caught.value.hint
-
-
 def test_federated_figures_of_more_features_than_a_device_hides_are_refused(fleet, monkeypatch):
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     monkeypatch.setattr("shoal.limits.MAX_STATISTICS", 8)

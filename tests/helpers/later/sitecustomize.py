@@ -1,4 +1,4 @@
-"""Turn today's program into one of a version to come, as far as the wire shows it.
+"""Turn today's program into one of another version, as far as the wire shows it.
 
 Python imports this module first, in a process that has this folder on its path, and again where a device's program replaces
 itself.
@@ -6,7 +6,7 @@ itself.
 The variable SHOAL_TEST_LATER has a JSON object:
 
     later   whether signed messages have two fields that no version knows, and each message is followed by one of an optional kind
-    wire    [least, newest] wire version, in place of today's
+    wire    wire version, in place of today's
 
 Its software version is 99.0.0.
 """
@@ -16,9 +16,10 @@ import json
 import os
 
 import shoal.version
-from shoal.protocol import chunking, codec, wire_versions
 
 CHOSEN = json.loads(os.environ["SHOAL_TEST_LATER"])
+shoal.version.VERSION = "99.0.0"
+shoal.version.WIRE = CHOSEN.get("wire", shoal.version.WIRE)
 SIGNED = [
     "Announcement",
     "Control",
@@ -35,11 +36,9 @@ FIELDS = ((1, b"a field of a later version"), (65535, bytes(100)))
 KIND = 200
 TOPICS = ("/up", "/ctl", "/s/round", "/o/answer")
 
-shoal.version.VERSION = "99.0.0"
-if "wire" in CHOSEN:
-    wire_versions.SPOKEN = wire_versions.WireRange(*CHOSEN["wire"])
-
 if CHOSEN.get("later"):
+    from shoal.protocol import chunking, codec
+
     assert KIND in chunking.OPTIONAL_KINDS
     known = codec.encode
 
