@@ -27,7 +27,6 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.owner_inbox import OwnerInbox
 from aggregator.publisher import LEDGER_FILE, Publisher
 from aggregator.revocations import Revocations
-from aggregator.rounds.duplicates_and_limits import other_head
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import (
     CameOnline,
@@ -253,8 +252,6 @@ class RunService:
         self._state, actions = self._engine.resume(
             devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, member.roster
         )
-        # An earlier version may have stored some of another history.
-        again = [(c, digest) for c, digest in again if not other_head(self._state, c)]
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
         # Before the uploads, which may close the round; but a stop at once must not close it without them.

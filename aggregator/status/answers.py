@@ -66,7 +66,7 @@ class LogRecord:
     """A closed round in a run's log.
 
     Attributes:
-        closed_at_s: unix seconds; None in records of earlier versions.
+        closed_at_s: unix seconds; None if unknown.
         missing: the first MOST_NAMES devices that did not upload; absent: the number of all of them.
         declined: device -> reason, of the first MOST_NAMES that gave one.
         cluster_sizes: devices in each cluster, the largest first.

@@ -47,7 +47,6 @@ from shoal.protocol.states import (
     StateCertificate,
     read_certificate,
 )
-from shoal.types import DIGEST_BYTES
 from shoal.util.checked_files import verified
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
 
@@ -74,10 +73,7 @@ T = TypeVar("T")
 @message(71)
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """The head of a state's file; theta, (length,) float32 little-endian, follows, and ``digest`` verifies it.
-
-    Files that earlier versions of Shoal wrote end with the SHA-256 of everything before.
-    """
+    """The head of a state's file; theta, (length,) float32 little-endian, follows, and ``digest`` verifies it."""
 
     run_id: Fixed16
     model: U16
@@ -280,7 +276,7 @@ class StateStore:
 
         Args:
             own: whether an announcement contradicts this device's own history; else it contradicts what others have signed, and
-                the device may come back once the owner has revoked those that lied. Earlier versions stored no difference.
+                the device may come back once the owner has revoked those that lied.
         """
         forked = Transcript(OWN_FORK if own else FORKED_ROUND, self.transcript.head)
         self._write_index(self._chain, self.pending, self._held, forked)
@@ -444,11 +440,11 @@ class StateStore:
         head, body = _decoded(path, memoryview(data), StateFile, STATE_HINT)
         if (head.run_id, HeldState(head.model, head.round, head.digest)) != (self.run_id, held):
             raise IntegrityError(f"{path} holds another state than the index says", hint=STATE_HINT)
-        if len(body) not in (4 * head.length, 4 * head.length + DIGEST_BYTES):
+        if len(body) != 4 * head.length:
             raise IntegrityError(
                 f"{path} is damaged: it holds {len(body)} bytes where {head.length} coordinates belong", hint=STATE_HINT
             )
-        theta = np.frombuffer(body[: 4 * head.length], "<f4").astype(np.float32)
+        theta = np.frombuffer(body, "<f4").astype(np.float32)
         state = ModelState.of(held.state, theta, run_id=self.run_id, digest_key=head.digest_key)
         if state.digest != held.digest:
             raise IntegrityError(f"{path} is damaged", hint=STATE_HINT)

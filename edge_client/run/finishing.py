@@ -48,7 +48,7 @@ def ended_run(
         weight: of Ditto's proximal term; 0 leaves that candidate out.
 
     Raises:
-        ConfigError: the run left too little, since an earlier version of Shoal ended it.
+        ConfigError: the run left too little.
         IntegrityError: a file is damaged, or the plan is not the owner's.
     """
     stored = store.start_of(model)

@@ -362,7 +362,7 @@ class FinishedModels:
         if data is None:
             raise ConfigError(
                 f"this device has stored nothing to train from after run {model.run}",
-                hint="an earlier version of Shoal ended that run: the next run that ends on this device can be personalised",
+                hint="the next run that ends on this device can be personalised",
             )
         return _checked(data, path)
 

@@ -101,13 +101,13 @@ def test_a_server_restored_from_an_old_backup_says_so(tmp_path, caplog):
     assert "odd one" in caplog.text
 
 
-def test_a_run_that_an_earlier_version_left_by_mistake_is_taken_up_again_after_the_liars_revocation(tmp_path, lying):
+def test_a_run_that_a_device_left_by_mistake_is_taken_up_again_after_the_liars_revocation(tmp_path, lying):
     with make_fleet(tmp_path, count=7, rounds=8, min_contributors=3, mode="rotation") as fleet:
         lying.add("dev-00")
         fleet.run_until(lambda: fleet.closed() >= 3, 1000)
         victims = ("dev-01", "dev-04")
         for name in victims:
-            fleet.devices[name].runtime._models._store.refuse_run()  # as earlier versions did for one false signature
+            fleet.devices[name].runtime._models._store.refuse_run()
             fleet.kill_device(name)
             fleet.revive_device(name)
         fleet.run_until(lambda: fleet.closed() >= 5, 1000)
