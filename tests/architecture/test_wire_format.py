@@ -29,7 +29,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, requests, shards, states, wire_versions
+from shoal.protocol import codec, documents, enrolment, messages, requests, shards, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -78,7 +78,6 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         enrolment,
         requests,
         states,
-        wire_versions,
         shards,
         upload_pieces,
         pending_upload,
