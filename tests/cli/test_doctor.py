@@ -23,7 +23,7 @@ from tests.helpers.tasks import logistic_bundle
 
 PASSWORD = "hunter2-hunter2"
 NAMES = {
-    "shoal-aggregator": "membership directory disk roster broker tls service devices runs versions",
+    "shoal-aggregator": "membership directory disk roster broker tls service devices runs backup versions",
     "shoal-edge": "membership directory disk roster broker tls service clock state data versions executor",
 }
 PLACES = {"shoal-aggregator": "server", "shoal-edge": "dev-1"}

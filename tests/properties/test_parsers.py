@@ -32,7 +32,6 @@ NAMES_OF = [
     "envelope to the group",
     "checkpoint of a state",
     "certificate of a state",
-    "step of a round",
     "card",
     "notice of receiving keys",
     "grant",

@@ -30,8 +30,8 @@ KINDS = ("checkable", "limited", "suspect")
 VECTORS = ("update vector", "statistics vector", "checkpoint vector")
 UNASKED = {"SealedCheckpoints", "SealedState", "UploadPart"}
 """Messages that no device of the plain scene sends."""
-NOT_SAID = {"Presence.vitals", "Presence.wire"}
-"""Fields of a presence whose only false values are those of the fields in them."""
+NOT_SAID = {"Presence.vitals"}
+"""Fields of a presence whose only false values are those of the fields in it."""
 GROUPS_OF_TWO = {"settings": {"groups": "2", "eta_g": "0.1"}}
 ASKED = {
     "Upload.model_norm": {"algorithm": "fedgroup", **GROUPS_OF_TWO},
