@@ -89,7 +89,9 @@ def test_a_run_takes_cfl_unless_told_otherwise_and_says_so(call, fleet, task):
     told = call("shoal-fleet", "run", "start", "owner", "--task", task, "--set", "epsilon=1", status=3)
     assert "algorithm cfl, the default; `--help` lists all" in told.err
     assert "cfl has no setting 'epsilon'" in told.err
-    named = call("shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "cfl", "--set", "epsilon=1", status=3)
+    named = call(
+        "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "cfl", "--set", "epsilon=1", status=3
+    )
     assert "the default" not in named.err
 
 
