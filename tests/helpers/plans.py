@@ -85,7 +85,7 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
     states, attached = state.held.states, b""
     if assignment.seal:
         offers = offers_of(state.plan, states)
-        attached = sealed_checkpoints(device, run, state.round, [(m, offers[m]) for m in assignment.seal])
+        attached = sealed_checkpoints(device, run, state.round, [(m, offers[m]) for m in assignment.seal], signer)
     fields = {
         "fleet": run.fleet,
         "run": run.run,

@@ -40,12 +40,12 @@ def signed_statement(device, run, round_, states, *, kinds=None, signer=None, he
     return sign_statement(signer or identity(device), Statement(run.fleet, run.run_id, round_, device, named, head))
 
 
-def sealed_checkpoints(device, run, round_, states):
-    """Return what a device attaches to its upload if it seals ``states``, pairs (model, state)."""
+def sealed_checkpoints(device, run, round_, states, signer=None):
+    """Return what a device attaches that seals ``states``, pairs (model, state); ``signer`` as in `signed_statement`."""
     device = str(device)
     envelopes = []
     for _, state in states:
         head = Sealed(run.fleet, checkpoint_purpose(run.run_id, round_, state), device, "*")
-        envelopes.append(seal_to_group(identity(device), CONTENT, head, b"state"))
+        envelopes.append(seal_to_group(signer or identity(device), CONTENT, head, b"state"))
     sealed = SealedCheckpoints(tuple(m for m, _ in states), tuple(len(e) for e in envelopes))
     return encode(sealed) + b"".join(envelopes)

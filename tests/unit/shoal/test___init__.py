@@ -88,7 +88,7 @@ def test_defaults_are_the_fleets():
     assert given["participation"] == RunOptions("cfl").participation
     assert list(given) == [
         *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
-        *("robust", "settings", "local", "task", "progress", "personal", "private"),
+        *("robust", "min_contributors", "settings", "local", "task", "progress", "personal", "private"),
         *("standardise", "precision", "precision_down", "writer"),
     ]
 

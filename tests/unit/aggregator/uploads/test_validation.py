@@ -22,8 +22,9 @@ from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.states import Statement
+from shoal.protocol.states import StateId, Statement
 from tests.helpers.plans import D, engine_of, resumed, run_plan, upload_of
+from tests.helpers.statements import sealed_checkpoints
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
 ROSTER = Roster(
@@ -277,7 +278,7 @@ def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
 def test_an_upload_in_the_plans_precision_is_decoded_on_arrival(precision):
     run, header, body = in_precision(precision)
-    extra = b"checkpoints"
+    extra = sealed_checkpoints("dev-1", run, 1, [(0, StateId(0, 0))], DEVICE)
     header = dataclasses.replace(header, attached=len(extra))
     found = UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body + extra), ROSTER)
     vector = decode_vector(body, D, precision)

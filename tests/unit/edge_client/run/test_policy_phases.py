@@ -36,7 +36,7 @@ def announcement(plan, finished=False):
         finished=finished,
         assignments=(SCORE,),
         assignment_of=(0,),
-        held=RoundModels(1, (Offer(0, StateId(0, 2)),)),
+        held=RoundModels(1, (Offer(0, StateId(0, 2)), Offer(1, StateId(1, 2)))),
     )
 
 
@@ -60,7 +60,7 @@ def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_po
 )
 def test_models_are_adapted_and_compared_in_one_order_before_the_final_round(changes, finished, words):
     plan = run_plan(capabilities=Capabilities(margins=True))
-    adapt = dataclasses.replace(SCORE, phase=Phase.ADAPT, train=True, margins=True)
+    adapt = dataclasses.replace(SCORE, phase=Phase.ADAPT, candidates=(0, 1), train=True, margins=True)
     order = dataclasses.replace(adapt, **changes)
     if words is None:
         check_assignment(order, announcement(plan), plan)

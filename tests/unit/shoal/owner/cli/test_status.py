@@ -11,7 +11,20 @@ from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.owner.cli.main import app
 from tests.helpers.fleets import make_exact_fleet
 
-KEYS = {"fleet", "running", "connected", "broker", "since", "problems", "run", "devices", "version", "wire", "workers"}
+KEYS = {
+    "fleet",
+    "running",
+    "connected",
+    "broker",
+    "since",
+    "problems",
+    "run",
+    "devices",
+    "version",
+    "wire",
+    "workers",
+    "chunk_bytes",
+}
 
 
 @pytest.fixture
