@@ -94,7 +94,10 @@ def test_raw_tables_train_because_the_task_standardises(tmp_path):
         call(
             "shoal-fleet",
             "run",
+            "start",
             "owner",
+            "--out",
+            "server/runs/000001.run",
             "--task",
             "task",
             "--algorithm",
@@ -104,7 +107,6 @@ def test_raw_tables_train_because_the_task_standardises(tmp_path):
             "--local",
             "epochs=3",
         )
-        shutil.copy(tmp_path / "owner/runs/000001.run", tmp_path / "server/runs")
         programs = [call.start("shoal-aggregator", "serve", "server", "--once")]
         programs += [call.start("shoal-edge", "run", d, "--data", f"{d}.csv", "--once") for d in DEVICES]
         try:
