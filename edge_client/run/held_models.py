@@ -36,7 +36,6 @@ from shoal.errors import ForkedHistoryError, MissingStateError, ShoalError, Untr
 from shoal.membership.statements import (
     Claim,
     check_claims,
-    read_claims,
     sign_statement,
     signers_needed,
 )
@@ -93,7 +92,7 @@ class HeldModels:
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
         self._certified = CertifiedStates((), (), {}, run.plan, membership.roster)
-        self._statements = StateCertificate(())
+        self._claims: tuple[Claim, ...] = ()
         self._held = RoundModels(0, ())
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
         self._means: dict[str, Float32Vector] = {}
@@ -160,7 +159,7 @@ class HeldModels:
         if lacking:
             raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
         self._held, self._way = held, way
-        self._statements, self._used = StateCertificate(tuple(c.signed for c in claims)), {}
+        self._claims, self._used = claims, {}
         self._refs = {ref.label: ref for ref in refs.values()}
         for step in way.steps:
             means = next(r.means for r in held.steps if r.step.round == step.round)
@@ -359,7 +358,7 @@ class HeldModels:
         with naming_sealer(sealed, ref.state, keys, roster):
             state, _ = open_checkpoint(
                 sealed,
-                self._statements,
+                StateCertificate(tuple(c.signed for c in self._claims)),
                 wanted=ref.state,
                 keys=keys,
                 roster=roster,
@@ -484,20 +483,21 @@ class HeldModels:
         )
 
     def _certify(self) -> None:
-        """Keep the stored states that the announced statements certify, for a run that begins with them."""
-        plan, roster = self._run.plan, self._membership.roster
-        needed = signers_needed(plan.min_contributors, roster.active_count)
-        claims = tuple(read_claims(self._statements.statements))
-        signers, digests = set[str](), []
+        """Keep the stored states that the announced statements certify, for a run that begins with them.
+
+        Signatures are not verified here: the aggregator has done that, and the owner does before such a run.
+        """
+        roster = self._membership.roster
+        needed = signers_needed(self._run.plan.min_contributors, roster.active_count)
+        kept, digests = set[bytes](), []
         for held in self._store.held:
-            try:
-                of = check_claims(claims, held, fleet=plan.fleet, run_id=plan.run_id, roster=roster, needed=needed)
-            except UntrustedError:
-                continue
-            signers.update(of)
-            digests.append(held.digest)
+            signed = {c.statement.device: c.signed for c in self._claims if held in c.statement.states}
+            active = [signed[device] for device in signed if roster.device(device) is not None]
+            if len(active) >= needed:
+                kept.update(active[:needed])
+                digests.append(held.digest)
         if digests:
-            self._store.certify((c.signed for c in claims if c.statement.device in signers), digests)
+            self._store.certify(sorted(kept), digests)
 
     def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
         """Return the context of the job; call it after `thetas`."""

@@ -8,6 +8,7 @@ import pytest
 from aggregator.strategies.base import place_assignment
 from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
+from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
 from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
@@ -19,7 +20,7 @@ from shoal.errors import (
     NotEnrolledError,
     UntrustedError,
 )
-from shoal.membership.statements import check_claims, read_claims
+from shoal.membership.statements import check_claims, read_claims, signers_needed
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
@@ -521,6 +522,23 @@ def test_signatures_are_verified_only_where_a_state_is_lacking_or_contradicted(s
     with pytest.raises(KeyError):
         one[at]
     assert len(checked) == 2
+
+
+def test_a_device_that_follows_keeps_the_newest_certificate_and_verifies_no_signature(scene, models, monkeypatch):
+    steps = to_round(scene, models, 3)
+    device, member = models["dev-1"], scene.parties.members["dev-1"]
+    verified = []
+    monkeypatch.setattr("crypto.seal.signed.check_document", lambda *_: verified.append(1))
+    monkeypatch.setattr("shoal.membership.statements.check_document", lambda *_: verified.append(1))
+    signed = statements(scene, models, 3)
+    announced = scene.announcement(4, steps=steps, statements=signed)
+    scene.serve(device, announced)
+    kept = read_certificate_file(member.directory / FOLDER).statements
+    assert set(kept) < set(signed)
+    assert len(kept) == signers_needed(scene.plan.min_contributors, member.roster.active_count)
+    assert verified == []
+    scene.serve(device, changed(announced, statements=signed[:1]))
+    assert read_certificate_file(member.directory / FOLDER).statements == kept, "one statement certifies nothing"
 
 
 def test_shared_and_own_segments_have_their_own_lengths(scene):
