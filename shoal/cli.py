@@ -57,7 +57,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SaveFile = Annotated[
     Path | None,
     typer.Option(
-        help="Also write the figures to this file, with command, commit and machine.",
+        help="Also write the figures to this file, with command, commit and machine; a .jsonl file keeps other runs.",
         dir_okay=False,
         callback=_writable,
     ),

@@ -102,7 +102,10 @@ def simulate(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Also write the results to this file, with command, commit and machine.", dir_okay=False),
+        typer.Option(
+            help="Also write the results to this file, with command, commit and machine; a .jsonl file keeps other runs.",
+            dir_okay=False,
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
     page: Annotated[

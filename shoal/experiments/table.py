@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from shoal.experiments import registry
 from shoal.experiments.common.paper import unlike_a_fleet
+from shoal.report import record
 from shoal.report.pages import put_between
 
 ROOT: Final = Path(__file__).parents[2]
@@ -46,8 +46,7 @@ def load(folder: Path = RESULTS) -> list[Kept]:
 def load_all(folder: Path = RESULTS) -> list[Kept]:
     """Return the runs of all experiments whose results are in ``folder``."""
     found = []
-    for file in sorted(folder.glob("*.json")):
-        document = json.loads(file.read_text())
+    for file, document in record.load(folder):
         if "simulate" not in document["command"][:2]:
             continue
         words, seed = _words(document["command"][2:])
@@ -73,7 +72,7 @@ def _words(command: Sequence[str]) -> tuple[tuple[str, ...], int]:
 def block(runs: Sequence[Kept]) -> str:
     """Return the table: a line for each setting, which lists its seeds."""
     lines = [
-        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | not a fleet's default | files |",
+        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | not a fleet's default | file |",
         "|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[int, tuple[str, ...], str], list[Kept]] = {}
@@ -83,14 +82,14 @@ def block(runs: Sequence[Kept]) -> str:
         groups.setdefault(key, []).append(run)
     for (_, words, algorithm), same in sorted(groups.items()):
         same.sort(key=lambda r: r.seed)
-        files = " ".join(f"[{r.seed}](../{r.file.relative_to(ROOT)})" for r in same)
+        file = f"[{same[0].file.stem}](../{same[0].file.relative_to(ROOT)})"
         ours = _mean(same) + "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
         figures = sorted(r.data["ari"] for r in same if r.data.get("ari") is not None)
         found = list(dict.fromkeys(_number(figure, 2) for figure in figures))
         published = _published(same[0].data)
         shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
         unlike = unlike_a_fleet(same[0].data.get("parameters", {}))
-        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {unlike} | {files} |")
+        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {unlike} | {file} |")
     return "\n".join(lines)
 
 

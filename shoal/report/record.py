@@ -1,7 +1,13 @@
-"""Save results as JSON, with the command, the commit and the machine that produced them."""
+"""Save results as JSON, with the command, the commit and the machine that produced them.
+
+A file whose name ends with ``.jsonl`` holds many runs, a line each, as in results/. Saving a run again replaces its line.
+
+Example: ``shoal simulate cfl-toys --seed 3 --save results/cfl.jsonl`` adds a line to results/cfl.jsonl.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -11,15 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.errors import UsageError
+from shoal.errors import IntegrityError, UsageError
 from shoal.util.files import write_atomic
 
 LIBRARIES: Final = ("numpy", "cryptography", "paho-mqtt", "onnxruntime", "torch", "scipy", "scikit-learn")
 """Distributions whose versions are part of a result."""
+LINES: Final = ".jsonl"
+"""Ending of a file with a compact line a run."""
+HISTORY: Final = "history"
+MOST_POINTS: Final = 20
+"""Points of a history in such a line."""
+DIGITS: Final = 4
+"""Significant digits of a history's figures in such a line."""
 
 
 def check_place(path: Path, option: str) -> None:
@@ -46,16 +60,109 @@ def check_place(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path} is a folder", hint="name a file")
 
 
-def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = ()) -> None:
-    """Write ``data`` to ``path`` as JSON, with ``command`` (by default this program's command line), commit and machine."""
+def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = (), name: str = "") -> None:
+    """Write ``data`` to ``path`` as JSON, with ``command`` (by default this program's command line), commit and machine.
+
+    Args:
+        path: a file of one run, or, with the ending ``.jsonl``, of many: a line each, with thinned histories.
+        data: the figures.
+        command: makes them again.
+        name: tells runs of one command apart.
+
+    Raises:
+        ConfigError: the file can't be written.
+        IntegrityError: a line of the file is not a saved run.
+    """
     document = {
         "command": list(command) or command_of(sys.argv[1:]),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": _machine(),
         "data": data,
-    }
-    write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+    } | ({"name": name} if name else {})
+    if path.suffix != LINES:
+        write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+        return
+    with _locked(path.absolute().parent):
+        kept = {key_of(one): one for one in read_lines(path)} if path.exists() else {}
+        kept[key_of(document)] = document
+        lines = [json.dumps(compact(one), separators=(",", ":")) + "\n" for one in kept.values()]
+        write_atomic(path, "".join(lines).encode(), mode=0o644)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other programs that save lines in a folder waiting."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def load(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the saved runs of a folder with their files, by file name and line."""
+    for file in sorted(folder.glob(f"*{LINES}")):
+        for document in read_lines(file):
+            yield file, document
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the runs of a file with a line each.
+
+    Raises:
+        IntegrityError: a line is not a saved run.
+    """
+    found = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            document = _changed(json.loads(line), _rows)
+            key_of(document)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"line {number} of {file} is not a saved run", hint="remove the line") from error
+        found.append(document)
+    return found
+
+
+def key_of(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what tells a run from the others of its file: its name, or its command without ``--save``."""
+    if document.get("name"):
+        return (document["name"],)
+    words, rest = [], iter(document["command"])
+    for word in rest:
+        if word == "--save":
+            next(rest, None)
+        elif not word.startswith("--save="):
+            words.append(word)
+    return tuple(words)
+
+
+def compact(value: Any) -> Any:
+    """Return JSON data with each history as columns of MOST_POINTS points at most, first and last among them, rounded."""
+    return _changed(value, _columns)
+
+
+def _changed(value: Any, history: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: history(one) if key == HISTORY else _changed(one, history) for key, one in value.items()}
+    return [_changed(one, history) for one in value] if isinstance(value, list) else value
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    step = max(1.0, (len(rows) - 1) / (MOST_POINTS - 1))
+    chosen = [rows[round(i * step)] for i in range(min(len(rows), MOST_POINTS))]
+    return {name: [_rounded(row.get(name)) for row in chosen] for name in {n: 0 for r in rows for n in r}}
+
+
+def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def lacking(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,17 +1,17 @@
 """The page of results agrees with the files in results/, which hold all that is needed to run each again."""
 
-import json
 from pathlib import Path
 
 from shoal.bench.load import table as load_table
 from shoal.bench.poison import page as poison_page
 from shoal.experiments import table
 from shoal.experiments.wild import page as wild_page
-from shoal.report.record import lacking
+from shoal.report import record
 
 RUNS = table.load()
 INCOMPLETE = Path(__file__).with_name("results_incomplete.txt")
 """Results of earlier versions, and what each lacks."""
+MOST_BYTES = 4_000_000
 
 
 def test_the_page_holds_the_table_of_the_kept_results():
@@ -37,7 +37,8 @@ def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
 
 
 def test_the_page_for_researchers_has_the_figures_of_the_race():
-    rows = json.loads((table.RESULTS / "race.json").read_text())["data"]["rows"]
+    (race,) = record.read_lines(table.RESULTS / "race.jsonl")
+    rows = race["data"]["rows"]
     page = (table.RESULTS.parent / "docs" / "researcher" / "simulate.md").read_text()
     for task in {row["task"] for row in rows}:
         own, *peers = (row for row in rows if row["task"] == task)
@@ -46,19 +47,25 @@ def test_the_page_for_researchers_has_the_figures_of_the_race():
 
 
 def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
-    for file in sorted(table.RESULTS.glob("*.json")):
-        document = json.loads(file.read_text())
+    for file, document in record.load(table.RESULTS):
         assert {"command", "commit", "date", "machine", "data"} <= document.keys(), file
         assert not [w for w in document["command"] if w.startswith("/") or "=/" in w], file
 
 
 def test_every_result_names_cpu_libraries_and_a_clean_commit():
     """Results that lack one of them are listed beside this test: a new one may not, and one made again leaves the list."""
-    documents = {file.name: json.loads(file.read_text()) for file in table.RESULTS.glob("*.json")}
     found = [
-        f"{name}: {', '.join(lacking(document))}" for name, document in sorted(documents.items()) if lacking(document)
+        f"{' '.join(record.key_of(document))}: {', '.join(record.lacking(document))}"
+        for _, document in record.load(table.RESULTS)
+        if record.lacking(document)
     ]
-    assert found == INCOMPLETE.read_text().splitlines()
+    assert sorted(found) == INCOMPLETE.read_text().splitlines()
+
+
+def test_all_results_are_small():
+    files = list(table.RESULTS.iterdir())
+    assert {file.suffix for file in files} == {record.LINES}
+    assert sum(file.stat().st_size for file in files) <= MOST_BYTES
 
 
 def test_every_kept_run_has_its_parameters():
@@ -75,15 +82,14 @@ def test_the_page_of_deploy_holds_the_table_of_the_kept_loads():
 
 
 def test_no_kept_load_lost_an_upload_or_a_chunk():
-    files = sorted(load_table.RESULTS.glob("load-*.json"))
-    table_files = {
-        load_table.file_of(model, algorithm, devices)
+    kept = {record.key_of(run): run["data"] for run in record.read_lines(load_table.ROOT / load_table.FILE)}
+    in_table = {
+        load_table.command_of(model, algorithm, devices)
         for model, fleets in load_table.FLEETS.items()
         for algorithm in load_table.ALGORITHMS
         for devices in fleets
     }
-    assert table_files <= set(files)
-    for file in files:
-        data = json.loads(file.read_text())["data"]
-        assert data["uploads_counted"] == data["uploads_expected"], file
-        assert data["nacks"] == 0, file
+    assert in_table <= kept.keys()
+    for key, data in kept.items():
+        assert data["uploads_counted"] == data["uploads_expected"], key
+        assert data["nacks"] == 0, key

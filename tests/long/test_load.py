@@ -30,10 +30,9 @@ PAGE_MEMORY_MB = 25
 
 
 def keep(name, data):
-    """Write a result with the date, the commit and the machine; return its path without the ending."""
-    base = RESULTS / f"long-{name}-{time.strftime('%Y-%m-%d', time.gmtime())}"
-    record.save(base.with_suffix(".json"), data, command=["make", "long"])
-    return base
+    """Write a result with the date, the commit and the machine."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    record.save(RESULTS / "long.jsonl", data, command=["make", "long"], name=f"long-{name}-{day}")
 
 
 @pytest.mark.timeout(3 * HOUR_S)
@@ -68,8 +67,9 @@ def test_the_fleet_page_costs_little():
 
 
 @pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)
-def test_a_soak_stays_flat():
+def test_a_soak_stays_flat(tmp_path):
     found = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
     data = found.data()
-    soak.plot(found, keep("soak", data).with_suffix(".png"))
+    keep("soak", data)
+    soak.plot(found, tmp_path / "soak.png")
     assert data["flat"] == dict.fromkeys(data["flat"], True)

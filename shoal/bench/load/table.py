@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.bench.load.fleet_load import UNLIKE_A_FLEET
+from shoal.report import record
 from shoal.report.pages import put_between
 
 ROOT: Final = Path(__file__).parents[3]
-RESULTS: Final = ROOT / "results"
+FILE: Final = Path("results", "load.jsonl")
 PAGE: Final = ROOT / "deploy" / "README.md"
 BEGIN: Final = "<!-- loads: python -m shoal.bench.load.table --write -->"
 END: Final = "<!-- end of loads -->"
@@ -39,15 +39,10 @@ UNLIKE: Final = ", ".join(f"{name} {value:g}" for name, value in UNLIKE_A_FLEET.
 """The options of a measured run that are not a fleet's defaults, for each row."""
 
 
-def file_of(model: str, algorithm: str, devices: int) -> Path:
-    """Return the path of one fleet's result."""
-    return RESULTS / f"load-{model}-{algorithm}-{devices}.json"
-
-
-def arguments_of(model: str, algorithm: str, devices: int) -> list[str]:
-    """Return the words after ``shoal`` that measure one fleet."""
-    words = ["--devices", str(devices), "--model", model, "--algorithm", algorithm, "--rounds", str(ROUNDS[model])]
-    return ["bench", "load", *words, "--save", str(file_of(model, algorithm, devices).relative_to(ROOT))]
+def command_of(model: str, algorithm: str, devices: int) -> tuple[str, ...]:
+    """Return the command that measures one fleet."""
+    words = ("--devices", str(devices), "--model", model, "--algorithm", algorithm, "--rounds", str(ROUNDS[model]))
+    return ("shoal", "bench", "load", *words)
 
 
 def run() -> None:
@@ -59,22 +54,22 @@ def run() -> None:
     for model, sizes in FLEETS.items():
         for algorithm in ALGORITHMS:
             for devices in sizes:
+                words = [*command_of(model, algorithm, devices)[1:], "--save", str(FILE)]
                 start = [sys.executable, "-c", "from shoal.cli import main; main()"]
-                subprocess.run([*start, *arguments_of(model, algorithm, devices)], cwd=ROOT, check=True)
+                subprocess.run([*start, *words], cwd=ROOT, check=True)
 
 
 def block() -> str:
     """Return the table: a line for each fleet with a saved result."""
     heads = f"| model | algorithm | {' | '.join(HEADINGS.values())} | not a fleet's default |"
     lines = [heads, "|---" * (len(HEADINGS) + 3) + "|"]
+    kept = {record.key_of(run): run["data"] for run in record.read_lines(ROOT / FILE)}
     for model, sizes in FLEETS.items():
         for algorithm in ALGORITHMS:
             for devices in sizes:
-                file = file_of(model, algorithm, devices)
-                if file.exists():
-                    data = json.loads(file.read_text())["data"]
+                if (data := kept.get(command_of(model, algorithm, devices))) is not None:
                     cells = " | ".join(_cell(data, name) for name in HEADINGS)
-                    lines.append(f"| [{model}](../{file.relative_to(ROOT)}) | {algorithm} | {cells} | {UNLIKE} |")
+                    lines.append(f"| [{model}](../{FILE}) | {algorithm} | {cells} | {UNLIKE} |")
     return "\n".join(lines)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from shoal import limits
 from shoal.bench.poison.attacks import ABSENT, ATTACKS
+from shoal.report import record
 from shoal.report.pages import put_between
 
 ROOT: Final = Path(__file__).parents[3]
@@ -26,9 +26,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def load(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
-    """Return the rows of the kept results ``poison-*.json`` in ``folder``."""
+    """Return the rows of the kept runs of ``shoal bench poison`` in ``folder``."""
     return [
-        row for file in sorted(folder.glob("poison-*.json")) for row in json.loads(file.read_text())["data"]["rows"]
+        row
+        for _, run in record.load(folder)
+        if run["command"][1:3] == ["bench", "poison"]
+        for row in run["data"]["rows"]
     ]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from shoal.experiments import table
 from shoal.experiments.table import BEGIN, END, ROOT, Kept, block, load, write
+from shoal.report import record
 
 
 def keep(folder, name, command, data):
-    (folder / f"{name}.json").write_text(json.dumps({"command": command, "data": data}))
+    record.save(folder / f"{name}.jsonl", data, command=command)
 
 
 def run(experiment="cfl-noise", algorithm="cfl", accuracy=90.0, **more):
@@ -25,9 +24,9 @@ def test_runs_are_read_in_order_of_files_and_split_by_algorithm(tmp_path):
     (tmp_path / "d.txt").write_text("no result")
     found = load(tmp_path)
     assert [(k.file.name, k.words, k.seed) for k in found] == [
-        ("a.json", ("y",), 0),
-        ("a.json", ("y",), 0),
-        ("b.json", ("x",), 2),
+        ("a.jsonl", ("y",), 0),
+        ("a.jsonl", ("y",), 0),
+        ("b.jsonl", ("x",), 2),
     ]
     assert [k.data["algorithm"] for k in found] == ["p", "cfl", "cfl"]
 
@@ -46,7 +45,7 @@ def test_options_that_differ_between_runs_of_one_setting_are_left_out(command, w
 
 
 def kept(seed=0, words=("cfl-noise",), **data):
-    return Kept(ROOT / "results" / f"s{seed}.json", words, seed, run(**data))
+    return Kept(ROOT / "results" / "cfl.jsonl", words, seed, run(**data))
 
 
 def row(*runs):
@@ -63,7 +62,7 @@ def test_runs_of_one_setting_are_one_line_in_order_of_seeds():
         "mean 85.42; 0: 91.26; 3: 85.00; 7: 80.00",
         "0.50 to 1.00",
         "min_contributors 1, no weight cap, no norm limits, robust off, no mask",
-        "[0](../results/s0.json) [3](../results/s3.json) [7](../results/s7.json)",
+        "[cfl](../results/cfl.jsonl)",
     ]
 
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shoal.errors import IntegrityError
 from shoal.report import record
 
 
@@ -40,3 +42,57 @@ def test_what_a_result_lacks_is_named(changes, expected):
 def test_a_result_saved_here_lacks_no_more_than_a_clean_commit(tmp_path):
     record.save(tmp_path / "one.json", {})
     assert set(record.lacking(json.loads((tmp_path / "one.json").read_text()))) <= {"commit"}
+
+
+def history(count):
+    return [{"round": i + 1, "loss": 1 / (i + 3), "accuracy": None if i % 2 else 0.5} for i in range(count)]
+
+
+def test_a_file_of_lines_keeps_other_runs_and_replaces_the_same(tmp_path):
+    file = tmp_path / "toys.jsonl"
+    for seed, accuracy in (("0", 1.0), ("1", 2.0), ("0", 3.0)):
+        record.save(
+            file, {"accuracy": accuracy}, command=["shoal", "simulate", "x", "--seed", seed, "--save", str(file)]
+        )
+    record.save(file, {"accuracy": 4.0}, command=["make", "long"], name="kill")
+    record.save(file, {"accuracy": 5.0}, command=["make", "long"], name="soak")
+    runs = [(record.key_of(run)[-1], run["data"]["accuracy"]) for run in record.read_lines(file)]
+    assert runs == [("0", 3.0), ("1", 2.0), ("kill", 4.0), ("soak", 5.0)]
+    assert file.read_text().count("\n") == 4
+    assert [found for found, _ in record.load(tmp_path)] == [file] * 4
+
+
+@pytest.mark.parametrize("count", [0, 1, record.MOST_POINTS, record.MOST_POINTS + 1, 1000])
+def test_a_line_has_a_thinned_history_and_all_other_figures(tmp_path, count):
+    file, rows = tmp_path / "toys.jsonl", history(count)
+    data = {"accuracy": 1 / 3, "results": [{"history": rows, "by_device": [0.1234567]}]}
+    for _ in range(2):
+        record.save(file, data, command=["x"])
+    (run,) = record.read_lines(file)
+    (kept,) = run["data"].pop("results")
+    assert run["data"] == {"accuracy": 1 / 3}
+    assert kept["by_device"] == [0.1234567]
+    assert len(kept["history"]) == min(count, record.MOST_POINTS)
+    by_round = {row["round"]: row for row in rows}
+    for row in kept["history"]:
+        assert row == {**by_round[row["round"]], "loss": pytest.approx(by_round[row["round"]]["loss"], rel=1e-3)}
+    assert [row["round"] for row in kept["history"]][:1] == [1][:count]
+    assert [row["round"] for row in kept["history"]][-1:] == [count][:count]
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "{}", "3", '{"command": ["x"], "data": {"history": 3}}'])
+def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path, line):
+    file = tmp_path / "toys.jsonl"
+    record.save(file, {}, command=["x"])
+    text = file.read_text() + line + "\n"
+    file.write_text(text)
+    with pytest.raises(IntegrityError, match="line 2 of "):
+        record.save(file, {}, command=["y"])
+    assert file.read_text() == text
+
+
+def test_programs_that_save_at_once_lose_no_line(tmp_path):
+    file = tmp_path / "toys.jsonl"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: record.save(file, {}, command=["x", str(i)]), range(24)))
+    assert {record.key_of(run)[1] for run in record.read_lines(file)} == {str(i) for i in range(24)}

@@ -1,11 +1,11 @@
 """The table of loads: a line for each saved result, in the order of the fleets, between the page's marks."""
 
-import json
 import subprocess
 
 import pytest
 
 from shoal.bench.load import table
+from shoal.report import record
 
 DATA = {
     "devices": 500,
@@ -25,13 +25,14 @@ DATA = {
 def root(tmp_path, monkeypatch):
     """An empty folder of results."""
     monkeypatch.setattr(table, "ROOT", tmp_path)
-    monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
     (tmp_path / "results").mkdir()
+    (tmp_path / table.FILE).touch()
     return tmp_path
 
 
 def save(model, algorithm, devices, **changes):
-    table.file_of(model, algorithm, devices).write_text(json.dumps({"data": {**DATA, "devices": devices, **changes}}))
+    data = {name: one for name, one in {**DATA, "devices": devices, **changes}.items() if one is not None}
+    record.save(table.ROOT / table.FILE, data, command=table.command_of(model, algorithm, devices))
 
 
 def test_without_results_there_are_headings_alone():
@@ -44,7 +45,7 @@ def test_without_results_there_are_headings_alone():
 def test_a_line_has_the_figures_and_a_link_to_its_result():
     save("logistic", "fedavg", 500)
     assert table.block().splitlines()[2] == (
-        "| [logistic](../results/load-logistic-fedavg-500.json) | fedavg "
+        "| [logistic](../results/load.jsonl) | fedavg "
         "| 500 | 1.23 | 0.50 | 0.00 | 98 | 523 | 2999 of 3000 | 0 | 12 "
         "| min_contributors 1, quorum 1, deadline_s 3600 |"
     )
@@ -65,11 +66,7 @@ def test_lines_are_in_the_order_of_the_fleets_whichever_was_measured_first():
 
 
 def test_a_result_without_a_figure_is_an_error_and_no_gap():
-    save("mlp", "ifca", 10)
-    file = table.file_of("mlp", "ifca", 10)
-    document = json.loads(file.read_text())
-    del document["data"]["nacks"]
-    file.write_text(json.dumps(document))
+    save("mlp", "ifca", 10, nacks=None)
     with pytest.raises(KeyError, match="nacks"):
         table.block()
 
@@ -81,9 +78,8 @@ def test_every_fleet_is_measured_from_the_root_and_saved_where_the_table_reads_i
     assert len(calls) == len(table.ALGORITHMS) * sum(len(sizes) for sizes in table.FLEETS.values())
     assert {(options["cwd"], options["check"]) for _, options in calls} == {(root, True)}
     words = calls[0][0]
-    assert words[3:] == table.arguments_of("logistic", "fedavg", 10)
-    assert " ".join(words[3:-1]) == ("bench load --devices 10 --model logistic --algorithm fedavg --rounds 5 --save")
-    assert root / calls[0][0][-1] == table.file_of("logistic", "fedavg", 10)
+    expected = "bench load --devices 10 --model logistic --algorithm fedavg --rounds 5 --save results/load.jsonl"
+    assert " ".join(words[3:]) == expected
 
 
 def test_the_first_failed_measurement_ends_the_series(monkeypatch):

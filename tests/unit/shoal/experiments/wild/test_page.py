@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from shoal.experiments import table
 from shoal.experiments.wild import page
 from shoal.experiments.wild.scenarios import SCENARIOS
+from shoal.report import record
 
 STRATEGIES = ("cfl", "fedavg", "local", "true-groups")
 
@@ -34,8 +33,8 @@ def result(strategy="cfl", seed=0, **changes):
 
 
 def keep(folder, *results, command="wild"):
-    document = {"command": ["shoal", "simulate", command], "data": {"experiment": command, "results": list(results)}}
-    (folder / f"{command}-{len(list(folder.iterdir()))}.json").write_text(json.dumps(document))
+    data = {"experiment": command, "results": list(results)}
+    record.save(folder / f"{command}.jsonl", data, command=["shoal", "simulate", command], name=str(id(data)))
 
 
 def runs_of(**changes):
