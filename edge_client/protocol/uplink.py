@@ -38,7 +38,7 @@ class Uplink(Generic[R]):
 
     The broker's acknowledgement of a chunk does not show that the aggregator has it, and costs both of them as much as a
     small message. So the first transmission uses QoS 0 if all chunks of a fleet fit the aggregator's receive window: a broker
-    would hold none of them back at QoS 1 either (ADR 18). Retransmissions use QoS 1, so that the broker also stores them for
+    would hold none of them back at QoS 1 either (ADR 15). Retransmissions use QoS 1, so that the broker also stores them for
     an aggregator that is offline.
 
     Args:

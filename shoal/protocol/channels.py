@@ -69,7 +69,7 @@ class Channel:
         recipients: the parties that the envelope's head may name as its recipient; empty if it names EVERYONE.
         retained: whether the broker stores it for later subscribers.
         cleared_by: a receiver that removes the retained message once it has handled it.
-        least_qos: 0 if some are sent without the broker's acknowledgement (ADR 18); all others are sent at 1.
+        least_qos: 0 if some are sent without the broker's acknowledgement (ADR 15); all others are sent at 1.
     """
 
     name: str

@@ -168,7 +168,7 @@ def test_a_reference_that_leads_nowhere_is_found(text):
 def test_references_that_lead_somewhere_pass():
     assert (
         broken(
-            '`shoal.util.files.write_atomic`, `shoal/util`, `DeviceRuntime.tick`, architecture.md, "Folders", ADR 14'
+            '`shoal.util.files.write_atomic`, `shoal/util`, `DeviceRuntime.tick`, architecture.md, "Folders", ADR 25'
         )
         == []
     )
