@@ -26,21 +26,24 @@ UNSCALED_RATIO: Final = 100.0
 
 Small deviations do no harm: the edges of scanned digits hardly vary, and training ignores them."""
 
+MOST_UNITS: Final = 10.0
+"""Targets are unscaled if their mean and deviation together exceed so many of the task's units, or it is a fraction of one."""
+
 MOST_NAMED: Final = 5
 IMAGE_RANK: Final = 2
 """Samples with more dimensions are images: corners that are always black are no fault."""
 
 
 def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
-    """Return the doubts about samples in the units of the data; none for whole numbers and images."""
+    """Return the doubts about samples in the units of the data; whole numbers and images have none about features."""
+    found = [doubt] if manifest.kind == "regression" and (doubt := target_doubt(samples.y, manifest)) else []
     if manifest.input.dtype != "float32" or len(manifest.input.shape) >= IMAGE_RANK or len(samples) < 2:
-        return ()
+        return tuple(found)
     sums, _, counts = moments(samples.x, np.zeros(1))
     means = sums / np.maximum(counts, 1)
     _, squares, _ = moments(samples.x, means)
     deviations = np.sqrt(squares / np.maximum(counts, 1))
     varies = deviations > CONSTANT * np.abs(means)
-    found = []
     if not counts.all():
         empty = [_name(int(at), manifest) for at in np.flatnonzero(counts == 0)]
         found.append(f"{_listed(empty)} no value in any sample: an empty column teaches nothing; check the file")
@@ -58,6 +61,18 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
                 "the median one, and training will likely fail; compile the task with --standardise, or scale the features"
             )
     return tuple(found)
+
+
+def target_doubt(y: NDArray[Any], manifest: TaskManifest) -> str:
+    """Return the doubt about numbers ``y`` that are far from the task's unit; empty if they are near it, or all equal."""
+    centre, unit = manifest.data.target_scale
+    mean, deviation = float(y.mean(dtype=np.float64)), float(y.std(dtype=np.float64))
+    if not deviation or unit / MOST_UNITS <= deviation <= MOST_UNITS * unit - abs(mean - centre):
+        return ""
+    return (
+        f"the targets have the mean {mean:.3g} and the deviation {deviation:.3g}, and the task expects about {centre:.3g} and "
+        f"{unit:.3g}: training will likely fail; compile the task with --target, the range in which most of them lie"
+    )
 
 
 def no_better_doubt(accuracy: float, majority: float) -> str:

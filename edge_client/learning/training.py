@@ -35,7 +35,7 @@ __all__ = ["Cancelled", "LocalTraining", "TrainResult", "train"]
 
 FIRST_STEP: Final = "first step of training"
 """Message that a training logs at level debug once its first loss is known; `shoal bench start` waits for it."""
-_DIVERGED_HINT: Final = "lower the learning rate, or set clip"
+_DIVERGED_HINT: Final = "lower the learning rate, or set clip; for large targets compile the task with --target"
 
 
 class Shuffler(Protocol):

@@ -129,7 +129,7 @@ def carry_out(
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
-            margins = reported_margins(losses)
+            margins = reported_margins(losses, squared=is_real(share.y))
     theta = models[chosen]
     correct = tested = 0
     if assignment.evaluate:
@@ -341,12 +341,23 @@ def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     return LocalTraining.of(local)
 
 
-def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data.
+def is_real(labels: NDArray[Any]) -> bool:
+    """Whether labels are numbers to predict, not classes."""
+    return labels.dtype.kind == "f"
+
+
+def reported_margins(losses: NDArray[np.float64], *, squared: bool) -> tuple[float, ...]:
+    """Return each candidate's loss less the first's in nats, clipped and rounded: enough to vote, little about the data.
+
+    Squared errors have the unit of the targets. Half of their logarithm is a loss in nats: of normal errors whose variance is
+    the mean squared error. So margins do not depend on that unit.
 
     Args:
         losses: shape (k,), float64, mean losses of the candidates.
+        squared: whether they are squared errors; the losses of a task's own function that are below 0 are not.
     """
+    if squared and not (losses < 0).any():
+        losses = np.log(np.maximum(losses, np.finfo(np.float64).tiny)) / 2
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
 
@@ -364,15 +375,18 @@ def trial_margins(
         after: mean losses of the trained candidates, shape (2,), float64.
         labels: of the samples, shape (n, ...).
     """
-    plain = reported_margins(np.array([losses.mean() for losses in before]))[1]
+    squared = is_real(labels)
+    plain = reported_margins(np.array([losses.mean() for losses in before]), squared=squared)[1]
     one_each = labels.ndim == 1 and labels.dtype.kind in "iu"
     of_label = [labels == label for label in np.unique(labels)] if one_each else []
     even = (
-        reported_margins(np.array([[losses[o].mean() for o in of_label] for losses in before]).mean(1))[1]
+        reported_margins(np.array([[losses[o].mean() for o in of_label] for losses in before]).mean(1), squared=False)[
+            1
+        ]
         if of_label
         else 0.0
     )
-    return (min(plain, even) if of_label else 0.0, min(plain, reported_margins(after)[1]))
+    return (min(plain, even) if of_label else 0.0, min(plain, reported_margins(after, squared=squared)[1]))
 
 
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:

@@ -51,6 +51,9 @@ class DataDeclaration:
         labels: name of each class, in order; empty if labels are numbers.
         standardise: ``off``, ``local`` with each device's own means and deviations, or ``federated`` with the fleet's.
         missing: ``error``, or ``mean``: a missing value is the feature's mean, 0 after standardisation.
+        target: the range in which most numbers lie that a regression task predicts: its lower and upper end; empty if it is
+            not declared. The graphs train on numbers less the range's centre, divided by a quarter of its width, and answer in
+            the units of the data; losses are squares of these quarters.
     """
 
     features: tuple[str, ...] = ()
@@ -60,6 +63,7 @@ class DataDeclaration:
     labels: tuple[str, ...] = ()
     standardise: str = "off"
     missing: str = "error"
+    target: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _check_names(self.features, "feature")
@@ -80,6 +84,23 @@ class DataDeclaration:
                 hint="declare --standardise local or federated, or --missing error",
             )
         self._check_bounds()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        object.__setattr__(self, "target", tuple(float(value) for value in self.target))
+        if self.target and not (len(self.target) == 2 and -MAX_BOUND <= self.target[0] < self.target[1] <= MAX_BOUND):
+            raise TaskError(
+                f"the range of targets is {self.target}",
+                hint=f"give two numbers, the first below the second, both between -{MAX_BOUND:g} and {MAX_BOUND:g}",
+            )
+
+    @property
+    def target_scale(self) -> tuple[float, float]:
+        """Centre and unit of the targets: the middle of their range and a quarter of its width; 0 and 1 without one."""
+        if not self.target:
+            return 0.0, 1.0
+        low, high = self.target
+        return (low + high) / 2, (high - low) / 4
 
     def _check_bounds(self) -> None:
         for name in ("low", "high"):

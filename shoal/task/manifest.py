@@ -220,6 +220,8 @@ class TaskManifest:
                 f"the task declares {len(data.labels)} labels, and a {self.kind} model of this size has {classes}",
                 hint="give the model as many classes as there are labels, such as --option classes=NUMBER",
             )
+        if data.target and self.kind != "regression":
+            raise TaskError(f"a {self.kind} task has no range of targets", hint="leave --target away")
         if data.standardise != "off" and self.input.dtype != "float32":
             raise TaskError("samples of whole numbers can't be standardised", hint="declare --standardise off")
         if data.standardise == "federated" and any(p.segment == "shared" for p in self.parameters):
@@ -299,7 +301,8 @@ class TaskManifest:
         blocks = [_pairs({k: v for k, v in document.items() if k not in _TABLES})]
         blocks += [f"[{name}]\n{_pairs(document[name])}" for name in _TABLES[:-1]]
         if self.data != NO_DECLARATION:  # tasks without one have the bytes, and the digest, that they had before
-            blocks += [f"[{_DATA}]\n{_pairs(encode_state(self.data).document)}"]
+            declared = {k: v for k, v in encode_state(self.data).document.items() if k != "target" or v}
+            blocks += [f"[{_DATA}]\n{_pairs(declared)}"]
         blocks += [f"[[parameters]]\n{_pairs(p)}" for p in document["parameters"]]
         return "\n\n".join(blocks) + "\n"
 
@@ -315,6 +318,8 @@ class TaskManifest:
         try:
             document = tomllib.loads(data.decode("utf-8"))
             table = document.pop(_DATA, None)
+            if isinstance(table, dict):
+                table.setdefault("target", [])  # tasks without one have the bytes that they had before
             file = decode_state(_TomlFile, document)
             declared = NO_DECLARATION if table is None else decode_state(DataDeclaration, table)
         except (ValueError, RecursionError) as error:

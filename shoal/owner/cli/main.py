@@ -211,6 +211,13 @@ def compile_(
     missing: Annotated[
         str, typer.Option(help="error; mean: a missing value is the feature's mean, if the task standardises.")
     ] = "error",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="LOW,HIGH",
+            help="Range of the numbers that a regression predicts: it trains in this unit, and answers in the data's.",
+        ),
+    ] = "",
     json: AsJson = False,
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it.
@@ -232,7 +239,9 @@ def compile_(
         raise UsageError(
             f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
         )
-    data = declare(features=features, label=label, labels=labels, standardise=standardise, missing=missing)
+    data = declare(
+        features=features, label=label, labels=labels, standardise=standardise, missing=missing, target=target
+    )
     if ":" not in source:
         options = {**sizes_of(source, data), **options}
     with working("compiling the task with torch"):
@@ -260,6 +269,7 @@ def compile_(
                 "graph_bytes": graphs,
                 "lite": lite_words(bundle),
                 "standardise": data.standardise,
+                "target": list(data.target),
             }
         )
         return

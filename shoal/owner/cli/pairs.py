@@ -49,4 +49,10 @@ def private_words(manifest: TaskManifest) -> str:
 def data_words(data: DataDeclaration) -> str:
     """Return a line about the declaration of a task's data."""
     names = f"{counted(len(data.features), 'named feature')}, {counted(len(data.labels), 'named label')}"
-    return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}"
+    unit = data.target_scale[1]
+    target = (
+        f", targets from {data.target[0]:g} to {data.target[1]:g}: a loss of 1 is {unit:g} squared"
+        if data.target
+        else ""
+    )
+    return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}{target}"

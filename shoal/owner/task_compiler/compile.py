@@ -149,7 +149,9 @@ def _build(
     from shoal.owner.task_compiler.graphs import extract, lower, trace
     from shoal.owner.task_compiler.selfcheck import check
 
-    flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=manifest.kind != "regression")
+    target = manifest.data.target_scale if manifest.data.target else None
+    counts = manifest.kind != "regression"
+    flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=counts, target=target)
     # Zero weights, as some layers start with, would make wrong gradients look right in the comparison below.
     theta = flatten(model, manifest.parameters)
     private = theta[manifest.federated_length :].numpy()

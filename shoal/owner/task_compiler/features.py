@@ -20,7 +20,13 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 def declare(
-    *, features: str = "", label: str = "", labels: str = "", standardise: str = "", missing: str = "error"
+    *,
+    features: str = "",
+    label: str = "",
+    labels: str = "",
+    standardise: str = "",
+    missing: str = "error",
+    target: str = "",
 ) -> DataDeclaration:
     """Return the declaration that the options of ``task compile`` make.
 
@@ -31,6 +37,7 @@ def declare(
         standardise: ``off``, ``local`` or ``federated``; empty for ``federated`` if every feature has bounds and devices can
             hide the statistics of so many (`limits.MAX_STATISTICS`), else ``local`` if features are named, else ``off``.
         missing: ``error`` or ``mean``.
+        target: LOW,HIGH, the range of the numbers to predict; empty if it is not declared.
 
     Raises:
         TaskError: a file can't be read, a line is malformed, or the declaration contradicts itself.
@@ -57,7 +64,15 @@ def declare(
         labels=tuple(name.strip() for name in _cells(labels)),
         standardise=standardise or default,
         missing=missing,
+        target=_target(target),
     )
+
+
+def _target(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise TaskError(f"the range of targets {text[:80]!r} is no two numbers", hint="write LOW,HIGH") from None
 
 
 def _features(text: str) -> list[list[str]]:

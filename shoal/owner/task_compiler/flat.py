@@ -21,10 +21,19 @@ class FlatModel:
         loss: (outputs, y) -> mean over samples.
         layout: the parameters in vector order.
         counts: whether ``correct`` is argmax equality (class labels) or 0.
+        target: centre and unit of the labels that the module is trained on; None takes them as they are.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, layout: Sequence[Parameter], *, counts: bool) -> None:
-        self._model, self._loss, self._counts = model, loss, counts
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        layout: Sequence[Parameter],
+        *,
+        counts: bool,
+        target: tuple[float, float] | None = None,
+    ) -> None:
+        self._model, self._loss, self._counts, self._target = model, loss, counts, target
         self._layout = tuple(layout)
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -35,13 +44,16 @@ class FlatModel:
         return result
 
     def everything(self, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mean loss (), correct () int64, gradient (d,), outputs (n, ...)."""
+        """Return mean loss (), correct () int64, gradient (d,), outputs (n, ...) in the units of y."""
+        labels = y if self._target is None else (y - self._target[0]) / self._target[1]
 
         def objective(vector: Tensor) -> tuple[Tensor, Tensor]:
             outputs = self.outputs(vector, x)
-            return self._loss(outputs, y), outputs
+            return self._loss(outputs, labels), outputs
 
         gradient, (loss, outputs) = grad_and_value(objective, has_aux=True)(theta)
+        if self._target is not None:
+            outputs = outputs * self._target[1] + self._target[0]
         correct = (outputs.argmax(-1) == y).sum() if self._counts else torch.zeros((), dtype=torch.int64)
         return loss, correct, gradient, outputs
 

@@ -29,6 +29,24 @@ TOLERANCE = 1e-4
 """Outputs of a module and of the simulator's own network for it differ at most this much, relative or absolute."""
 
 
+class InUnits(nn.Module):
+    """A model of targets less a centre, divided by a unit, that predicts in the data's unit.
+
+    Args:
+        inner: the model that was trained.
+        centre: of the targets; unit: theirs.
+    """
+
+    def __init__(self, inner: nn.Module, centre: float, unit: float) -> None:
+        super().__init__()
+        self.inner, self.centre, self.unit = inner, centre, unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the predictions (n, ...) for samples (n, ...)."""
+        outputs: Tensor = self.inner(x)
+        return outputs * self.unit + self.centre
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model to train.
@@ -114,7 +132,8 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % (1 << 32))
         if isinstance(model, nn.Module):
-            source = ModelSource(copy.deepcopy(model), None, kind, LocalTraining())
+            trained = model.inner if isinstance(model, InUnits) else model
+            source = ModelSource(copy.deepcopy(trained), None, kind, LocalTraining())
         elif isinstance(model, str):
             factory = user_factory(model) if ":" in model else partial(build, model)
             made = factory()

@@ -19,6 +19,7 @@ from aggregator.strategies.base import Event
 from edge_client.storage.scales import Scale
 from shoal.errors import ConfigError
 from shoal.report.plot import Line, Panel, figure_of
+from shoal.simulation.api.models import InUnits
 from shoal.simulation.api.standardisation import in_scale
 from shoal.types import Float32Vector
 
@@ -67,6 +68,7 @@ class Result:
     _own: Callable[[int], Float32Vector] = field(repr=False)
     _finish: Callable[[], NDArray[np.float64]] = field(repr=False)
     _scales: tuple[Scale, ...] = field(default=(), repr=False)
+    _target: tuple[float, float] = field(default=(0.0, 1.0), repr=False)
 
     @cached_property
     def personal(self) -> NDArray[np.float64]:
@@ -107,7 +109,7 @@ class Result:
     def _module(self, theta: Float32Vector) -> nn.Module:
         module = copy.deepcopy(self._template)
         vector_to_parameters(torch.from_numpy(theta.copy()), module.parameters())
-        return module.eval()
+        return (module if self._target == (0.0, 1.0) else InUnits(module, *self._target)).eval()
 
     def to_dataframe(self) -> Any:
         """Return `history` as a ``pandas.DataFrame``, one row a round.

@@ -32,7 +32,7 @@ from shoal.protocol.messages import Phase
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
-from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.simulation.api.standardisation import scaled_targets, scales_of, standardised_population, target_scale
 from shoal.simulation.api.writers import HistoryWriter
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
@@ -70,6 +70,7 @@ def simulate(
     personal: float = 0.0,
     private: Sequence[str] = (),
     standardise: str = "off",
+    target: tuple[float, float] | None = None,
     precision: str = DEFAULT_PRECISION_UP,
     precision_down: str = DEFAULT_PRECISION_DOWN,
     writer: HistoryWriter | None = None,
@@ -103,6 +104,9 @@ def simulate(
         standardise: ``off``; ``local``, each device's features by its own training share; or ``federated``, by the fleet's
             statistics, as `--standardise` of ``shoal-fleet task compile``. The models then take standardised samples: see
             `Result.standardised`.
+        target: range of the numbers that a regression predicts, as `--target` of ``shoal-fleet task compile``: models train in
+            its unit, and `Result` has models and losses in the data's. By default that of the median device; for a task with
+            its own loss, the data's unit. Give (-2, 2) to train a model further that predicts in the data's unit already.
         precision: encoding of updates: ``float32``, ``float16`` or ``int8``; rounding errors are fed back.
         precision_down: encoding of means, of the same list.
         writer: gets each round as it closes, such as a `shoal.CsvWriter`.
@@ -138,6 +142,12 @@ def simulate(
     population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
     scales = scales_of(population, standardise, options.weight_cap)
     population = standardised_population(population, scales)
+    scale, square = (0.0, 1.0), 1.0
+    if target is not None and source.kind != "regression":
+        raise UsageError(f"a {source.kind} task has no range of targets", hint="leave target out")
+    if target is not None or (source.kind == "regression" and source.loss is None):
+        scale = target_scale(population, target)
+        population, square = scaled_targets(population, scale), scale[1] ** 2 if source.loss is None else 1.0
     first = population.train[0]
     network = network_of(source, first.x[:SAMPLES_TRIED], first.y[:SAMPLES_TRIED])
     if source.kind != "regression":
@@ -160,25 +170,26 @@ def simulate(
         population,
         network,
         options,
-        _told(rounds if progress else 0, writer, source.kind),
+        _told(rounds if progress else 0, writer, source.kind, square),
         start=start,
         backend=NumpyBackend(),
         strategy=own,
         private=own_part,
     )
-    accuracy, loss = _figures(result.final, population, source.kind)
+    accuracy, loss = _figures(result.final, population, source.kind, square)
     clusters = result.taken()
     return Result(
         accuracy=accuracy,
         loss=loss,
         clusters=clusters,
-        history=[_round(record, source.kind) for record in result.history],
+        history=[_round(record, source.kind, square) for record in result.history],
         events=[event for _, event in result.events],
         _template=source.template,
         _thetas={model: _initial(theta, own_part, network.length) for model, theta in result.thetas.items()},
         _own=lambda device: _whole(result, device, int(clusters[device])),
-        _finish=partial(_personal, result, options, start, source.kind, personal, own_part),
+        _finish=partial(_personal, result, options, start, source.kind, personal, own_part, square),
         _scales=scales,
+        _target=scale,
     )
 
 
@@ -253,15 +264,15 @@ def _flattened(population: Population) -> Population:
     return Population(flat(population.train), flat(population.validation), flat(population.test))
 
 
-def _told(rounds: int, writer: HistoryWriter | None, kind: Kind) -> Callable[[SimRound], None]:
+def _told(rounds: int, writer: HistoryWriter | None, kind: Kind, square: float) -> Callable[[SimRound], None]:
     """Return a function that notes a round, of ``rounds`` unless that is 0, and gives it to the writer."""
 
     def tell(record: SimRound) -> None:
         if writer is not None:
-            writer.write(_round(record, kind))
+            writer.write(_round(record, kind, square))
         if not rounds:
             return
-        loss = "" if record.loss is None else f"loss {record.loss:.4g}, "
+        loss = "" if record.loss is None else f"loss {record.loss * square:.4g}, "
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:.1f} %, "
         note(f"round {record.round} of {rounds}: {loss}{accuracy}clusters {record.clusters}")
 
@@ -269,7 +280,7 @@ def _told(rounds: int, writer: HistoryWriter | None, kind: Kind) -> Callable[[Si
 
 
 def _figures(
-    final: Evaluation | None, population: Population, kind: Kind
+    final: Evaluation | None, population: Population, kind: Kind, square: float
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
     """Return accuracy and test loss of each device, shape (devices,); NaN if it has no test share."""
     accuracy, loss = np.full(len(population), np.nan), np.full(len(population), np.nan)
@@ -277,7 +288,7 @@ def _figures(
         place_of = {name: i for i, name in enumerate(population.names)}
         places = [place_of[name] for name in final.names]
         accuracy[places] = final.correct / final.tested
-        loss[places] = final.losses
+        loss[places] = final.losses * square
     return None if kind == "regression" else accuracy, loss
 
 
@@ -288,6 +299,7 @@ def _personal(
     kind: Kind,
     weight: float,
     private: PrivateStart | None,
+    square: float,
 ) -> NDArray[np.float64]:
     """Return the accuracy of each device after its personal finish, shape (devices,); for regression its loss."""
     workforce = result.workforce
@@ -321,7 +333,7 @@ def _personal(
         alone = Alone(trained(workforce.population), again)
         found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
     if kind == "regression":
-        return found.losses
+        return found.losses * square
     accuracy = np.full(len(found.tested), np.nan)
     tested = found.tested > 0
     accuracy[tested] = found.correct[tested] / found.tested[tested]
@@ -359,13 +371,14 @@ def _initial(theta: Float32Vector, private: PrivateStart | None, length: int) ->
     return whole
 
 
-def _round(record: SimRound, kind: Kind) -> Round:
+def _round(record: SimRound, kind: Kind, square: float) -> Round:
+    """Return a round's figures, with losses in the unit of the data, of which ``square`` is a loss of 1."""
     accuracy = None if record.accuracy is None or kind == "regression" else record.accuracy / 100
     return Round(
         round=record.round,
-        loss=record.loss,
+        loss=None if record.loss is None else record.loss * square,
         accuracy=accuracy,
-        test_loss=record.test_loss,
+        test_loss=None if record.test_loss is None else record.test_loss * square,
         clusters=record.clusters,
         sizes=record.sizes,
     )

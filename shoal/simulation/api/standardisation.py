@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
-from edge_client.learning.standardisation import local_scale, standardised
+from edge_client.learning.standardisation import local_scale, scale_of, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scale
 from shoal.errors import UsageError
@@ -69,6 +69,41 @@ def _declared(shards: Sequence[Shard], width: int) -> DataDeclaration:
         high=tuple(high.tolist()),
         standardise="federated",
     )
+
+
+def target_scale(population: Population, target: Sequence[float] | None) -> tuple[float, float]:
+    """Return the centre and the unit of the targets of a regression, as a task declares them.
+
+    Without a range they are medians over devices, of the mean and of the deviation from it: no device alone moves them far.
+
+    Args:
+        population: the devices' samples.
+        target: the range, LOW and HIGH, as `--target` of ``shoal-fleet task compile``; None if it is not given.
+
+    Raises:
+        UsageError: it is no two numbers.
+        TaskError: they are no range.
+    """
+    if target is not None:
+        try:
+            return DataDeclaration(target=tuple(map(float, target))).target_scale
+        except (TypeError, ValueError):
+            raise UsageError(f"target is {target!r}", hint="give two numbers, LOW and HIGH") from None
+    values = [shard.y.astype(np.float64) for shard in population.train]
+    centre = np.median([y.mean() for y in values])
+    found = scale_of(_NO_RUN, np.array([centre]), np.array([np.median([np.square(y - centre).mean() for y in values])]))
+    return float(centre), found.deviations[0]
+
+
+def scaled_targets(population: Population, scale: tuple[float, float]) -> Population:
+    """Return a population with its targets less a scale's centre, in its unit, float32."""
+    centre, unit = scale
+
+    def scaled(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+        return tuple(Shard(shard.x, ((shard.y - centre) / unit).astype(np.float32)) for shard in shards)
+
+    train, validation, test = map(scaled, (population.train, population.validation, population.test))
+    return dataclasses.replace(population, train=train, validation=validation, test=test)
 
 
 def standardised_population(population: Population, scales: Sequence[Scale]) -> Population:

@@ -43,6 +43,8 @@ FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
 DIVERGED: Final = "training-diverged"
 """Event of a device whose training diverges for the first time in a run. It uploads nothing in such a round."""
+LEFT_OUT: Final = "update-left-out"
+"""Event of a device whose update is too long for the first time in a run: see `aggregator.rounds.screening`."""
 ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
 
@@ -301,6 +303,7 @@ class _Simulation:
         self.last: Evaluation | None = None
         self.watched = Watched()
         self.diverged: set[str] = set()
+        self.long: set[str] = set()
 
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
@@ -345,8 +348,12 @@ class _Simulation:
             refused = {**screened.refused, **long}
             new = sorted(self.workforce.diverged - self.diverged)
             self.diverged |= self.workforce.diverged
-            events = tuple(Event(round_, DIVERGED, {"device": device}) for device in new)
-            outcome = dataclasses.replace(outcome, events=outcome.events + events)
+            events = [Event(round_, DIVERGED, {"device": device}) for device in new]
+            events += [
+                Event(round_, LEFT_OUT, {"device": d, "norm": n}) for d, n in refused.items() if d not in self.long
+            ]
+            self.long |= refused.keys()
+            outcome = dataclasses.replace(outcome, events=(*outcome.events, *events))
             state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or plan.trains

@@ -121,7 +121,7 @@ class Workforce:
         self._trainer_name = trainer
         self._round: _Round | None = None
         self.diverged: set[str] = set()
-        self._training = 0
+        self._sound: set[str] = set()
         self.use_data(population)
 
     def use_data(self, population: Population) -> None:
@@ -184,7 +184,7 @@ class Workforce:
         A device whose training diverges uploads nothing and is in `diverged`.
 
         Raises:
-            DivergedError: the training of all of them diverges; on several ranks, of one.
+            DivergedError: no device is left whose training succeeds; on several ranks, that of one fails.
         """
         self.models.open_round(plan.round)
         self.models.links.open_round(plan)
@@ -195,7 +195,7 @@ class Workforce:
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
-        self.diverged, self._training = set(), sum(a.trains for a in plan.assignments.values())
+        self.diverged = set()
         given: list[ClientUpdate] = []
         summed: list[ClientUpdate] = []
         with torch.no_grad():
@@ -203,6 +203,10 @@ class Workforce:
                 found = self._carry_out_group(group, ids, deferred)
                 given += found
                 summed += found if deferred and group[0].train else []
+        training = {device for device, assignment in plan.assignments.items() if assignment.trains}
+        self._sound = (self._sound | training) - self.diverged
+        if self.diverged and not self._sound:
+            raise DivergedError(np.array([self.place_of[name] for name in self.diverged]))
         # After all groups, since devices of two groups may have trained the same model.
         self._join_sums(summed)
         return sorted(given, key=lambda c: c.device)
@@ -301,7 +305,7 @@ class Workforce:
 
         found, lost = without_diverged(parts, carry_out)
         self.diverged |= {self.population.names[place] for place in lost}
-        if lost and (self.ranks.world > 1 or len(self.diverged) == self._training):
+        if lost and self.ranks.world > 1:
             raise DivergedError(np.array(lost))
         given = [update for updates in found for update in updates]
         return given if self.ranks.world == 1 else self._exchanged(group, shares, given, deferred)
@@ -377,7 +381,7 @@ class Workforce:
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
             if assignment.margins:
-                margins = [reported_margins(row) for row in losses]
+                margins = [reported_margins(row, squared=self.network.kind == "regression") for row in losses]
         elif not assignment.trains:
             reported = self.score_own(start, assignment.share, part).losses[:, 0]
         correct = tested = np.zeros(len(part), np.int64)

@@ -81,3 +81,26 @@ def test_a_model_no_better_than_the_most_common_label_is_a_doubt():
     found = no_better_doubt(0.6, 0.6)
     assert "60.0% of the validation share, and the most common label in 60.0%" in found
     assert "shoal-edge doctor --data" in found
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "target", "doubted"),
+    [
+        (0, 1, (), False),
+        (4, 1, (), False),
+        (0, 0.01, (), True),
+        (4000, 1, (), True),
+        (4000, 900, (2000, 6000), False),
+        (4000, 900, (0, 1e6), True),
+        (4000, 0, (), False),
+    ],
+)
+def test_targets_far_from_the_tasks_unit_are_doubted(mean, deviation, target, doubted):
+    y = (mean + deviation * np.array([-1, 1] * 20)).astype(np.float32)
+    found = doubts(
+        Dataset(dataset(1, 1, 1, 1).x, y),
+        manifest(kind="regression", label=TensorSpec((), "float32"), data=DataDeclaration(target=target)),
+    )
+    assert [text[:40] for text in found] == [
+        "the targets have the mean 4e+03 and the " if mean > 4 else "the targets have the mean 0 and the devi"
+    ] * doubted

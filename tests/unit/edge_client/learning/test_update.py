@@ -16,7 +16,15 @@ from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
 from edge_client.learning.training import Cancelled, train
-from edge_client.learning.update import BatchOrder, TrainingContext, carry_out, local_training, share_of, trial_margins
+from edge_client.learning.update import (
+    BatchOrder,
+    TrainingContext,
+    carry_out,
+    local_training,
+    reported_margins,
+    share_of,
+    trial_margins,
+)
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
@@ -187,6 +195,20 @@ GAINS = np.array([0.2, 0.4, 0.6, -0.1])
 def test_before_training_each_label_has_equal_weight_where_that_is_less(labels, untrained):
     margins = trial_margins([np.ones(4), 1.0 + GAINS], np.array([0.3, 0.3]), labels)
     assert margins == (untrained, 0.0)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
+def test_margins_of_squared_errors_do_not_depend_on_the_targets_unit(unit):
+    """They are in nats: an error of a quarter is half the logarithm of 4 better."""
+    before, targets = [unit * np.array([1.0, 3.0]), unit * np.array([2.0, 6.0])], np.zeros(2, np.float32)
+    assert trial_margins(before, unit * np.array([1.0, 4.0]), targets) == (0.0, round(np.log(2) / 2, 4))
+    assert reported_margins(unit * np.array([1.0, 4.0, 0.25]), squared=True) == (0.0, 0.6931, -0.6931)
+
+
+def test_errors_of_zero_or_infinity_and_losses_below_zero_have_margins():
+    assert reported_margins(np.array([0.0, 1e-9, 0.0]), squared=True) == (0.0, 5.0, 0.0)
+    assert reported_margins(np.array([1.0, np.inf, np.nan]), squared=True) == (0.0, 5.0, 5.0)
+    assert reported_margins(np.array([-2.0, -1.5]), squared=True) == (0.0, 0.5), "likelihoods of the task's own loss"
 
 
 def test_a_control_that_diverged_is_worse():

@@ -97,11 +97,30 @@ def test_names_are_limited(monkeypatch):
             {"kind": "regression", "label": TensorSpec((), "float32"), "data": DataDeclaration(labels=("a", "b", "c"))},
             "no named classes",
         ),
+        ({"data": DataDeclaration(target=(0, 1))}, "a classification task has no range of targets"),
     ],
 )
 def test_a_declaration_must_fit_the_model(changes, message):
     with pytest.raises(TaskError, match=message):
         manifest(**changes)
+
+
+@pytest.mark.parametrize("target", [(1.0,), (2.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0), (1.0, 1.0)])
+def test_a_range_of_targets_is_two_numbers_in_order(target):
+    with pytest.raises(TaskError, match="the range of targets is") as caught:
+        DataDeclaration(target=target)
+    assert "the first below the second" in caught.value.hint
+
+
+def test_a_manifest_carries_the_range_of_targets_where_there_is_one():
+    label = TensorSpec((), "float32")
+    ranged = manifest(kind="regression", label=label, data=DataDeclaration(label="y", target=(-2, 6)))
+    assert ranged.data.target_scale == (2.0, 2.0)
+    assert TaskManifest.from_toml(ranged.to_toml().encode()) == ranged
+    without = manifest(kind="regression", label=label, data=DataDeclaration(label="y"))
+    assert without.data.target_scale == (0.0, 1.0)
+    assert "target" not in without.to_toml(), "tasks without one keep their bytes, and so their digest"
+    assert TaskManifest.from_toml(without.to_toml().encode()) == without
 
 
 def test_federated_statistics_must_fit_the_vector():

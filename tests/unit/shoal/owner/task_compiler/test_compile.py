@@ -21,6 +21,7 @@ from shoal.owner.task_compiler.compile import compile_task, layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.selfcheck import lite_words
 from shoal.task.bundle import TaskBundle
+from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
 
 pytestmark = pytest.mark.torch
@@ -268,6 +269,28 @@ class Lambda2(nn.Module):
 
     def forward(self, x):
         return x @ self.w + self.shift
+
+
+def test_a_task_trains_in_the_unit_of_its_targets_and_answers_in_the_datas(tmp_path):
+    """Theta, loss and gradient are those of targets less the centre of their range, in quarters of its width."""
+    source = build("linear", inputs=3)
+    plain, ranged = (
+        compile_task(*source[:3], name="t", kind="regression", data=DataDeclaration(target=target))
+        for target in ((), (100, 500))
+    )
+    rng = np.random.default_rng(0)
+    theta, x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (3, (9, 3), 9))
+    for make in (OrtModel, NumpyModel):
+        own, other = make(plain), make(ranged)
+        loss, gradient = own.grad(theta, x, y)
+        in_data, same = other.grad(theta, x, 300 + 100 * y)
+        assert in_data == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(same, gradient, rtol=1e-4)
+        assert other.score(theta, x, 300 + 100 * y).mean_loss == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(other.predict(theta, x), 300 + 100 * own.predict(theta, x), rtol=1e-5)
+    export(ranged, theta, tmp_path / "model.onnx")
+    answers = onnx.reference.ReferenceEvaluator(onnx.load(tmp_path / "model.onnx")).run(None, {"x": x})[0]
+    np.testing.assert_allclose(answers, 300 + 100 * x @ theta, rtol=1e-5)
 
 
 def test_private_parameters_come_last_with_the_models_own_values():

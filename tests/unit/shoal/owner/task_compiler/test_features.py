@@ -18,6 +18,13 @@ def test_names_with_commas_between():
     assert declare() == NO_DECLARATION
 
 
+def test_the_range_of_targets_is_two_numbers():
+    assert declare(target="-5, 1e3").target == (-5.0, 1000.0)
+    for text in ("low,high", "1"):
+        with pytest.raises(TaskError, match="range of targets"):
+            declare(target=text)
+
+
 def test_a_list_may_be_longer_than_the_name_of_a_file():
     names = [f"concave points {i} worst / mean" for i in range(300)]
     assert declare(features=",".join(names)).features == tuple(names)

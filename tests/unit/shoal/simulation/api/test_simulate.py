@@ -54,6 +54,10 @@ def targets(devices=4, seed=0, shape=()):
     return shoal.split(x, y, "iid", devices=devices)
 
 
+def hidden_regression():
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
 def shifted(seed=0):
     """Ten devices with one concept; on half of them each label is called by the next one's name."""
     rng = np.random.default_rng(seed)
@@ -360,6 +364,63 @@ def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
     assert np.isfinite(result.personal).all()
 
 
+def two_relations(unit=1.0):
+    """Eight devices; on half of them the targets have the other sign."""
+    partitions = targets(8, seed=3)
+    for i, partition in enumerate(partitions):
+        for share, (x, y) in partition.items():
+            partition[share] = x, np.float32(unit) * (y if i < 4 else 2 - y)
+    return partitions
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(5, 1), hidden_regression], ids=["linear", "hidden layer"])
+def test_the_unit_of_targets_changes_neither_groups_nor_relative_errors(make):
+    found = []
+    for unit in (0.01, 1.0, 100.0):
+        partitions = two_relations(unit)
+        result = shoal.simulate(make, partitions, rounds=15, task="regression", local={"lr": 0.03})
+        (x, y), model = partitions[0]["test"], result.models[int(result.clusters[0])]
+        error = np.square(model(torch.from_numpy(x)).detach().numpy().ravel() - y).mean()
+        assert error == pytest.approx(result.loss[0], rel=1e-3), "models predict in the data's unit"
+        assert result.history[-1].test_loss == pytest.approx(result.loss.mean())
+        found.append((result.clusters.tolist(), result.loss / unit**2, result.personal / unit**2))
+    for clusters, loss, personal in found:
+        assert clusters == found[0][0]
+        np.testing.assert_allclose(loss, found[0][1], rtol=0.02)
+        np.testing.assert_allclose(personal, found[0][2], rtol=0.02)
+    assert len(set(found[0][0][:4])) == len(set(found[0][0][4:])) == 1
+    assert found[0][0][0] != found[0][0][4]
+
+
+def test_a_result_is_trained_further_in_its_unit():
+    partitions = two_relations(100.0)[:4]
+    first = shoal.simulate(nn.Linear(5, 1), partitions, strategy="fedavg", rounds=20, task="regression")
+    (cluster,) = set(first.clusters.tolist())
+    again = shoal.simulate(first.models[cluster], partitions, strategy="fedavg", rounds=1, task="regression")
+    assert again.loss.max() < 1.1 * first.loss.max()
+    raw = shoal.simulate(
+        first.models[cluster].inner, partitions, strategy="fedavg", rounds=1, task="regression", target=(-2, 2)
+    )
+    assert raw.loss.max() > 10 * first.loss.max(), "targets as they are"
+
+
+@pytest.mark.parametrize("strategy", ["cfl", "ifca"])
+def test_a_device_with_false_targets_is_named_and_harms_no_other(strategy):
+    partitions = two_relations()
+    for share, (x, y) in partitions[0].items():
+        partitions[0][share] = x, y * np.float32(1e6)
+    chosen = {"strategy": strategy, "rounds": 15, "task": "regression", "local": {"lr": 0.03}}
+    result = shoal.simulate(hidden_regression, partitions, **chosen)
+    without = shoal.simulate(hidden_regression, partitions[1:], **chosen)
+    named = {
+        event.detail["device"] for event in result.events if event.kind in ("training-diverged", "update-left-out")
+    }
+    assert named == {"dev-0000"}
+    assert len(set(result.clusters[1:4].tolist())) == len(set(result.clusters[4:].tolist())) == 1
+    assert result.clusters[1] != result.clusters[4]
+    assert (result.loss[1:] < 1.5 * without.loss).all()
+
+
 def test_the_training_of_all_devices_diverges():
     with pytest.raises(TaskError, match="training diverged") as caught:
         shoal.simulate(
@@ -469,6 +530,8 @@ BAD = {
     "settings": ({"settings": [1]}, UsageError, "settings is a list"),
     "local": ({"local": {"learning_rate": 1}}, UsageError, "no 'learning_rate'"),
     "local's value": ({"local": {"lr": -1}}, UsageError, "lr must be"),
+    "target": ({"target": (0, 1)}, UsageError, "a classification task has no range of targets"),
+    "range": ({"model": nn.Linear(6, 1), "task": "regression", "target": 3}, UsageError, "target is 3"),
     "mask": ({"mask": "rot13"}, ConfigError, "mask mode 'rot13'"),
     "task": ({"task": "clustering"}, UsageError, "no task 'clustering'"),
     "rounds": ({"rounds": 0}, UsageError, "rounds is"),
