@@ -70,7 +70,7 @@ screenshots: $(READY)
 	mkdir -p docs/pictures
 	SHOAL_SCREENSHOTS=docs/pictures $(BIN)/python -m pytest tests/browser -k readable
 
-# Wheel, source distribution, list of dependencies, notes and checksums of the commit that is checked out: docs/releasing.md.
+# Wheel, source distribution, lists of packages, notes and checksums of the commit that is checked out: docs/releasing.md.
 release: $(READY)
 	$(BIN)/python -m deploy.release.make
 
@@ -99,9 +99,11 @@ clean:
 # torch comes first and on its own: the CPU build, where pip finds one. byzfl is an oracle of one test, which skips without it;
 # it requires torchvision, whose wheels do not load beside the CPU build, so it comes without what it requires.
 BYZFL := byzfl==0.0.11
+# Lists the packages of a release: a build tool, which no program and no extra needs.
+CYCLONEDX := cyclonedx-bom==7.5.0
 $(READY): pyproject.toml
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(CYCLONEDX)
 	$(BIN)/python -m pip install --quiet --no-deps $(BYZFL) || true
 	touch $@

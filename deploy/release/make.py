@@ -1,4 +1,4 @@
-"""Build a release: wheel, source distribution, list of dependencies, notes and checksums, from the commit that is checked out.
+"""Build a release: wheel, source distribution, lists of dependencies, notes and checksums, from the commit that is checked out.
 
     python -m deploy.release.make [--out DIR]     # `make release`
 
@@ -10,9 +10,11 @@ Rules:
 4. A version is built once: not if it has a tag, or its files are in the output folder.
 5. All is built twice, from two exports of the commit in different folders, and must be equal byte by byte. Times in the archives
    are the commit's (SOURCE_DATE_EPOCH).
+6. The wheel is installed for each party, with the versions of the packages that it was tested with: those beside this program.
+   cyclonedx-py lists what is there. A list has the commit's time and no serial number, so that it can be made again.
 
-Example: for version 0.1.0 the folder ``dist/0.1.0`` has the two archives, ``shoal-0.1.0.cdx.json``, ``shoal-0.1.0.md`` and
-``SHA256SUMS``, which `sha256sum --check` reads.
+Example: for version 0.1.0 the folder ``dist/0.1.0`` has the two archives, ``shoal-edge-0.1.0.cdx.json`` and the lists of the
+other parties, ``shoal-0.1.0.md`` and ``SHA256SUMS``, which `sha256sum --check` reads.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -27,13 +30,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import venv
 from pathlib import Path
 from typing import Final
 
-from deploy.release.sbom import SbomError, sbom
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUMS: Final = "SHA256SUMS"
+PARTIES: Final = ("edge", "aggregator", "fleet")
+"""Extras of the wheel whose packages are listed. The others are for researchers and for tests."""
 _VERSION: Final = re.compile(r'^VERSION: Final = "([^"]+)"$', re.MULTILINE)
 _RELEASED: Final = re.compile(r"\d+\.\d+\.\d+")
 _NAMES_SHOWN: Final = 5
@@ -105,11 +109,7 @@ def release(root: Path, out: Path) -> list[Path]:
         stage.mkdir()
         for path in first:
             shutil.copy(path, stage / path.name)
-        wheel = next(path for path in first if path.suffix == ".whl")
-        try:
-            (stage / f"shoal-{version}.cdx.json").write_bytes(sbom(wheel, made_at_s))
-        except SbomError as error:
-            raise ReleaseError(str(error)) from error
+        _list_packages(root, stage, version, made_at_s)
         (stage / f"shoal-{version}.md").write_text(f"# Shoal {version}\n\n{notes}")
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(stage.iterdir())]
         (stage / SUMS).write_text("".join(sums))
@@ -143,11 +143,38 @@ def _built(root: Path, folder: Path, made_at_s: int) -> list[Path]:
 
 
 def _hatch(source: Path, out: Path, target: str, made_at_s: int) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(made_at_s)}
-    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    command = ["hatchling", "build", "--target", target, "--directory", str(out)]
+    _python(f"hatchling can't build the {target}", *command, cwd=source, made_at_s=made_at_s)
+
+
+def _list_packages(root: Path, stage: Path, version: str, made_at_s: int) -> None:
+    """Write a CycloneDX list of the packages of each party that the wheel in ``stage`` is installed with."""
+    (wheel,) = stage.glob("*.whl")
+    tested = _python("pip can't tell the versions that are installed here", "pip", "freeze", "--exclude", "shoal")
+    for party in PARTIES:
+        with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
+            versions, place = Path(folder, "tested.txt"), Path(folder, "installed")
+            versions.write_text(tested)
+            venv.create(place, symlinks=True)  # without pip, which would be listed
+            install = ("--python", str(place), "install", "--quiet", "--no-compile", "--constraint", str(versions))
+            _python(f"pip can't install shoal[{party}]", "pip", *install, f"{wheel}[{party}]")
+            reads = ["--pyproject", str(root / "pyproject.toml"), "--output-reproducible", str(place)]
+            found = _python("cyclonedx-py fails", "cyclonedx_py", "environment", *reads, made_at_s=made_at_s)
+        document = json.loads(found)
+        document["metadata"]["component"]["version"] = version  # which pyproject.toml leaves to the build
+        (stage / f"shoal-{party}-{version}.cdx.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _python(failure: str, *module: str, cwd: Path | None = None, made_at_s: int = 0) -> str:
+    """Run a module of this interpreter with the words that follow it; return its output."""
+    # A PYTHONPATH would bring packages that no party has.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**inherited, "SOURCE_DATE_EPOCH": str(made_at_s)}
+    command = [sys.executable, "-m", *module]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ReleaseError(f"hatchling can't build the {target}: {(done.stderr or done.stdout).strip()}")
+        raise ReleaseError(f"{failure}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
 
 
 def _git(root: Path, *arguments: str) -> bytes:
