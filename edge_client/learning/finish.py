@@ -1,27 +1,30 @@
 """The personal finish of a device: make the candidates one after another, and keep the one that the rule prefers.
 
 `edge_client.learning.personal` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
-more than the leader so far and the candidate under way are in memory. A chosen model that the device has trained is trained
-again in the same way, with the validation samples beside the training samples.
+more than the leader so far and the candidate under way, with the epoch before, are in memory. A chosen model that the device
+has trained is trained again in the same way, with the validation samples beside the training samples.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_client.learning import training
-from edge_client.learning.data import joined
+from edge_client.learning.data import Dataset, joined, permutation
 from edge_client.learning.personal import (
     ALONE,
     CLUSTER,
     DITTO,
     EPOCHS,
-    FEWEST_PAIRS,
+    FEWEST_HELD_OUT,
+    FOLDS,
+    MOST_SHRUNK,
     alone_recipe,
     alone_rounds,
     choose,
@@ -32,12 +35,13 @@ from edge_client.learning.personal import (
 )
 from edge_client.learning.scoring import sample_losses
 from edge_client.learning.update import BatchOrder
-from edge_client.models.fresh_start import TensorFigures, draw
 from shoal.errors import TaskError
 from shoal.task.manifest import LocalTraining
 
 if TYPE_CHECKING:
-    from edge_client.learning.data import Dataset, DataSplits
+    from numpy.typing import NDArray
+
+    from edge_client.learning.data import DataSplits
     from edge_client.learning.model import Backend
     from shoal.protocol.documents import LocalSettings, RunPlan
     from shoal.types import Float32Vector
@@ -55,8 +59,7 @@ class Ended:
         round: number of the final round.
         own: the model of the device's cluster, shape (d,), float32.
         above: the models above it in cfl's tree, each (d,) float32, by candidate from the root.
-        lengths: of the task's tensors, which sum to d.
-        start: figures of the model that the run began with; None if the device has none, so that it can't train alone.
+        fresh: makes the model (d,) from which the device trains alone; None if it can't.
         weight: of Ditto's proximal term; 0 leaves that candidate out.
     """
 
@@ -65,8 +68,7 @@ class Ended:
     round: int
     own: Float32Vector
     above: Mapping[str, Float32Vector]
-    lengths: tuple[int, ...]
-    start: TensorFigures | None
+    fresh: Callable[[], Float32Vector] | None
     weight: float = 0.0
 
 
@@ -76,8 +78,8 @@ class Chosen:
 
     Attributes:
         choice: name of the chosen candidate; theta: its model, shape (d,), float32.
-        losses: mean validation loss of each candidate in order, which may not be finite.
-        samples: size of the validation share.
+        losses: mean loss of each candidate in order on samples that it was not trained on, which may not be finite.
+        samples: number of samples on which candidates were compared.
     """
 
     choice: str
@@ -87,14 +89,15 @@ class Chosen:
 
 
 def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callable[[], bool]) -> Chosen:
-    """Train the candidates, choose one by the validation share, and train it again with the validation samples too.
+    """Train the candidates, choose one, and train it again with all samples but those of the test.
 
-    A candidate whose training diverges is left out. The first training counts if the second diverges, or if the same test prefers
-    the first one's model. With fewer than `FEWEST_PAIRS` validation samples no other can be chosen, so none is trained.
+    Candidates are compared on the validation share; if that has fewer than `FEWEST_HELD_OUT` samples, on both shares, each sample
+    by models that were trained without it. A candidate whose training diverges is left out. The chosen one's last training counts
+    unless it diverges, or the same test prefers what the device has without it: the first training's model, or the cluster's.
 
     Args:
         ended: the run.
-        shares: the device's samples. The second training copies the training and the validation share.
+        shares: the device's samples. The last training copies the training and the validation share.
         backend: computes the task's losses and gradients.
         cancelled: called before every step of training and every sample that is scored.
 
@@ -102,36 +105,61 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
         Cancelled: ``cancelled()`` returned true.
         TaskError: the cluster's model can't be scored.
     """
-    share = shares.validation
+    share, labels = shares.validation, np.issubdtype(shares.validation.y.dtype, np.integer)
+    few = len(share) < FEWEST_HELD_OUT
+    if few:
+        share = joined(shares.train, share)
     losses = {CLUSTER: sample_losses(ended.own, share, backend, cancelled)}
     leader = CLUSTER, ended.own
-    labels = np.issubdtype(share.y.dtype, np.integer)
-    for name, theta in _candidates(ended, shares.train, backend, cancelled) if len(share) >= FEWEST_PAIRS else ():
-        losses[name] = sample_losses(theta, share, backend, cancelled)
-        if choose(losses, labels=labels) == name:
-            leader = name, theta
-    choice, theta = leader
+    if few:
+        losses |= _cross_validated(ended, share, backend, cancelled)
+    else:
+        for name, theta in _candidates(ended, shares.train, backend, cancelled):
+            losses[name] = sample_losses(theta, share, backend, cancelled)
+            if choose(losses, labels=labels) == name:
+                leader = name, theta
+    choice = choose(losses, labels=labels)
+    if few and choice in ended.above:
+        leader = choice, ended.above[choice]
     if is_trained(choice):
-        training_again = _Candidates(ended, joined(shares.train, shares.validation), backend, cancelled)
+        whole = share if few else joined(shares.train, share)
+        training_again = _Candidates(ended, whole, backend, cancelled)
         for name, again in _unless_diverged(training_again.of(choice), "the chosen one with the validation samples"):
             if name != choice:
                 continue
-            second = sample_losses(again, share, backend, cancelled)
-            if not preferred(second, losses[choice], labels=labels):
-                theta = again
-    return Chosen(choice, theta, {name: float(each.mean()) for name, each in losses.items()}, len(share))
+            last = sample_losses(again, share, backend, cancelled)
+            if not preferred(last, losses[leader[0]], labels=labels):
+                leader = choice, again
+    return Chosen(*leader, {name: float(each.mean()) for name, each in losses.items()}, len(share))
+
+
+def _cross_validated(
+    ended: Ended, samples: Dataset, backend: Backend, cancelled: Callable[[], bool]
+) -> dict[str, NDArray[np.float64]]:
+    """Return all candidates' losses but the cluster's model's, (n,) each: a sample's by a model that was trained on other folds.
+
+    Samples are drawn for the folds, since files may hold one label after another. A loss is NaN where training diverged.
+    """
+    folds = permutation(len(samples), f"{ended.plan.seed}/{ended.device}".encode()) % FOLDS
+    losses: dict[str, NDArray[np.float64]] = {}
+    for fold in range(min(FOLDS, len(samples))):
+        held = folds == fold
+        rest, out = Dataset(samples.x[~held], samples.y[~held]), Dataset(samples.x[held], samples.y[held])
+        for name, theta in _candidates(ended, rest, backend, cancelled):
+            losses.setdefault(name, np.full(len(samples), np.nan))[held] = sample_losses(theta, out, backend, cancelled)
+    return losses
 
 
 def _candidates(
     ended: Ended, batch: Dataset, backend: Backend, cancelled: Callable[[], bool]
 ) -> Iterator[tuple[str, Float32Vector]]:
-    """Yield all candidates but the cluster's model, in the order of `shoal.simulation.engine.personal.candidates`."""
+    """Yield all candidates but the cluster's model, in order."""
     trained = _Candidates(ended, batch, backend, cancelled)
-    yield from _unless_diverged(trained.further(max(EPOCHS)), "epochs on top")
+    yield from trained.further(max(EPOCHS))
     yield from ended.above.items()
     if ended.weight:
         yield from _unless_diverged(trained.ditto(), DITTO)
-    if ended.start is not None:
+    if ended.fresh is not None:
         yield from _unless_diverged(trained.alone(), ALONE)
 
 
@@ -151,10 +179,20 @@ class _Candidates:
         return self.alone() if name == ALONE else self.further(int(name))
 
     def further(self, epochs: int) -> Iterator[tuple[str, Float32Vector]]:
-        """Train the cluster's model for ``epochs`` more."""
-        ended, theta = self._ended, self._ended.own
+        """Train the cluster's model for ``epochs`` more, at a step size that is halved until no epoch raises the training loss.
+
+        Means of a round bear larger steps than one device's model. If the smallest step raises the loss too, the model stays.
+        """
+        ended, theta, recipe = self._ended, self._ended.own, one_epoch(self._ended.plan.local)
+        least, loss = recipe.lr / MOST_SHRUNK, self._loss(theta)
         for epoch in range(1, epochs + 1):
-            theta = self._trained(theta, one_epoch(ended.plan.local), ended.round + epoch - 1, ended.plan.rounds)
+            while recipe.lr >= least:
+                with suppress(TaskError):
+                    tried = self._trained(theta, recipe, ended.round + epoch - 1, ended.plan.rounds)
+                    if (found := self._loss(tried)) <= loss:
+                        theta, loss = tried, found
+                        break
+                recipe = replace(recipe, lr=recipe.lr / 2)
             if epoch in EPOCHS:
                 yield str(epoch), theta
 
@@ -167,11 +205,14 @@ class _Candidates:
     def alone(self) -> Iterator[tuple[str, Float32Vector]]:
         """Train a model from a fresh start."""
         ended, plan = self._ended, self._ended.plan
-        assert ended.start is not None
-        theta = draw(ended.start, ended.lengths, plan.seed)
+        assert ended.fresh is not None
+        theta = ended.fresh()
         for round_ in range(1, alone_rounds(plan.local, plan.rounds) + 1):
             theta = self._trained(theta, alone_recipe(plan.local), round_, round_ - 1)
         yield ALONE, theta
+
+    def _loss(self, theta: Float32Vector) -> float:
+        return self._backend.score(theta, self._batch.x, self._batch.y).mean_loss
 
     def _trained(self, theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
         ended = self._ended

@@ -1,13 +1,13 @@
 """The personal finish: the models that a device compares after a run, and the rule that picks one.
 
 Candidates are the model of its cluster, that model after more local epochs, the models above it in cfl's tree, Ditto's
-personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test on
-its validation share prefers another: the best of several models on few samples is often best by chance. For labels the share
-must also be `LEAST_RATIO` times as likely under the other model: a model that is only more confident gains a little on each
-of a few samples, and the sample on which it is confidently wrong may not be among them. A chosen model that the device trains
-is then trained again, with the validation samples too: they have served their purpose.
+personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test prefers
+another: the best of several models on few samples is often best by chance. The test is on the validation share, or if that is
+small, by cross-validation on all samples but the test share's. For labels these must also be `LEAST_RATIO` times as likely
+under the other model: a model that is only more confident gains a little on each of a few samples, and the sample on which it
+is confidently wrong may not be among them. A chosen model that the device trains is then trained again, with all these samples.
 
-Devices (`edge_client.learning.finish`) and simulated devices (`shoal.simulation.engine.personal`) use these functions.
+`edge_client.learning.finish` uses these functions, on devices and in the simulator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ ALONE: Final = "alone"
 MOST_ALONE_EPOCHS: Final = 1000
 """Most epochs of the model that is trained alone; more passes over the few samples of one device only fit them closer."""
 FEWEST_PAIRS: Final = 2
-"""Fewest validation samples of a paired test."""
+"""Fewest samples of a paired test."""
+FEWEST_HELD_OUT: Final = 20
+"""Fewest validation samples on which candidates are compared; with fewer they are compared by cross-validation."""
+FOLDS: Final = 5
+"""Parts of the samples in cross-validation: each candidate is trained as often, on four fifths of them."""
+MOST_SHRUNK: Final = 64
+"""Times by which the step size of the epochs on top may shrink."""
 LEAST_RATIO: Final = len(EPOCHS) + 1
 """Least ratio of the likelihoods of the validation labels under another model and under the cluster's.
 

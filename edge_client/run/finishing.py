@@ -11,10 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_client.learning.finish import Chosen, Ended, finish
 from edge_client.learning.personal import CLUSTER, node_name, node_of
+from edge_client.models.fresh_start import draw
 from edge_client.run.beginning import start_figures
 from edge_client.run.package import owners_plan
 from edge_client.storage.finished_models import FinishedModel, FinishedModels
@@ -62,8 +64,7 @@ def ended_run(
         round=model.round,
         own=store.load(model, model.own).theta,
         above={node_name(node.cluster): store.load(model, node).theta for node in model.above},
-        lengths=bundle.manifest.lengths,
-        start=start,
+        fresh=None if start is None else partial(draw, start, bundle.manifest.lengths, plan.seed),
         weight=weight,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -95,21 +94,10 @@ class Population:
             names=some(self.names),
         )
 
-    def with_validation(self) -> Population:
-        """Return the same devices, which train on their validation samples too; copies both."""
-        joined = tuple(_joined(t, v) for t, v in zip(self.train, self.validation, strict=True))
-        return dataclasses.replace(self, train=joined, validation=())
-
     @property
     def samples(self) -> NDArray[np.int64]:
         """Training samples of each device, shape (m,), int64."""
         return np.array([len(s) for s in self.train], np.int64)
-
-
-def _joined(first: Shard, second: Shard) -> Shard:
-    if not len(second):
-        return first
-    return Shard(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]))
 
 
 def shards_of(x: NDArray[Any], y: NDArray[Any], cuts: Sequence[int] | None = None) -> tuple[Shard, ...]:

@@ -25,8 +25,9 @@ from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.metrics import adjusted_rand
-from shoal.simulation.engine.personal import Alone, Personal
+from shoal.simulation.engine.personal import Personal, drawn_start
 from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
+from shoal.simulation.trainers.networks import origins
 from shoal.util.console import counted
 
 EVALUATIONS: Final = 10
@@ -108,15 +109,16 @@ def run(options: Options, progress: Progress) -> Result:
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, rounds, closed.as_dict() | {"clusters": closed.clusters})
 
-    alone = _alone(options.scenario, options.seed, options.data_dir, options.samples, test_images, rounds)
     if algorithm == LOCAL:
-        parts = [(fleet, np.arange(len(fleet.population)), alone)]
+        # A device that trains alone sends nothing, so there is no mask.
+        ended = _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=options.seed), None)
+        parts = [(fleet, np.arange(len(fleet.population)), ended)]
     elif algorithm == TRUE_GROUPS:
         parts = _true_groups(fleet, chosen, scenario.participation, rounds, options)
     else:
         ended = _train(fleet, chosen, scenario.participation, rounds, options, told)
         parts = [(fleet, np.arange(len(fleet.population)), ended)]
-    return _result(options, fleet, parts, alone, chosen, algorithm, rounds)
+    return _result(options, fleet, parts, chosen, algorithm, rounds)
 
 
 def number_of_groups(population: Population) -> int:
@@ -139,29 +141,6 @@ def fleet_of(name: str, seed: int, data_dir: Path | None, samples: int | None, t
     if not scenario.needs:
         return tables.deal(scenario, seed=seed)
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=samples, test_images=test_images)
-
-
-@functools.lru_cache(maxsize=1)
-def _alone(name: str, seed: int, data_dir: Path | None, samples: int | None, test_images: int, rounds: int) -> _Ended:
-    """Train every device alone: the strategy ``local``, and one of the models among which devices choose at the end.
-
-    All algorithms of a scenario need it, so the latest is cached.
-    """
-    fleet = fleet_of(name, seed, data_dir, samples, test_images)
-    return _train_alone(fleet, rounds, seed)
-
-
-def _train_alone(fleet: Fleet, rounds: int, seed: int) -> _Ended:
-    # A device that trains alone sends nothing, so there is no mask.
-    return _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=seed), None)
-
-
-def _with_validation(fleet: Fleet, places: NDArray[np.int64]) -> Fleet:
-    """Return some of the devices, which train on their validation samples too."""
-    data, later = fleet.population.of(places).with_validation(), None
-    if fleet.later is not None:
-        later = fleet.later.of(places).with_validation()
-    return dataclasses.replace(fleet, population=data, later=later)
 
 
 def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, options: Options, told: Any) -> _Ended:
@@ -235,16 +214,16 @@ class _Measured:
     clusters: NDArray[np.int64]
 
 
-def _measure(parts: Sequence[_Part], alone: Alone, kind: str) -> _Measured:
-    count = len(alone.thetas)
+def _measure(parts: Sequence[_Part], fleet: Fleet, seed: int) -> _Measured:
+    count, kind = len(fleet.population), fleet.network.kind
+    fresh = drawn_start(fleet.network, origins(fleet.network, 1, seed)[0], seed)
     plain, own = np.empty(count), np.empty(count)
     clusters = np.empty(count, np.int64)
     choices = [""] * count
     for number, (_, places, ended) in enumerate(parts):
-        mine = Alone(alone.thetas[places], lambda few, of=places: alone.again(of[few]))  # type: ignore[misc]
         workforce, round_ = ended.done.workforce, ended.done.all_rounds + 1
         plain[places] = _figures(personal.measure(workforce, ended.thetas), kind)
-        finished = personal.finish(workforce, ended.thetas, round_, mine)
+        finished = personal.finish(workforce, ended.thetas, round_, fresh)
         own[places] = _figures(finished, kind)
         # Runs within single groups number their models from 0 each.
         clusters[places] = ended.models if len(parts) == 1 else number
@@ -267,17 +246,13 @@ def _result(
     options: Options,
     fleet: Fleet,
     parts: Sequence[_Part],
-    alone: _Ended,
     chosen: RunOptions,
     algorithm: str,
     rounds: int,
 ) -> Result:
     kind = fleet.network.kind
 
-    def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
-        return _train_alone(_with_validation(fleet, places), rounds, options.seed).thetas
-
-    found = _measure(parts, Alone(alone.thetas, again), kind)
+    found = _measure(parts, fleet, options.seed)
     groups = fleet.last.groups
     assert groups is not None
     # Faulty devices stay in the population's first data: fleets with faults do not change.

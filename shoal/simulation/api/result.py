@@ -74,10 +74,11 @@ class Result:
     def personal(self) -> NDArray[np.float64]:
         """Share of right labels (for regression mean loss) on each device's test share after its personal finish.
 
-        Each device chooses by its validation share among its cluster's model, that model after 1, 3 and 10 more local epochs,
-        the models above it with cfl's setting ``path``, Ditto's if `simulate` was given a weight, and a model that it trained
-        alone; see `edge_client.learning.personal`. The first access trains these models, which takes as long as a run of the
-        strategy ``local``. Shape (devices,), float64; NaN without a test share.
+        Each device chooses by its validation share, or by cross-validation if that is small, among its cluster's model, that
+        model after 1, 3 and 10 more local epochs, the models above it with cfl's setting ``path``, Ditto's if `simulate` was
+        given a weight, and a model that it trained alone; see `edge_client.learning.personal`. Without a validation share it
+        keeps its cluster's model. The first access trains these models, one device after another, which takes two or three times
+        as long as a run of the strategy ``local``. Shape (devices,), float64; NaN without a test share.
         """
         return self._finish()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, read_settings
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, check_members, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
-from edge_client.learning.personal import alone_recipe, alone_rounds, node_name
+from edge_client.learning.personal import node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT, PRECISIONS, ROBUST_RULES
 from shoal.owner.runs.defaults import (
@@ -38,11 +36,10 @@ from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
-from shoal.simulation.engine.personal import Alone, drawn_start, finish
+from shoal.simulation.engine.personal import drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.threads import limited_threads
-from shoal.simulation.trainers.blocks import DivergedError
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
 from shoal.types import Float32Vector
@@ -303,35 +300,9 @@ def _personal(
 ) -> NDArray[np.float64]:
     """Return the accuracy of each device after its personal finish, shape (devices,); for regression its loss."""
     workforce = result.workforce
-    local = workforce.run.local
-    alone_options = dataclasses.replace(
-        options,
-        rounds=alone_rounds(local, workforce.run.rounds),
-        local=alone_recipe(local),
-        participation=1.0,
-        min_contributors=1,
-        evaluate_every=0,
-    )
-    origin = drawn_start(workforce.network, start[0], workforce.run.seed, private)
-
-    def trained(population: Population) -> NDArray[np.float32]:
-        try:
-            done = engine.simulate(Local.name, {}, population, workforce.network, alone_options, start=origin)
-        except DivergedError:
-            return np.full((len(population), workforce.network.length), np.nan, np.float32)
-        thetas, lost = (
-            _taken(done),
-            {event.detail["device"] for _, event in done.events if event.kind == engine.DIVERGED},
-        )
-        thetas[[name in lost for name in population.names]] = np.nan
-        return thetas
-
-    def again(places: NDArray[np.int64]) -> NDArray[np.float32]:
-        return trained(workforce.population.of(places).with_validation())
-
+    fresh = drawn_start(workforce.network, start[0], workforce.run.seed, private)
     with limited_threads(options.threads):
-        alone = Alone(trained(workforce.population), again)
-        found = finish(workforce, _taken(result), result.all_rounds + 1, alone, above=_above(result), weight=weight)
+        found = finish(workforce, _taken(result), result.all_rounds + 1, fresh, above=_above(result), weight=weight)
     if kind == "regression":
         return found.losses * square
     accuracy = np.full(len(found.tested), np.nan)

@@ -112,10 +112,6 @@ def test_models_of_the_devices_path_are_candidates(tmp_path):
 @pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
 def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, compile_once, weight):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
-    import dataclasses
-
-    from aggregator.strategies.local import Local
-    from edge_client.learning.personal import alone_recipe, alone_rounds, choose
     from shoal.owner.task_compiler.builtin import build
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
@@ -149,29 +145,14 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, com
     network = Softmax(INPUTS, CLASSES)
     options = SimOptions(rounds=4, local=MINI, seed=fleet.plan.seed, mask="none", min_contributors=1)
     done = simulate.simulate("fedavg", {}, population, network, options, start=origin[None])
-    local = done.workforce.run.local
-    alone_options = dataclasses.replace(options, rounds=alone_rounds(local, 4), local=alone_recipe(local))
     start = personal.drawn_start(network, origin, fleet.plan.seed)
     assert [int(np.prod(shape)) for shape in network.shapes] == list(lengths)
-
-    def trained(people):
-        ended = simulate.simulate(Local.name, {}, people, network, alone_options, start=start)
-        return np.stack([ended.thetas[int(model)] for model in ended.taken()])
-
     np.testing.assert_allclose(done.thetas[0], models[0], atol=1e-5)
-    own = personal.Alone(trained(population), lambda places: trained(population.of(places).with_validation()))
-    found = personal.candidates(done.workforce, models, done.all_rounds + 1, own, weight=weight)
-    for i, told in enumerate(by_device):
-        losses = personal.sample_losses(done.workforce, i, found[i])
-        assert [fit.name for fit in told.fits] == list(losses)
-        np.testing.assert_allclose(
-            [fit.loss for fit in told.fits], [each.mean() for each in losses.values()], rtol=1e-4
-        )
-        assert told.choice == choose(losses, labels=True)
+    found = personal.chosen(done.workforce, models, done.all_rounds + 1, start, weight=weight)
     assert {told.choice for told in by_device} != {"cluster"}
-    # The models that they keep: those trained again with the validation samples.
-    chosen, choices = personal.chosen_models(done.workforce, models, done.all_rounds + 1, own, weight=weight)
-    assert choices == tuple(told.choice for told in by_device)
-    for told, theta, simulated in zip(by_device, thetas, chosen, strict=True):
+    for told, theta, simulated in zip(by_device, thetas, found, strict=True):
+        assert [fit.name for fit in told.fits] == list(simulated.losses)
+        np.testing.assert_allclose([fit.loss for fit in told.fits], list(simulated.losses.values()), rtol=1e-4)
+        assert (told.choice, told.samples) == (simulated.choice, simulated.samples)
         if told.choice != "cluster":
-            np.testing.assert_allclose(np.frombuffer(theta, "<f4"), simulated, atol=1e-4)
+            np.testing.assert_allclose(np.frombuffer(theta, "<f4"), simulated.theta, atol=1e-4)

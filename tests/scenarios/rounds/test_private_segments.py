@@ -206,10 +206,10 @@ def test_a_device_that_joins_for_the_final_round_has_the_initial_values(tmp_path
 
 
 def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), bundle=BUNDLE, local=MINI) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2, n=120), bundle=BUNDLE, local=MINI) as fleet:
         fleet.run(30)
         fleet.settle()
-        folder, data = fleet.stage.device_dir(NAME), grouped_data(4, 2)[NAME]
+        folder, data = fleet.stage.device_dir(NAME), grouped_data(4, 2, n=120)[NAME]
         np.savez(tmp_path / "x.npz", x=data.x)
         theta = fleet.model(NAME).theta
         expected = (data.x @ theta[:FEDERATED].reshape(INPUTS, CLASSES) + theta[FEDERATED:]).argmax(1)
@@ -338,12 +338,6 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
     # The same candidates at the end, also the one that begins afresh.
     place = devices.index(NAME)
     fresh = personal.drawn_start(network, draw_origins(manifest, count, seed)[0], seed, start)
-    alone = simulate.simulate(
-        "local", {}, population, network, SimOptions(rounds=4, local=MINI, seed=seed, min_contributors=1), start=fresh
-    )
-    trained = np.stack([alone.thetas[int(model)] for model in alone.taken()])
-    by_itself = personal.Alone(trained, lambda places: trained[places])
-    found = personal.candidates(done.workforce, whole, done.all_rounds + 1, by_itself)[place]
-    losses = personal.sample_losses(done.workforce, place, found)
-    assert [fit.name for fit in choice.fits] == list(losses)
-    np.testing.assert_allclose([f.loss for f in choice.fits], [each.mean() for each in losses.values()], rtol=1e-3)
+    found = personal.chosen(done.workforce, whole, done.all_rounds + 1, fresh)[place]
+    assert [fit.name for fit in choice.fits] == list(found.losses)
+    np.testing.assert_allclose([f.loss for f in choice.fits], list(found.losses.values()), rtol=1e-3)

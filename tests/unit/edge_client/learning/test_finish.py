@@ -34,9 +34,13 @@ def backend(logistic):
 
 @pytest.fixture(scope="module")
 def shares():
-    x, _ = samples(60)
+    x, _ = samples(120)
     concept = np.random.default_rng(5).standard_normal((INPUTS, CLASSES))
     return split(Dataset(x, (x @ concept).argmax(1)), b"seed")
+
+
+def fresh():
+    return draw(figures_of(ORIGIN, LENGTHS), LENGTHS, 9)
 
 
 def ended(**changes):
@@ -46,8 +50,7 @@ def ended(**changes):
         "round": 7,
         "own": ORIGIN,
         "above": {},
-        "lengths": LENGTHS,
-        "start": figures_of(ORIGIN, LENGTHS),
+        "fresh": fresh,
     }
     return Ended(**{**fields, **changes})
 
@@ -55,7 +58,7 @@ def ended(**changes):
 def test_all_candidates_are_compared_in_order(shares, backend):
     done = finish(ended(above={"node-0": ORIGIN}, weight=0.5), shares, backend, never)
     assert list(done.losses) == ["cluster", "1", "3", "10", "node-0", "ditto", "alone"]
-    assert done.samples == len(shares.validation) == 12
+    assert done.samples == len(shares.validation) == 24
     assert done.losses["node-0"] == done.losses["cluster"]
     assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
 
@@ -74,7 +77,7 @@ def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, b
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
 
 
-def test_a_second_training_that_diverges_leaves_the_first(shares, caplog):
+def test_a_second_training_that_diverges_leaves_the_first(shares):
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Diverging:
@@ -90,11 +93,9 @@ def test_a_second_training_that_diverges_leaves_the_first(shares, caplog):
             return real.grad(theta, x, y) if self.grads <= steps else (float("nan"), np.zeros_like(theta))
 
     real = backend_of()
-    with caplog.at_level(logging.WARNING, "shoal.edge"):
-        done = finish(ended(start=None), shares, Diverging(), never)
+    done = finish(ended(fresh=None), shares, Diverging(), never)
     assert done.choice == "10"
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
-    assert caplog.records[0].kv["candidate"] == "the chosen one with the validation samples"
 
 
 def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
@@ -114,7 +115,7 @@ def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
             return (loss, gradient) if self.grads <= steps else (loss, -20 * gradient)
 
     real = backend_of()
-    done = finish(ended(start=None), shares, Spoiling(), never)
+    done = finish(ended(fresh=None), shares, Spoiling(), never)
     assert done.choice == "10"
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
 
@@ -143,7 +144,7 @@ def test_epochs_on_top_follow_the_runs_recipe_after_its_last_round(shares, backe
 
 def test_the_model_trained_alone_takes_the_rounds_of_the_run(shares, backend):
     told = ended()
-    theta = draw(told.start, LENGTHS, told.plan.seed)
+    theta = told.fresh()
     for round_ in range(1, 7):
         order = BatchOrder(told.plan, "dev-1", round_)
         theta = theta + train(theta, shares.train, MINI, backend, order, round_ - 1, never).delta
@@ -161,19 +162,83 @@ def test_dittos_model_is_pulled_towards_the_clusters(shares, backend):
 
 
 def test_without_figures_of_the_start_nothing_is_trained_alone(shares, backend):
-    assert "alone" not in finish(ended(start=None), shares, backend, never).losses
+    assert "alone" not in finish(ended(fresh=None), shares, backend, never).losses
 
 
-def test_with_a_single_validation_sample_the_clusters_model_stays_and_nothing_is_trained(shares, backend):
-    few = dataclasses.replace(shares, validation=Dataset(shares.validation.x[:1], shares.validation.y[:1]))
-    done = finish(ended(), few, backend, never)
-    assert (done.choice, list(done.losses), done.samples) == ("cluster", ["cluster"], 1)
-    assert done.theta is ORIGIN
+def few(shares, count=12):
+    """Return the shares with fewer validation samples than candidates are compared on."""
+    return dataclasses.replace(shares, validation=Dataset(shares.validation.x[:count], shares.validation.y[:count]))
+
+
+def test_with_few_validation_samples_each_sample_is_scored_by_models_that_have_not_seen_it(backend):
+    """Labels by chance: whoever has seen a sample knows its label, and no one else does better than a guess."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((30, INPUTS)).astype(np.float32)
+    told = split(Dataset(x, rng.integers(0, CLASSES, 30)), b"seed")
+    done = finish(ended(), told, backend, never)
+    whole = joined(told.train, told.validation)
+    assert list(done.losses) == ["cluster", "1", "3", "10", "alone"]
+    assert done.samples == len(whole) == 24
+    assert done.losses["cluster"] == sample_losses(ORIGIN, whole, backend).mean()
+    assert min(done.losses["10"], done.losses["alone"]) > np.log(CLASSES)
+    learned = finish(dataclasses.replace(ended(), own=fresh()), told, backend, never)
+    assert learned.losses["alone"] == done.losses["alone"]
+
+
+@pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
+def test_after_cross_validation_the_chosen_model_is_trained_on_all_samples(shares, backend, monkeypatch, choice):
+    told = few(shares)
+    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _, **__: choice)
+    done = finish(ended(weight=0.5), told, backend, never)
+    whole = joined(told.train, told.validation)
+    more = finish(ended(weight=0.5), dataclasses.replace(shares, train=whole), backend, never)
+    assert (done.choice, more.choice) == (choice, choice)
+    assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
+
+
+def test_the_order_of_samples_by_label_does_not_matter_to_cross_validation(shares, backend):
+    """Folds of neighbours would each hold a label that the others lack."""
+    whole = joined(shares.train, shares.validation)
+    order = np.argsort(whole.y, kind="stable")[::2]
+    told = dataclasses.replace(
+        shares,
+        train=Dataset(whole.x[order[:-12]], whole.y[order[:-12]]),
+        validation=Dataset(whole.x[order[-12:]], whole.y[order[-12:]]),
+    )
+    assert finish(ended(), told, backend, never).choice != "cluster"
+
+
+def test_a_device_with_two_samples_finishes(shares, backend):
+    told = few(dataclasses.replace(shares, train=Dataset(shares.train.x[:1], shares.train.y[:1])), 1)
+    done = finish(ended(), told, backend, never)
+    assert (done.choice, done.samples) == ("cluster", 2)
+
+
+def test_a_model_above_may_be_chosen_by_cross_validation(shares, backend):
+    above = finish(ended(), shares, backend, never).theta
+    done = finish(ended(above={"node-0": above}, fresh=None), few(shares), backend, never)
+    assert done.losses["node-0"] < done.losses["1"] < done.losses["cluster"]
+    assert done.theta is above or done.choice != "node-0"
+
+
+def test_epochs_on_top_never_raise_the_training_loss(shares, backend):
+    """A step size that one device's model can't bear is halved until it can."""
+    hot = run_plan(local=dataclasses.replace(MINI, lr=500.0).settings(), rounds=6)
+    settled = finish(ended(), shares, backend, never).theta
+    done = finish(ended(plan=hot, own=settled, fresh=None), shares, backend, never)
+    spoilt = train(
+        settled, shares.train, dataclasses.replace(MINI, lr=500.0), backend, np.random.default_rng(1), 6, never
+    )
+    worst = sample_losses(settled + spoilt.delta, shares.validation, backend).mean()
+    assert worst > 10 * done.losses["cluster"]
+    assert all(loss < 2 * done.losses["cluster"] for loss in done.losses.values())
 
 
 def test_a_candidate_that_diverges_is_left_out(shares, caplog):
+    steps = 10 * -(-len(shares.train) // MINI.batch_size)
+
     class Diverging:
-        """A backend whose third gradient is not finite: the epochs on top end there."""
+        """A backend whose gradients are not finite after the epochs on top."""
 
         grads = 0
 
@@ -182,15 +247,13 @@ def test_a_candidate_that_diverges_is_left_out(shares, caplog):
 
         def grad(self, theta, x, y):
             self.grads += 1
-            if self.grads == 3:
-                return float("nan"), np.zeros_like(theta)
-            return real.grad(theta, x, y)
+            return real.grad(theta, x, y) if self.grads <= steps else (float("nan"), np.zeros_like(theta))
 
     real = backend_of()
     with caplog.at_level(logging.WARNING, "shoal.edge"):
         done = finish(ended(), shares, Diverging(), never)
-    assert list(done.losses) == ["cluster", "alone"]
-    assert caplog.records[0].kv["candidate"] == "epochs on top"
+    assert list(done.losses) == ["cluster", "1", "3", "10"]
+    assert caplog.records[0].kv["candidate"] == "alone"
     assert isinstance(caplog.records[0].kv["reason"], TaskError)
 
 
@@ -208,7 +271,7 @@ def test_a_loss_that_is_not_finite_counts_as_unusable(shares):
 
 @pytest.mark.parametrize("after", [0, 5, 40, 150])
 def test_it_stops_before_the_next_step_once_it_is_cancelled(shares, backend, after):
-    """12 samples are scored, then there are 8 steps in an epoch."""
+    """24 samples are scored, then there are 15 steps in an epoch."""
     calls = []
 
     def cancelled():

@@ -70,12 +70,3 @@ def test_some_devices_keep_their_names_groups_and_shares():
     assert last.train[0] is TRAIN[1]
     assert last.validation[0] is TRAIN[0]
     assert Population(TRAIN).of([0]).groups is None
-
-
-def test_training_with_validation_samples_appends_them():
-    people = Population(TRAIN, (TRAIN[1], Shard.none()), TRAIN).with_validation()
-    np.testing.assert_array_equal(people.train[0].x, X.reshape(6, 4))
-    np.testing.assert_array_equal(people.train[0].y, Y.reshape(6))
-    assert people.train[1] is TRAIN[1]
-    assert [len(s) for s in people.validation] == [0, 0]
-    assert people.test[1] is TRAIN[1]

@@ -1,4 +1,4 @@
-"""The personal finish: a device leaves its cluster's model only for one that its validation share clearly prefers."""
+"""The personal finish in the simulator: that of a device, with the simulator's networks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
-from edge_client.learning.personal import one_epoch
-from shoal.protocol.messages import Share
+from edge_client.learning.data import Dataset, DataSplits
+from edge_client.learning.finish import Ended, finish
+from edge_client.learning.model import OrtModel
+from shoal.owner.task_compiler.builtin import build
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import personal
-from shoal.simulation.engine.personal import Alone
 from shoal.simulation.engine.simulate import SimOptions, sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import origins
@@ -23,94 +23,63 @@ pytestmark = pytest.mark.torch
 MINI = LocalTraining(epochs=2, batch_size=5, lr=0.3)
 
 
-def workforce(data=None, local=MINI, trainer="auto"):
-    run = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=3, local=local))
-    return Workforce(data or population(), NETWORK, run, origins(NETWORK, 1, 0), trainer=trainer)
+def workforce(data=None, local=MINI):
+    run = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=4, local=local))
+    return Workforce(data or population().of(range(4)), NETWORK, run, origins(NETWORK, 1, 0))
 
 
 def easy():
     """Return data whose validation and test shares are the training share, so that training always helps."""
-    train = population().train
+    train = population().train[:4]
     return Population(train, train, train)
 
 
-def trained(work, epochs=40):
-    """Return models that devices train from the start: shape (devices, d)."""
-    thetas = torch.from_numpy(start())
-    training = personal._Training(work, work.shelf(Share.TRAIN), work.trainer, work.population.names)
-    for round_ in range(epochs):
-        training.train(thetas, 100 + round_, one_epoch(MINI.settings()))
-    return thetas.numpy()
-
-
-def alone(thetas):
-    return Alone(thetas, lambda places: thetas[places])
-
-
-def start(count=10):
+def start(count=4):
     return np.repeat(origins(NETWORK, 1, 0), count, axis=0)
 
 
-def test_an_untrained_cluster_model_is_left_for_ten_epochs_on_top():
-    found = personal.finish(workforce(easy()), start(), 4)
-    plain = personal.measure(workforce(easy()), start())
-    assert found.choices == ("10",) * 10
+def shares_of(data, i):
+    return DataSplits(*(Dataset(share[i].x, share[i].y) for share in (data.train, data.validation, data.test)))
+
+
+def test_a_simulated_device_finishes_as_a_real_one_with_the_compiled_task(compile_once):
+    """Few validation samples, and enough of them: the same candidates, losses to rounding, choices and models."""
+    bundle = compile_once(*build("mlp", inputs=8, hidden=6, classes=4)[:3], name="small", kind="classification")
+    enough = easy()
+    data = Population(enough.train, (*population().validation[:2], *enough.validation[2:]), enough.test)
+    work, fresh = workforce(data), personal.drawn_start(NETWORK, start(1)[0], 3)
+    found = personal.chosen(work, start(), 4, fresh)
+    for i in range(4):
+        told = Ended(plan=work.run, device=data.names[i], round=4, own=start(1)[0], above={}, fresh=lambda: fresh)
+        done = finish(told, shares_of(data, i), OrtModel(bundle), lambda: False)
+        assert list(found[i].losses) == list(done.losses) == ["cluster", "1", "3", "10", "alone"]
+        np.testing.assert_allclose(list(found[i].losses.values()), list(done.losses.values()), rtol=1e-3)
+        assert (found[i].choice, found[i].samples) == (done.choice, done.samples)
+        np.testing.assert_allclose(found[i].theta, done.theta, atol=1e-3)
+
+
+def test_devices_do_better_with_the_models_that_they_choose():
+    work = workforce(easy())
+    plain = personal.measure(work, start())
+    found = personal.finish(work, start(), 4)
+    assert found.choices == ("10",) * 4
     assert (found.correct / found.tested).mean() > (plain.correct / plain.tested).mean() + 0.2
-    assert plain.choices == ("cluster",) * 10
-
-
-def test_a_model_trained_alone_is_taken_if_it_is_the_best():
-    work = workforce(easy())
-    found = personal.finish(work, start(), 4, alone(trained(work)))
-    assert found.choices == ("alone",) * 10
-
-
-@pytest.mark.parametrize("trainer", ["auto", "dual"])
-def test_a_chosen_model_is_trained_again_with_the_validation_samples(monkeypatch, trainer):
-    """Devices that choose the model trained alone get the one that `Alone.again` trains for them, others train on their own.
-
-    Trainers keep kernels of the training samples by the places of devices; they must not be taken for other samples.
-    """
-    wanted = ["cluster"] * 3 + ["alone"] * 3 + ["10"] * 4
-    picks = iter(wanted)
-    monkeypatch.setattr(personal, "choose", lambda _, **__: next(picks))
-    asked = []
-
-    def again(places):
-        asked.append(places.tolist())
-        return np.full((len(places), NETWORK.length), 0.5, np.float32)
-
-    work = workforce(population(), trainer=trainer)
-    models, choices = personal.chosen_models(work, start(), 4, Alone(start() + np.float32(1), again))
-    assert (asked, choices) == ([[3, 4, 5]], tuple(wanted))
-    assert (models[3:6] == 0.5).all()
-    np.testing.assert_array_equal(models[:3], start(3))
-    more = workforce(population().with_validation(), trainer="loop")
-    expected = personal.candidates(more, start(), 4)
-    for i in range(6, 10):
-        np.testing.assert_allclose(models[i], expected[i]["10"].numpy(), atol=1e-5)
-    assert not np.allclose(models[6], personal.candidates(work, start(), 4)[6]["10"].numpy(), atol=1e-4)
-
-
-def test_a_second_training_that_spoils_the_model_leaves_the_first():
-    work = workforce(easy())
-    first = trained(work)
-    spoilt = Alone(first, lambda places: -first[places])
-    models, choices = personal.chosen_models(work, start(), 4, spoilt)
-    assert choices == ("alone",) * 10
-    np.testing.assert_array_equal(models, first)
+    assert plain.choices == ("cluster",) * 4
+    settled = personal.chosen(work, start(), 4)[0].theta
+    alone = personal.finish(work, start(), 4, settled)
+    assert alone.choices[0] == "alone"
 
 
 def test_a_device_without_validation_samples_keeps_its_clusters_model():
-    data = population()
+    data = population().of([0, 1])
     bare = dataclasses.replace(data, validation=(Shard.none(), *data.validation[1:]))
-    assert personal.finish(workforce(bare), start(), 4).choices[0] == "cluster"
+    assert personal.finish(workforce(bare), start(2), 4).choices[0] == "cluster"
 
 
 def test_a_device_without_test_samples_has_no_figures():
-    data = population()
+    data = population().of([0, 1])
     bare = Population(data.train, data.validation, (Shard.none(), *data.test[1:]))
-    found = personal.measure(workforce(bare), start())
+    found = personal.measure(workforce(bare), start(2))
     assert np.isnan(found.losses[0])
     assert (found.tested[0], found.tested[1]) == (0, 15)
 
@@ -121,27 +90,15 @@ def test_the_batches_follow_from_the_round():
     assert not np.array_equal(first, other)
 
 
-def test_candidates_come_in_the_order_of_a_device():
-    above = [{"node-0": start(1)[0]}] * 10
-    found = personal.candidates(workforce(), start(), 4, alone(start()), above=above, weight=0.5)
-    assert [list(each) for each in found] == [["cluster", "1", "3", "10", "node-0", "ditto", "alone"]] * 10
-
-
-def test_a_strong_pull_keeps_dittos_model_near_the_clusters():
-    def distance(weight):
-        (found, *_) = personal.candidates(workforce(), start(), 4, weight=weight)
-        return float((found["ditto"] - found["cluster"]).norm())
-
-    assert distance(2.0) < 0.7 * distance(0.1)
-
-
-def test_a_model_above_is_taken_if_it_is_the_best():
-    work = workforce(easy())
-    above = [{"node-2": theta} for theta in trained(work)]
-    assert personal.finish(work, start(), 4, above=above).choices == ("node-2",) * 10
+def test_models_above_and_dittos_are_candidates():
+    above = [{"node-2": each.theta} for each in personal.chosen(workforce(easy()), start(), 4)]
+    found = personal.chosen(workforce(easy()), start(), 4, above=above, weight=0.5)
+    assert list(found[0].losses) == ["cluster", "1", "3", "10", "node-2", "ditto"]
+    taken = personal.finish(workforce(easy(), LocalTraining(epochs=1, batch_size=5, lr=1e-4)), start(), 4, above=above)
+    assert taken.choices == ("node-2",) * 4
 
 
 def test_the_drawn_start_is_one_model_of_the_networks_length():
     drawn = personal.drawn_start(NETWORK, start(1)[0], 3)
-    assert drawn.shape == (1, NETWORK.length)
-    assert not np.array_equal(drawn, start(1))
+    assert drawn.shape == (NETWORK.length,)
+    assert not np.array_equal(drawn, start(1)[0])
