@@ -347,17 +347,16 @@ def is_real(labels: NDArray[Any]) -> bool:
 
 
 def reported_margins(losses: NDArray[np.float64], *, squared: bool) -> tuple[float, ...]:
-    """Return each candidate's loss less the first's in nats, clipped and rounded: enough to vote, little about the data.
+    """Return each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data.
 
-    Squared errors have the unit of the targets. Half of their logarithm is a loss in nats: of normal errors whose variance is
-    the mean squared error. So margins do not depend on that unit.
+    Squared errors have the unit of the targets, so their margin is the logarithm of their ratio: 0.1 is a tenth more or less.
 
     Args:
         losses: shape (k,), float64, mean losses of the candidates.
         squared: whether they are squared errors; the losses of a task's own function that are below 0 are not.
     """
     if squared and not (losses < 0).any():
-        losses = np.log(np.maximum(losses, np.finfo(np.float64).tiny)) / 2
+        losses = np.log(np.maximum(losses, np.finfo(np.float64).tiny))
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
 
