@@ -10,8 +10,10 @@ from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.experiments.wild.runs import fleet_of
+from shoal.simulation.api.standardisation import scales_of, standardised_population, target_scale
 from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.metrics import adjusted_rand
 
 pytestmark = pytest.mark.torch
 RNG = np.random.default_rng(3)
@@ -79,3 +81,37 @@ def test_raw_tables_train_if_they_are_standardised(standardise, good):
     inputs, labels = partitions[2]["test"]
     answers = result.models[0](torch.from_numpy(result.standardised(2, inputs))).argmax(1).numpy()
     assert (answers == labels).mean() == pytest.approx(result.accuracy[2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("name", "least"), [("table-diabetes", 3), ("few-3-3-regression", 2)])
+def test_real_tables_are_grouped_alike_in_any_unit(name, least, seed):
+    data, found = fleet_of(name, seed, None, None, 1).population, []
+    torch.manual_seed(seed)
+    model = nn.Linear(data.train[0].x.shape[1], 1)
+    for unit in (0.01, 1.0, 100.0):
+        shares = {"train": data.train, "validation": data.validation, "test": data.test}
+        partitions = [
+            {share: (shards[i].x, np.float32(unit) * shards[i].y) for share, shards in shares.items()}
+            for i in range(len(data))
+        ]
+        result = shoal.simulate(
+            model, partitions, task="regression", local={"lr": 0.01}, seed=seed, min_contributors=least
+        )
+        assert adjusted_rand(result.clusters.tolist(), list(data.groups)) == 1.0
+        found.append(result.loss / unit**2)
+    np.testing.assert_allclose(found[0], found[1], rtol=0.01)
+    np.testing.assert_allclose(found[2], found[1], rtol=0.01)
+
+
+def test_no_device_alone_moves_the_unit_of_targets_far():
+    rng = np.random.default_rng(0)
+    shards = [
+        Shard(np.zeros((40, 1), np.float32), (5 + 2 * rng.standard_normal(40)).astype(np.float32)) for _ in range(7)
+    ]
+    centre, unit = target_scale(Population(tuple(shards)), None)
+    shards[0] = Shard(shards[0].x, shards[0].y * np.float32(1e6))
+    assert target_scale(Population(tuple(shards)), None) == pytest.approx((centre, unit), rel=0.2)
+    assert (centre, unit) == pytest.approx((5, 2), rel=0.2)
+    assert target_scale(Population(tuple(shards)), (-4, 0)) == (-2.0, 1.0)
