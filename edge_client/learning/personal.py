@@ -1,11 +1,10 @@
 """The personal finish: the models that a device compares after a run, and the rule that picks one.
 
 Candidates are the model of its cluster, that model after more local epochs, the models above it in cfl's tree, Ditto's
-personal model if a weight is given, and a model trained alone. The device keeps the cluster's model unless a paired test prefers
-another: the best of several models on few samples is often best by chance. The test is on the validation share, or if that is
-small, by cross-validation on all samples but the test share's. For labels these must also be `LEAST_RATIO` times as likely
-under the other model: a model that is only more confident gains a little on each of a few samples, and the sample on which it
-is confidently wrong may not be among them. A chosen model that the device trains is then trained again, with all these samples.
+personal model if a weight is given, and a model trained alone. They are compared on the validation share, or if that is small,
+by cross-validation on all samples but the test share's. The best of several models on few samples is often best by chance, so
+the device keeps the cluster's model unless labels are `LEAST_RATIO` times as likely under another, or a paired test on squared
+errors prefers another. A chosen model that the device trains is then trained again, with all these samples.
 
 `edge_client.learning.finish` uses these functions, on devices and in the simulator.
 """
@@ -84,45 +83,53 @@ def clearly_better(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool
     return mean > 0 and mean >= float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
-def likelier(own: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether the labels are at least `LEAST_RATIO` times as likely by ``other`` as by ``own``.
+def smoothed(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the losses if no label were less probable than n samples can show: of (p + 1/n) / (1 + 1/n) for p.
 
-    The logarithm of the ratio is sum_i (own_i - other_i), in nats. Losses ``own`` that are not finite mean no likelihood at all.
+    Otherwise one mistake of a model that is too sure of itself outweighs all that it has right. A loss that is not finite is of
+    p = 0.
 
     Args:
-        own: negative log-likelihood of each validation sample's label, shape (n,), float64.
-        other: the same by another model, finite.
+        losses: negative log-likelihood of each sample's label, shape (n,), float64.
     """
-    return not np.isfinite(own).all() or float((own - other).sum()) >= math.log(LEAST_RATIO)
+    least = 1 / len(losses)
+    found: NDArray[np.float64] = np.log1p(least) - np.log(np.where(np.isfinite(losses), np.exp(-losses), 0.0) + least)
+    return found
 
 
 def preferred(own: NDArray[np.float64], other: NDArray[np.float64], *, labels: bool) -> bool:
-    """Return whether ``other`` is to replace ``own``: it is `clearly_better` and, if the task predicts labels, `likelier`.
+    """Return whether ``other`` is to replace ``own``.
+
+    For labels it is if these are at least `LEAST_RATIO` times as likely by `smoothed` losses: the logarithm of the ratio is the
+    sum of the gains, in nats. Otherwise it is if ``other`` is `clearly_better`.
 
     A second training keeps its result unless the first one's is preferred: it has learned from these samples too, so it should
     not be worse on them, but a single unlucky epoch can spoil a model.
 
     Args:
-        own: loss of each validation sample, shape (n,), float64.
+        own: loss of each sample, shape (n,), float64.
         other: losses of the same samples by another model, shape (n,), float64.
         labels: as for `choose`.
     """
-    return clearly_better(own, other) and (not labels or likelier(own, other))
+    if not labels or not np.isfinite(other).all():
+        return clearly_better(own, other)
+    return float((smoothed(own) - smoothed(other)).sum()) >= math.log(LEAST_RATIO)
 
 
 def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
     """Return the name of the model that the device keeps.
 
-    It is the one with the least mean loss among the cluster's model and those clearly better than it; on ties the first.
+    It is the one with the least mean loss, `smoothed` for labels, among the cluster's model and those preferred to it; the first
+    of several.
 
     Args:
-        losses: loss of each validation sample, shape (n,), by candidate in order; `CLUSTER` is one of them.
+        losses: loss of each sample, shape (n,), by candidate in order; `CLUSTER` is one of them.
         labels: whether the task predicts labels, so that losses are negative log-likelihoods (for a sequence, means over its
-            positions); then a candidate must also be `likelier`. Squared errors have no such unit.
+            positions). Squared errors have no such unit.
     """
-    own = losses[CLUSTER]
+    own, mean_of = losses[CLUSTER], smoothed if labels else np.asarray
     better = [name for name, other in losses.items() if name != CLUSTER and preferred(own, other, labels=labels)]
-    return min(better, key=lambda name: float(losses[name].mean()), default=CLUSTER)
+    return min(better, key=lambda name: float(mean_of(losses[name]).mean()), default=CLUSTER)
 
 
 def one_epoch(local: LocalSettings) -> LocalSettings:

@@ -54,20 +54,38 @@ def test_the_least_mean_loss_among_the_clearly_better_wins_and_on_ties_the_first
 
 
 def test_labels_have_to_be_likelier_by_far():
-    """Gains of .05 nats on five labels are clear, but a ratio of exp(.25) = 1.3; on thirty it is exp(1.5) = 4.5."""
-    for count, choice in ((5, CLUSTER), (27, CLUSTER), (28, "10"), (30, "10")):
+    """Gains of .05 nats are a ratio of exp(.25) = 1.3 on five labels, and of exp(1.5) = 4.5 on thirty, and smoothed of 4.3."""
+    for count, choice in ((5, CLUSTER), (28, CLUSTER), (29, "10"), (30, "10")):
         losses = {CLUSTER: np.full(count, 0.15), "10": np.full(count, 0.10)}
         assert choose(losses, labels=True) == choice
         assert choose(losses, labels=False) == "10"
-    assert choose({CLUSTER: of(np.inf, 1), "10": of(1, 1)}, labels=True) == "10"
+    assert choose({CLUSTER: of(np.inf, np.nan, 9), "10": of(1, 1, 1)}, labels=True) == "10"
+    assert choose({CLUSTER: of(9, 9, 9), "10": of(0, 0, np.nan)}, labels=True) == CLUSTER
 
 
-def test_a_model_is_preferred_if_it_is_clearly_better_and_for_labels_likelier():
+def test_one_mistake_of_a_model_that_is_too_sure_does_not_outweigh_what_it_has_right():
+    """A model of ten classes that guesses, and one that is right on eight of ten samples and very wrong on two."""
+    guess, sure = np.full(10, np.log(10)), np.array([0.01] * 8 + [20.0] * 2)
+    assert sure.mean() > guess.mean()
+    assert choose({CLUSTER: guess, ALONE: sure}, labels=True) == ALONE
+    assert choose({CLUSTER: sure, ALONE: guess}, labels=True) == CLUSTER
+
+
+@given(st.lists(st.floats(0, 50) | st.sampled_from([np.inf, np.nan]), min_size=1, max_size=40))
+def test_smoothing_bounds_losses_and_keeps_their_order(values):
+    losses = np.array(values)
+    found = personal.smoothed(losses)
+    assert ((found >= -1e-12) & (found <= np.log(len(values) + 1) + 1e-12)).all()
+    order = np.argsort(np.where(np.isfinite(losses), losses, np.inf), kind="stable")
+    assert (np.diff(found[order]) >= -1e-12).all()
+
+
+def test_a_model_is_preferred_if_it_is_clearly_better_or_for_labels_likelier():
     own, other = np.full(5, 0.15), np.full(5, 0.10)
     assert personal.preferred(own, other, labels=False)
     assert not personal.preferred(own, other, labels=True)
     assert not personal.preferred(other, own, labels=False)
-    assert personal.preferred(of(9, 9), of(1, 1), labels=True)
+    assert personal.preferred(of(9, 9, 9), of(0.1, 0.1, 0.1), labels=True)
 
 
 @given(LOSSES)
