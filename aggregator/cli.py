@@ -357,6 +357,10 @@ def _run_lines(r: dict[str, Any], now: str) -> list[str]:
         }
         lines.append(f"run {r['run']} limits: {limited}")
         lines += [f"  hint: {hint}" for hint, devices in hints.items() if devices]
+    if refused := r["split_refused"]:
+        lines.append(
+            f"run {r['run']} split of cluster {refused['cluster']} refused in round {refused['round']}: {refused['reason']}"
+        )
     for still in r["still"][:NAMES_SHOWN]:
         rounds = f"for {still['rounds']} rounds"
         lines.append(f"run {r['run']} stands still: cluster {still['cluster']} {rounds}: {still['reason']}")
@@ -436,6 +440,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "clusters": len(sizes) if last else None,
         "cluster_sizes": sizes,
         "groups": _groups(records),
+        "split_refused": _split_refused(records),
         "too_small": len(too_small(grouped, plan.min_contributors)),
         "still": list(last.get("still", ())) if last else [],
         "missing": last["missing"] if last else [],
@@ -458,6 +463,16 @@ def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
             if event["kind"] in decided:
                 return {"k": decided[event["kind"]] or event["k"], "silhouette": event["silhouette"]}
     return None
+
+
+def _split_refused(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return round, cluster and reason of the last trial of a split, if it was refused."""
+    tried = [e for r in records for e in r["events"] if e["kind"] in ("split", "split-refused")]
+    return (
+        {k: tried[-1][k] for k in ("round", "cluster", "reason")}
+        if tried and tried[-1]["kind"] == "split-refused"
+        else None
+    )
 
 
 def _standing_apart(records: list[dict[str, Any]]) -> dict[str, int]:

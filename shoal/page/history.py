@@ -23,7 +23,7 @@ MARKED_DEVICES: Final = 200
 MOST_EVENTS: Final = 120
 MOST_MATRICES: Final = 6
 """Matrices of cosines: the first, the newest, and of the rounds that changed the clusters the newest."""
-TEXT_LENGTH: Final = 200
+TEXT_LENGTH: Final = 300
 """Most characters of one event's text."""
 DIGITS: Final = 5
 """Significant digits of a figure: a picture can't show finer ones."""

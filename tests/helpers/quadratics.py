@@ -33,7 +33,7 @@ def settled_tree(**settings):
 
 
 def cfl(devices=DEVICES, changes=None, **settings):
-    run = run_plan("cfl", settings, segments=(SegmentSpec("cluster", D),), rounds=200, **(changes or {}))
+    run = run_plan("cfl", settings, segments=(SegmentSpec("cluster", D),), **{"rounds": 200, **(changes or {})})
     return Rounds(run, devices)
 
 

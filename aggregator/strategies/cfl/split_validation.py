@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.trimmed import FIGURE_STEP, inner, winsorised
+from aggregator.numerics.trimmed import FEWEST_TRIMMED, FIGURE_STEP, inner, winsorised
 from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel, Event, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
 
@@ -48,8 +48,8 @@ class Trial:
         cluster: the parent's id; left, right: the halves.
         before: the parent's model when the trial began.
         figures: measures of the cut, for the events.
-        trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
-            scored.
+        trained: rounds that the halves have trained since the last look; below 0, rounds that the control trains before them.
+        waited: rounds in which a half could not be averaged, or not enough devices scored.
         firsts: the halves' models after the first trial round.
         extended: how often it was extended, since the evidence was near.
     """
@@ -69,34 +69,51 @@ class Trial:
 class Verdict:
     """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other".
 
-    Of five devices or more, share and mean are those of all but the smallest and the largest margin.
+    Of five devices or more, share and mean are those of all but the smallest and the largest margin. `shared` is the lesser of
+    the p-value and that by the spread of both sides.
     """
 
     devices: int
     prefer: float
     margin: float
     p_value: float
+    shared: float = 1.0
 
 
 def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
-    """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then compare it with the control."""
-    candidates = (half.model, trial.cluster)
+    """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then compare it with the control.
+
+    A prolonged trial begins with the control's own training.
+    """
+    candidates = (half.model, trial.cluster) if trial.trained >= 0 else (trial.cluster, half.model)
     if trial.trained < trial_rounds:
         return train_assignment(candidates, evaluate=False, phase=Phase.TRIAL)
     return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
-def judge(margins: Sequence[float]) -> Verdict:
+def judge(margins: Sequence[float], across: Sequence[float] = ()) -> Verdict:
     """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
     Each device has one vote, whatever its number of samples. One of five or more decides nothing: the devices of the smallest
     and the largest margin are left out.
+
+    Args:
+        margins: of the side's devices.
+        across: margins of the other side's devices, from which a side of fewer than five also learns how far margins spread.
     """
-    values = np.asarray(margins, np.float64)
+    values, others = np.asarray(margins, np.float64), np.asarray(across, np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
-    kept = values[inner(values)]
-    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), paired_t_p_value(values))
+    kept, alone = values[inner(values)], paired_t_p_value(values)
+    shared = alone
+    if 1 < len(values) < FEWEST_TRIMMED and len(others) > 1:
+        shared = min(alone, _Sample.trimmed(values).p_value(_Sample.trimmed(others)))
+    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), alone, shared)
+
+
+def judge_both(margins: Sequence[Sequence[float]]) -> list[Verdict]:
+    """Return the verdicts of the two sides of a cut from their devices' margins."""
+    return [judge(own, across) for own, across in zip(margins, margins[::-1], strict=True)]
 
 
 def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:
@@ -136,28 +153,62 @@ def paired_t_p_value(differences: NDArray[np.float64]) -> float:
     """
     if len(differences) < 2:
         return 1.0
-    return min(
-        _t_p_value(differences, differences), _t_p_value(differences[inner(differences)], winsorised(differences))
-    )
+    return min(_Sample(differences, differences).p_value(), _Sample.trimmed(differences).p_value())
 
 
-def _t_p_value(kept: NDArray[np.float64], spread_out: NDArray[np.float64]) -> float:
-    """Return Yuen's p-value (1974) of the h inner differences of n, ``kept``, and all n winsorised ones; Student's if h = n.
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The h inner differences of n, ``kept``, and all n winsorised ones, ``whole``: Yuen (1974), or Student if h = n."""
 
-    t = m sqrt(h (h - 1) / (n s)), with the mean m of the inner differences and the mean square s of the winsorised ones from
-    their mean, has h - 1 degrees of freedom.
+    kept: NDArray[np.float64]
+    whole: NDArray[np.float64]
+
+    @classmethod
+    def trimmed(cls, values: NDArray[np.float64]) -> _Sample:
+        return cls(values[inner(values)], winsorised(values))
+
+    @property
+    def squares(self) -> float:
+        """The sum of squares about the mean, of which h - 1 are free."""
+        return float(self.whole.var()) * len(self.whole)
+
+    def p_value(self, *others: _Sample) -> float:
+        """Return the p-value of t = m sqrt(h / s), with the mean m of the inner differences and the pooled variance s."""
+        mean, freedom = float(self.kept.mean()), sum(len(one.kept) - 1 for one in (self, *others))
+        spread = math.sqrt(sum(one.squares for one in (self, *others)) / freedom)
+        # Rounded differences are equal by chance more often than true ones.
+        spread = max(spread, FIGURE_STEP)
+        from scipy.special import stdtr  # only splits pay for loading scipy
+
+        # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
+        return float(stdtr(freedom, -mean / (spread / math.sqrt(len(self.kept)))))
+
+
+def refusal(sides: Sequence[Verdict], apart: Sequence[Sequence[Event]], prefer: float, margin: float) -> str:
+    """Return in one sentence why a split is refused, and what would decide it.
+
+    Args:
+        sides: both verdicts on the margins.
+        apart: of either side, the event for the device whose margin contradicts all others, if there is one.
+        prefer: limit of the share that prefers its half's model.
+        margin: gain on both sides that decides without further evidence.
     """
-    mean, freedom = float(kept.mean()), len(kept) - 1
-    spread = float(spread_out.std()) * math.sqrt(len(spread_out) / freedom)
-    # Three rounded differences are equal by chance more often than all of them.
-    spread = spread if len(kept) == len(spread_out) else max(spread, FIGURE_STEP)
-    # Equal differences have no t value: the mean divided by 0.
-    if spread <= 1e-12 * abs(mean):
-        return 0.0 if mean > 0 else 1.0
-    from scipy.special import stdtr  # only splits pay for loading scipy
-
-    # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
-    return float(stdtr(freedom, -mean / (spread / math.sqrt(len(kept)))))
+    for verdict, events in zip(sides, apart, strict=True):
+        for event in events:
+            if verdict.devices < FEWEST_TRIMMED:
+                contrary = (
+                    f"{event.detail['device']} contradicts all others of its half, which are too few to overrule it"
+                )
+                return f"{contrary}: check its data, or let at least {FEWEST_TRIMMED} devices decide"
+    worse = min(sides, key=lambda v: v.prefer)
+    if worse.prefer <= prefer:
+        better = f"{worse.prefer:.0%} of one half's {worse.devices} devices do better with its model than with the common one"
+        return f"{better}, and more than {prefer:.0%} must: another cut would decide, or more training"
+    gains = " and ".join(f"{v.margin:.3g}" for v in sides)
+    few = [v.devices for v in sides if v.devices < FEWEST_TRIMMED]
+    among = f" among {' and '.join(map(str, few))} devices" if few else ""
+    more = "more devices or validation samples" if few else "more validation samples"
+    return f"gains of {gains} in loss may be chance{among}: {more} would decide, or at least {margin:g} in both halves"
 
 
 def goes_on(sides: Sequence[Verdict]) -> bool:

@@ -154,7 +154,7 @@ class CflSettings(StrategySettings):
         return clear and self._likely(sides)
 
     def _likely(self, sides: Sequence[Verdict]) -> bool:
-        return all(v.prefer > self.prefer and v.p_value < SIDE_P_VALUE for v in sides)
+        return all(v.prefer > self.prefer and min(v.p_value, v.shared) < SIDE_P_VALUE for v in sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,21 +46,25 @@ from aggregator.strategies.cfl.split_validation import (
     combined_p_value,
     contradictions,
     goes_on,
-    judge,
+    judge_both,
+    refusal,
     trial_assignment,
 )
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Assignment, Phase
+from shoal.protocol.messages import Assignment, Phase, Share
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
 NEAR: Final = 10
 """A refused candidate whose combined p-value is below so many times the limit is tried again after half of the cool-down."""
-MAX_EXTENSIONS: Final = 12
-"""How often the trial of a cut with a separation gap goes on for another `trial_rounds`."""
+MAX_EXTENSIONS: Final = 6
+"""How often the trial of a cut with a separation gap goes on: the control trains as many rounds as the halves, then these do."""
+ABSENT: Final = (
+    f"in more than {MAX_WAITS} rounds too few of one half's devices answered: it is tried again when they do"
+)
 FEWEST_COMPARED: Final = 20
 """Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
@@ -81,6 +85,7 @@ class Cfl:
         require_one_origin(run)
         self.backend = backend
         self.least_side = self.settings.least_side(run)
+        self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0
 
     @staticmethod
     def models(_run: RunPlan) -> int:
@@ -235,7 +240,7 @@ class Cfl:
         if self.settings.trace:
             figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
             trace = (Event(round_, "norms", figures),)
-        if self._is_quiet(cluster, round_):
+        if self._is_quiet(cluster, round_) or round_ + self._trial_length > self.run.rounds:
             return state, trace
         cuts: tuple[Cut, ...] = ()
         if settled(self.settings, norms, state.early_norm):
@@ -282,14 +287,16 @@ class Cfl:
         if min(map(len, mine)) < self.least_side:
             trial = dataclasses.replace(trial, waited=trial.waited + 1)
             if trial.waited > MAX_WAITS:
-                return self._end_trial(state, trial, {"reason": "devices absent"}, round_)
+                return self._end_trial(state, trial, {"reason": ABSENT}, round_)
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         state, trial = self._moved_on(state, trial, mine, round_)
         if trial.trained <= self.settings.trial_rounds:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        verdicts = [judge([c.margins[1] for c in m]) for m in mine]
-        untrained = [judge([c.margins[0] for c in m]) for m in mine]
-        apart = tuple(event for m in mine for event in contradictions(m, trial.cluster, round_, self.settings.margin))
+        untrained, verdicts = (judge_both([[c.margins[i] for c in m] for m in mine]) for i in (0, 1))
+        # Only margins with labels in balance prove a group of few devices that happen to agree: label skew is no group.
+        untrained = [dataclasses.replace(v, p_value=v.shared) for v in untrained]
+        alone = [contradictions(m, trial.cluster, round_, self.settings.margin) for m in mine]
+        apart = (*alone[0], *alone[1])
         detail = {
             **trial.figures,
             "prefer": [v.prefer for v in verdicts],
@@ -300,10 +307,12 @@ class Cfl:
         }
         tried = state.clusters[trial.cluster].refused + trial.extended
         if not (self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)):
-            if has_gap(trial.figures) and goes_on(verdicts) and trial.extended < MAX_EXTENSIONS:
-                trial = dataclasses.replace(trial, trained=0, extended=trial.extended + 1)
+            has_time = trial.extended < MAX_EXTENSIONS or round_ == self.run.rounds
+            if has_gap(trial.figures) and goes_on(verdicts) and has_time:
+                trial = dataclasses.replace(trial, trained=-1 - self.settings.trial_rounds, extended=trial.extended + 1)
                 return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), apart
-            state, ended = self._end_trial(state, trial, detail, round_)
+            why = refusal(verdicts, alone, self.settings.prefer, self.settings.margin)
+            state, ended = self._end_trial(state, trial, {**detail, "reason": why}, round_)
             return state, (*apart, *ended)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
@@ -315,22 +324,26 @@ class Cfl:
     def _moved_on(
         self, state: CflState, trial: Trial, mine: Sequence[list[ClientUpdate]], round_: int
     ) -> tuple[CflState, Trial]:
-        """Move each half by the mean of its own updates, and the control by the mean of all."""
+        """Move each half by the mean of its own updates, and the control by the mean of all.
+
+        A prolonged trial moves them in turn, since updates that halves have long gone their own way with would spoil the control.
+        """
 
         def moved(slot: ClusterModel, given: list[ClientUpdate]) -> ClusterModel:
             mean = self.average(given, self.run.weighting, self.run.weight_cap)
             return slot.moved(mean, len(given), round_)
 
-        left, right = (
-            dataclasses.replace(half, slot=moved(half.slot, given))
-            for half, given in zip((trial.left, trial.right), mine, strict=True)
-        )
-        parent = state.clusters[trial.cluster]
-        control = dataclasses.replace(parent, slot=moved(parent.slot, in_order(c for side in mine for c in side)))
-        trained = trial.trained + 1
-        firsts = trial.firsts or (left.slot, right.slot)
-        trial = dataclasses.replace(trial, left=left, right=right, trained=trained, firsts=firsts)
-        return dataclasses.replace(state, clusters={**state.clusters, parent.id: control}), trial
+        if not trial.extended or trial.trained < 0:
+            parent = state.clusters[trial.cluster]
+            control = dataclasses.replace(parent, slot=moved(parent.slot, in_order(c for side in mine for c in side)))
+            state = dataclasses.replace(state, clusters={**state.clusters, parent.id: control})
+        if trial.trained >= 0:
+            left, right = (
+                dataclasses.replace(half, slot=moved(half.slot, given))
+                for half, given in zip((trial.left, trial.right), mine, strict=True)
+            )
+            trial = dataclasses.replace(trial, left=left, right=right, firsts=trial.firsts or (left.slot, right.slot))
+        return state, dataclasses.replace(trial, trained=trial.trained + 1)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""
@@ -377,10 +390,12 @@ class Cfl:
     def final(self, state: CflState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its cluster's model; one that is not placed yet takes its node's, an unknown one the root's.
 
-        With ``path`` each also gets the models above its own, up to the root (section V-C).
+        On trial it takes the better one of its half's model and the control, by its validation share. With ``path`` each also
+        gets the models above its own, up to the root (section V-C).
         """
-        slots = {c.id: c.slot for c in state.clusters.values()} | {n.id: n.slot for n in state.tree.values()}
+        slots = self.models_of(state)
         own = {d: c.id for c in state.clusters.values() for d in c.members} | dict(state.unplaced)
+        halves = {d: h.model for t in state.trials.values() for h in (t.left, t.right) for d in h.members}
         models: dict[int, ClusterModel] = {}
         assignments: dict[str, Assignment] = {}
         for device in devices:
@@ -388,9 +403,13 @@ class Cfl:
             line = cfl_tree.path(state.tree, at) if self.settings.path else (at,)
             models |= {m: slots[m] for m in line}
             assignment = final_assignment(line[::-1])
-            assignments[device] = (
-                dataclasses.replace(assignment, phase=Phase.KEEP) if self.settings.path else assignment
-            )
+            if self.settings.path:
+                assignment = dataclasses.replace(assignment, phase=Phase.KEEP)
+            elif device in halves:
+                models[halves[device]] = slots[halves[device]]
+                tried = (*assignment.candidates, halves[device])
+                assignment = dataclasses.replace(assignment, candidates=tried, share=Share.VALIDATION)
+            assignments[device] = assignment
         return RoundPlan(round_, models, assignments, final=True)
 
     def models_of(self, state: CflState) -> Mapping[int, ClusterModel]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aggregator.strategies.cfl.state import CflSettings
 from edge_client.learning.data import split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
@@ -134,6 +135,19 @@ def test_cfl_does_not_split_devices_without_groups(tmp_path):
         assert len(events(records, "split-refused")) >= 2
         assert not events(records, "split")
         assert set(records[-1]["clusters"].values()) == {0}
+
+
+def test_devices_on_trial_at_the_end_of_a_run_take_their_halfs_model(tmp_path, monkeypatch):
+    """A trial that never convinces goes on to the end; in between the control trains by itself, as one model for all."""
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    monkeypatch.setattr(CflSettings, "clear", lambda *_: False)
+    monkeypatch.setattr("aggregator.strategies.cfl.strategy.MAX_EXTENSIONS", 99)
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL | {"rounds": 14}) as fleet:
+        records = fleet.run(10)
+        assert not events(records, "split") + events(records, "split-refused")
+        assert len(set(records[-2]["clusters"].values())) == 1
+        assert same_partition({name: hash(theta) for name, theta in thetas(fleet).items()}, truth_of(8, 2))
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
 
 
 def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):

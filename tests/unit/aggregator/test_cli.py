@@ -106,6 +106,19 @@ def test_the_groups_that_a_strategy_has_found(place):
     assert ["groups found: 3 (silhouette 0.41)" in line for line in lines] == [False, False, True]
 
 
+def test_the_last_split_that_was_refused_says_why(place):
+    """A later split makes it old news."""
+    refused = {"kind": "split-refused", "cluster": 0, "reason": "gains may be chance"}
+    made = {"kind": "split", "cluster": 0}
+    place.run(1, records=[{"events": ({"round": 1, **refused},)}])
+    place.run(2, records=[{"events": ({"round": 1, **refused},)}, {"events": ({"round": 2, **made},)}])
+    assert [r["split_refused"] for r in place.data()["runs"]] == [
+        {"round": 1, "cluster": 0, "reason": "gains may be chance"},
+        None,
+    ]
+    assert sum("split of cluster 0 refused in round 1: gains may be chance" in line for line in place.status()) == 1
+
+
 def test_a_run_that_has_not_begun(place):
     place.run(rounds=7)
     assert place.status() == ["run 1: fedavg, mask permutation, 0 of 7 rounds closed"]

@@ -4,19 +4,22 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy.stats import combine_pvalues, ttest_1samp, ttest_ind
+from scipy.stats import combine_pvalues, t, ttest_1samp, ttest_ind
 
+from aggregator.strategies.base import Event
 from aggregator.strategies.cfl.split_validation import (
     Verdict,
     combined_p_value,
     contradictions,
     goes_on,
     judge,
+    judge_both,
     paired_t_p_value,
+    refusal,
 )
 from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.cfl.strategy import MAX_EXTENSIONS
-from shoal.protocol.messages import Phase
+from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
     DEVICES,
@@ -101,6 +104,7 @@ def test_a_refused_trial_keeps_what_was_trained_and_leaves_the_cluster_in_peace(
     assert opened == [2, 9], "refused in round 5, then three rounds of peace: 6, 7 and 8"
     detail = rounds.events[1].detail
     assert (detail["prefer"], detail["margin"]) == ([0.0, 0.0], [0.0, 0.0])
+    assert detail["reason"].startswith("0% of one half's")
 
 
 class SlowGain(Quadratic):
@@ -120,21 +124,66 @@ class SlowGain(Quadratic):
 def test_a_clear_cut_on_trial_gets_time_while_the_evidence_is_weak(monkeypatch):
     monkeypatch.setattr(CflSettings, "convinces", lambda _self, _sides, tried: tried >= 3)
     rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=20)
+    run_until_quiet(rounds, SlowGain(rounds), most=30)
     first = next(e for e in rounds.events if e.kind == "split")
     assert rounds.events[0].kind == "trial-opened"
     assert "split-refused" not in [e.kind for e in rounds.events if e.round < first.round]
-    assert first.round == rounds.events[0].round + 4 * 3, (
-        "four looks, each after two rounds of training and the one to compare"
+    assert first.round == rounds.events[0].round + 3 + 3 * 6, (
+        "four looks, each after two rounds of training and the one to compare, and as many of the control before all but one"
     )
 
 
 def test_extensions_are_bounded(monkeypatch):
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=3 * (MAX_EXTENSIONS + 2))
+    run_until_quiet(rounds, SlowGain(rounds), most=6 * (MAX_EXTENSIONS + 1))
     opened, refused = (next(e.round for e in rounds.events if e.kind == k) for k in ("trial-opened", "split-refused"))
-    assert refused == opened + 3 * (1 + MAX_EXTENSIONS)
+    assert refused == opened + 3 + 6 * MAX_EXTENSIONS
+
+
+def test_the_control_of_a_long_trial_trains_by_itself(monkeypatch):
+    """It has learned what the cluster would have learned alone, in every second half of the rounds since the first look."""
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 1000})
+    answer, lone = SlowGain(rounds), Quadratic(alone)
+    run_until_quiet(rounds, answer, most=5)
+    (trial,) = rounds.state.trials.values()
+    halves = (trial.left.slot, trial.right.slot)
+    run_until_quiet(rounds, answer, most=3)
+    (trial,) = rounds.state.trials.values()
+    assert (trial.left.slot, trial.right.slot) == halves
+    assert {o.candidates[0] for r, _, o in answer.assignments if r >= 6} == {0}
+    assert rounds.state.clusters[0].slot.version == 8, "the round of its last mean"
+    run_until_quiet(alone, lone, most=8)
+    ours, theirs = (fleet.theta(fleet.state.clusters[0].slot) for fleet in (rounds, alone))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    run_until_quiet(rounds, answer, most=3)
+    (trial,) = rounds.state.trials.values()
+    assert trial.left.slot.version == 11
+    assert rounds.state.clusters[0].slot.version == 8
+
+
+def test_no_trial_opens_that_the_run_has_no_rounds_left_to_judge():
+    run = cfl(**TRIED, changes={"rounds": 4})
+    run_until_quiet(run, Quadratic(run), most=4)
+    assert [e.kind for e in run.events] == []
+    run = cfl(**TRIED, changes={"rounds": 5})
+    run_until_quiet(run, Quadratic(run), most=5)
+    assert [e.kind for e in run.events] == ["trial-opened", "split"]
+
+
+def test_devices_on_trial_at_the_end_take_the_better_model_by_their_validation_share(monkeypatch):
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, SlowGain(rounds), most=12)
+    (trial,) = rounds.state.trials.values()
+    final = rounds.strategy.final(rounds.state, 13, (*DEVICES, "dev-new"))
+    for half in (trial.left, trial.right):
+        for device in half.members:
+            assert final.assignments[device].candidates == (0, half.model)
+            assert final.assignments[device].share == Share.VALIDATION
+    assert final.assignments["dev-new"].candidates == (0,)
+    assert set(final.models) == {0, trial.left.model, trial.right.model}
 
 
 def test_a_cut_without_a_gap_gets_one_look(monkeypatch):
@@ -149,7 +198,7 @@ def test_a_cut_without_a_gap_gets_one_look(monkeypatch):
     ("p_values", "expected"), [((0.2, 0.05), True), ((0.5, 0.5), False), ((0.001, 0.95), False), ((0.0001, 0.85), True)]
 )
 def test_weak_evidence_that_no_side_speaks_against_is_worth_another_look(p_values, expected):
-    assert goes_on([Verdict(4, 1.0, 0.1, p) for p in p_values]) is expected
+    assert goes_on([Verdict(4, 1.0, 0.1, p, p) for p in p_values]) is expected
 
 
 class OneSided(Quadratic):
@@ -182,7 +231,7 @@ def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
         assert (trial.waited, trial.trained) == (lost, 0)
     rounds.step(answer, present=others)
     assert rounds.events[-1].kind == "split-refused"
-    assert rounds.events[-1].detail["reason"] == "devices absent"
+    assert rounds.events[-1].detail["reason"].endswith("it is tried again when they do")
 
 
 def test_a_trial_goes_on_when_its_devices_come_back():
@@ -201,6 +250,30 @@ def test_the_paired_t_test_of_a_small_side_is_scipys(seed):
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 5))
     expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
     assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
+
+
+def test_two_devices_with_unlike_gains_are_judged_by_the_spread_of_both_sides():
+    """Alone they would need gains that are nearly equal, however large these are."""
+    three, two = [0.38, 0.42, 0.43], [0.7, 1.16]
+    assert judge(two).p_value > 0.07
+    assert [v.shared < 0.03 for v in judge_both([three, two])] == [True, True]
+    assert judge([0.01, -0.02, 0.4], [0.5, 0.6]).shared > 0.1
+    assert judge([-0.2, -0.3], [0.5, 0.6]).shared > 0.9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_spread_of_two_small_sides_is_pooled_as_in_an_analysis_of_variance(seed):
+    rng = np.random.default_rng(seed)
+    own, other = rng.normal(0.4, 1.0, 3), rng.normal(-2.0, 1.0, 4)
+    spread = np.sqrt((own.var() * 3 + other.var() * 4) / 5)
+    pooled = t.sf(own.mean() / (spread / np.sqrt(3)), 5)
+    assert judge(own, other).shared == pytest.approx(min(pooled, judge(own).p_value), rel=1e-10)
+
+
+@pytest.mark.parametrize("lie", [-5.0, 5.0, 0.1])
+def test_a_liar_in_a_large_side_spoils_no_small_one(lie):
+    three, nine = [0.21, 0.24, 0.3], [0.2, 0.22, 0.25, 0.21, 0.3, 0.27, 0.24, 0.19, lie]
+    assert judge(three, nine).shared <= judge(three).p_value < 0.01
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -301,11 +374,13 @@ def test_the_device_whose_margin_contradicts_all_others_is_named(margins, named)
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([-1.0, -1.0], 1.0)]
-)
+@pytest.mark.parametrize(("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.0, 0.0], 0.5), ([-1.0, -1.0], 1.0)])
 def test_the_t_test_of_too_few_or_equal_values(values, expected):
-    assert paired_t_p_value(np.array(values)) == expected
+    assert paired_t_p_value(np.array(values)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_two_differences_that_are_equal_as_rounded_are_not_certain():
+    assert 0.005 < paired_t_p_value(np.array([0.0031, 0.0031])) < 0.05
 
 
 @pytest.mark.parametrize("pair", [(0.02, 0.02), (1e-5, 0.09), (1.0, 1.0), (0.3, 1e-12)])
@@ -315,6 +390,41 @@ def test_the_combined_p_value_is_scipys(pair):
 
 def test_a_p_value_of_zero_or_a_single_one_combines():
     assert (combined_p_value((0.0, 0.05)), combined_p_value((0.3,))) == (0.0, 0.3)
+
+
+CONTRARY = Event(4, "stands-apart", {"device": "dev-3", "margin": -5.0, "others": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("sides", "apart", "words"),
+    [
+        (
+            (Verdict(3, 0.67, 0.1, 0.6), Verdict(9, 1.0, 0.1, 0.01)),
+            ((CONTRARY,), ()),
+            "dev-3 contradicts all others of its half",
+        ),
+        (
+            (Verdict(9, 0.4, -0.01, 0.6), Verdict(5, 1.0, 0.1, 0.01)),
+            ((CONTRARY,), ()),
+            "40% of one half's 9 devices do better",
+        ),
+        (
+            (Verdict(3, 1.0, 0.04, 0.2), Verdict(2, 1.0, 0.03, 0.2)),
+            ((), ()),
+            "gains of 0.04 and 0.03 in loss may be chance among 3 and 2",
+        ),
+        (
+            (Verdict(9, 0.8, 0.004, 0.2), Verdict(7, 0.8, 0.03, 0.01)),
+            ((), ()),
+            "may be chance: more validation samples would decide",
+        ),
+    ],
+)
+def test_a_refusal_says_why_in_one_sentence_and_what_would_decide(sides, apart, words):
+    told = refusal(sides, apart, 0.5, 0.1)
+    assert words in told
+    assert len(told) < 200
+    assert told.count(":") == 1
 
 
 def test_the_verdict_of_one_side():

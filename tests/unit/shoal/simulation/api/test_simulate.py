@@ -101,6 +101,23 @@ def test_cfl_finds_groups_whose_labels_a_device_learns_in_one_round(seed):
     assert adjusted_rand(found.clusters, TRUTH) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("sides", "seed"),
+    [((3, 2), 3), *(pytest.param(s, n, marks=pytest.mark.long) for s in ((3, 2), (3, 3), (2, 2)) for n in (0, 2, 4))],
+)
+def test_cfl_splits_few_devices_where_the_owner_allows_means_of_two(sides, seed):
+    """A boundary that is no plane, with 24 validation samples a device: one margin of two is easily twice the other."""
+    rng = np.random.default_rng(seed + 77)
+    x = rng.uniform(-2, 2, (120 * sum(sides), 2)).astype(np.float32)
+    parts = shoal.split(x, (np.sin(2 * x[:, 0]) > x[:, 1]).astype(int), "iid", devices=sum(sides), seed=seed)
+    for part in parts[sides[0] :]:
+        part |= {share: (x, 1 - y) for share, (x, y) in part.items()}
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    found = shoal.simulate(network, parts, strategy="cfl", rounds=40, seed=seed, min_contributors=2)
+    assert adjusted_rand(found.clusters.tolist(), [0] * sides[0] + [1] * sides[1]) == 1.0
+
+
 @pytest.mark.parametrize("strategy", ["ifca", "cfl"])
 def test_every_mask_mode_gives_the_same_clusters(strategy):
     def run(mode):
