@@ -51,9 +51,7 @@ from shoal.membership.roster import RosterForkError, expiry_of
 from shoal.membership.roster_delta import apply_change
 from shoal.protocol import channels
 from shoal.protocol.chunking import LaterKindError
-from shoal.protocol.codec import decode
-from shoal.protocol.documents import RosterChange
-from shoal.protocol.messages import Action, Announcement, Control, Notice
+from shoal.protocol.messages import Action
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.shards import PART_LABEL
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
@@ -75,21 +73,11 @@ if TYPE_CHECKING:
     from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
-    from shoal.protocol.documents import Roster, RunPlan
-    from shoal.protocol.messages import Assignment, Vitals
+    from shoal.protocol.documents import Roster, RosterChange, RunPlan
+    from shoal.protocol.messages import Announcement, Assignment, Control, Vitals
 
 LOG = logging.getLogger("shoal.edge")
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-
-class _Busy:
-    """True while publishes are waiting for the broker's acknowledgement."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def __bool__(self) -> bool:
-        return self._transport.pending() > 0
 
 
 class DeviceRuntime:
@@ -191,7 +179,6 @@ class DeviceRuntime:
             clock_s=clock_s,
             weight=personal,
         )
-        self._busy = _Busy(transport)
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
         self._roster: tuple[Roster, io.RosterFacts] | None = None
@@ -409,27 +396,14 @@ class DeviceRuntime:
             self._go_on(self.session.group_followed(self._facts()))
         if purpose != channel.purpose:
             raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
-        match channel:
-            case channels.ROSTER_CHANGE:
-                return decode(plain, RosterChange)
-            case channels.ANNOUNCEMENT | channels.ANNOUNCED_AGAIN:
-                return decode(plain, Announcement)
-            case channels.CONTROL | channels.PART_CONTROL:
-                return decode(plain, Control)
-            case channels.NOTICE:
-                return decode(plain, Notice)
-            case channels.MEAN | channels.MEAN_PART | channels.CHECKPOINT:
-                return io.ModelTransfer(label, transfer.transfer_id, plain)
-            case channels.RUN:  # not copied: it may have megabytes of origins
-                return plain
-        return bytes(plain)
+        return inbound.content(channel, label, transfer.transfer_id, plain)
 
     def _resend_part(self, control: Control) -> None:
         """Send those chunks of a part again that its worker asks for, unless the part may still be on its way."""
         member, state = self._membership, self.session.round
         if (control.fleet, control.device, control.action) != (member.fleet, member.name, Action.NACK):
             raise UntrustedError(f"a control message for {control.device!r}")
-        if state.stage is rounds.Stage.SENDING and not (self.session.in_flight and self._busy):
+        if state.stage is rounds.Stage.SENDING and not (self.session.in_flight and self._uplink.busy):
             self._uplink.send_part(state.mark, control.transfer, control.missing)
 
     # ------------------------------------------------------------------------------------------------------- session
@@ -453,7 +427,7 @@ class DeviceRuntime:
             group=member.group,
             key_version=member.newest_generation,
             keys_since=member.keys_since,
-            busy=self._busy,
+            busy=self._uplink.busy,
             jitter=self._uniform(),
         )
 

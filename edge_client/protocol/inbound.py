@@ -1,4 +1,4 @@
-"""Size limits for the transfers that a device accepts, by topic. Each chunk is checked before it takes any memory.
+"""What a device accepts, by topic: size limits, which are checked before a chunk takes any memory, and contents.
 
 A device that does not know the run yet does not know the size of the run package either. It accepts one of up to
 `limits.FIRST_PACKAGE_BYTES`, and a larger one once the aggregator's signed announcement has given its size.
@@ -6,11 +6,15 @@ A device that does not know the run yet does not know the size of the run packag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from edge_client.protocol.session_io import ModelTransfer
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels, sizes
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RosterChange
+from shoal.protocol.messages import Announcement, Control, Notice
 from shoal.protocol.shards import sealed_mean_part_bytes
 from shoal.protocol.topics import TopicKind
 
@@ -18,11 +22,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_client.protocol.session import DeviceSession
+    from shoal.protocol.channels import Channel
     from shoal.protocol.chunking import ChunkKind
     from shoal.protocol.topics import ParsedTopic
 
 UNSUBSCRIBED: Final[Mapping[ChunkKind, int]] = {}
 """The limits of a topic that the device has unsubscribed from. The broker may still send messages that it had queued."""
+
+MESSAGES: Final[Mapping[Channel, type[RosterChange | Announcement | Control | Notice]]] = {
+    channels.ROSTER_CHANGE: RosterChange,
+    channels.ANNOUNCEMENT: Announcement,
+    channels.ANNOUNCED_AGAIN: Announcement,
+    channels.CONTROL: Control,
+    channels.PART_CONTROL: Control,
+    channels.NOTICE: Notice,
+}
+"""Channels with one message each; the others carry models, documents and sealed data."""
 
 
 def source(kind: TopicKind, label: str = "") -> str:
@@ -74,6 +89,20 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
         f"a message on {topic.kind.base}, which this device has not subscribed to",
         hint="check the broker: it delivers messages that the device has not subscribed to",
     )
+
+
+def content(channel: Channel, label: str, transfer: bytes, plain: memoryview) -> Any:
+    """Return the content of an opened transfer as `DeviceSession.receive` takes it.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    if channel in MESSAGES:
+        return decode(plain, MESSAGES[channel])
+    if channel in (channels.MEAN, channels.MEAN_PART, channels.CHECKPOINT):
+        return ModelTransfer(label, transfer, plain)
+    # A run package is not copied: it may have megabytes of origins.
+    return plain if channel is channels.RUN else bytes(plain)
 
 
 def _model(label: str, session: DeviceSession) -> Mapping[ChunkKind, int]:

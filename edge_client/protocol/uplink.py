@@ -33,6 +33,16 @@ class UploadFile(Protocol[R_contra]):
         """Store an upload durably, with its residual; once it was answered, ``sealed`` is empty."""
 
 
+class Unacknowledged:
+    """True while publishes are waiting for the broker's acknowledgement."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __bool__(self) -> bool:
+        return self._transport.pending() > 0
+
+
 class Uplink(Generic[R]):
     """One device's upload: sent to ``topic`` once, then only those chunks that the aggregator asks for.
 
@@ -51,6 +61,7 @@ class Uplink(Generic[R]):
         residual: what the stored upload left, for the next one; None if there is nothing.
 
     Attributes:
+        busy: true while the broker has not acknowledged all messages of the device.
         residual: of the newest upload.
         workers: of the run that the device follows; none if its uploads travel in one piece.
     """
@@ -68,6 +79,7 @@ class Uplink(Generic[R]):
     ) -> None:
         self._files = files
         self._transport = transport
+        self.busy = Unacknowledged(transport)
         self._notes = notes
         self._topic = topic
         self._part_topic = part_topic
