@@ -19,22 +19,20 @@ import numpy as np
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.followed_run import Run
-from edge_client.models.checkpoints import CONTENT_LABEL, naming_sealer, open_checkpoint
+from edge_client.models.checkpoints import CONTENT_LABEL
 from edge_client.models.fresh_start import TensorFigures, figures_of
 from edge_client.models.private_values import erase, initial_values, joined
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore, Transcript
-from edge_client.run.held_models import HeldModels, length_of
+from edge_client.run.held_models import HeldModels, opened
 from edge_client.run.history import certifying
 from edge_client.run.package import open_plan, origins_purpose, task_of, task_purpose
 from edge_client.run.policy import check_announcement
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
-from shoal.membership.statements import signers_needed
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import STATISTICS_MODEL
-from shoal.protocol.states import StateCertificate
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
@@ -212,17 +210,7 @@ class LateStart:
         claims = certifying(plan, roster, announcement.round, announcement.held, Transcript())
         # The chain that is stored must still give the keys of this round, whose mean may be needed.
         keys = chain.peek(ref.round)
-        with naming_sealer(sealed, ref.state, keys, roster):
-            state, task = open_checkpoint(
-                sealed,
-                StateCertificate(tuple(claim.signed for claim in claims)),
-                wanted=ref.state,
-                keys=keys,
-                roster=roster,
-                length=length_of(plan, announcement.held, ref.state),
-                signers=signers_needed(plan.min_contributors, roster.active_count),
-                most_task_bytes=most_task_bytes,
-            )
+        with opened(ref, sealed, claims, keys, plan, announcement.held, roster, most_task_bytes) as (state, task):
             bundle = task_of(memoryview(task), plan)
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
         whole = len(state.theta) == plan.length and ref.state.model != STATISTICS_MODEL

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -353,20 +354,9 @@ class HeldModels:
             raise UntrustedError(f"a part of a mean: {error}") from error
 
     def _open(self, ref: CheckpointRef, sealed: memoryview) -> ModelState:
-        plan, roster = self._run.plan, self._membership.roster
-        keys = self._store.keys_under(ref.round, ref.key_version)
-        with naming_sealer(sealed, ref.state, keys, roster):
-            state, _ = open_checkpoint(
-                sealed,
-                StateCertificate(tuple(c.signed for c in self._claims)),
-                wanted=ref.state,
-                keys=keys,
-                roster=roster,
-                length=length_of(plan, self._held, ref.state),
-                signers=signers_needed(plan.min_contributors, roster.active_count),
-                most_task_bytes=self._task_bytes,
-            )
-        return state
+        keys, roster = self._store.keys_under(ref.round, ref.key_version), self._membership.roster
+        with opened(ref, sealed, self._claims, keys, self._run.plan, self._held, roster, self._task_bytes) as found:
+            return found[0]
 
     def _unmask(self, round_: int, model: int, digest: bytes, plain: memoryview) -> Float32Vector:
         header, body = decode_prefix(plain, MeanHeader)
@@ -588,6 +578,45 @@ def assembled(plan: RunPlan, held: RoundModels, model: int, thetas: Mapping[Stat
     theta[plan.span("shared")] = vector(SHARED_MODEL)
     theta[plan.span("cluster")] = vector(model)
     return theta
+
+
+@contextmanager
+def opened(
+    ref: CheckpointRef,
+    sealed: memoryview,
+    claims: Iterable[Claim],
+    keys: RoundKeys,
+    plan: RunPlan,
+    held: RoundModels,
+    roster: Roster,
+    most_task_bytes: int,
+) -> Iterator[tuple[ModelState, bytes]]:
+    """Open an announced checkpoint for the block, as state and task; see `open_checkpoint` and `naming_sealer`.
+
+    Args:
+        ref: the announced checkpoint.
+        sealed: as received.
+        claims: the announced statements, as checked.
+        keys: those of the round in which it was sealed.
+        plan: the run's.
+        held: what the announcement says of the models.
+        roster: the newest.
+        most_task_bytes: the largest task to accept.
+
+    Raises:
+        BadCheckpointError: the checkpoint is not certified or damaged, or the block finds it or its task of no use.
+    """
+    with naming_sealer(sealed, ref.state, keys, roster):
+        yield open_checkpoint(
+            sealed,
+            StateCertificate(tuple(claim.signed for claim in claims)),
+            wanted=ref.state,
+            keys=keys,
+            roster=roster,
+            length=length_of(plan, held, ref.state),
+            signers=signers_needed(plan.min_contributors, roster.active_count),
+            most_task_bytes=most_task_bytes,
+        )
 
 
 def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:
