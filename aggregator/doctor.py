@@ -48,13 +48,7 @@ def diagnose(directory: Path, *, broker: str, ca: Path | None, cert: Path | None
         checked("runs", lambda: _runs(member)),
         checked(
             "backup",
-            lambda: backup_check(
-                member.directory,
-                member.roster.sequence,
-                int(time.time()),
-                loss="without this directory the owner has to replace the aggregator",
-                hint=f"shoal-aggregator backup {member.directory} FILE, and store it on another machine",
-            ),
+            lambda: backup_check("shoal-aggregator", member.directory, member.roster.sequence, int(time.time())),
         ),
         _versions(status),
     ]

@@ -37,6 +37,11 @@ MAX_FILE_BYTES: Final = MAX_BACKUP_BYTES + (1 << 20)
 """Largest backup file, with names and lengths."""
 OLD_BACKUP_S: Final = 30 * 86400
 """Age from which a backup is reported, although no roster was signed since."""
+LOSSES: Final = {
+    "shoal-fleet": "without this directory the fleet is lost",
+    "shoal-aggregator": "without this directory the owner has to replace the aggregator",
+}
+"""What is lost without a backup, by program."""
 
 
 @message(105)
@@ -79,23 +84,22 @@ def record(directory: Path, backup: Backup) -> None:
     write_private(directory / LAST_FILE, encode(LastBackup(backup.roster, backup.made_at_s)))
 
 
-def backup_check(directory: Path, roster: int, now_s: int, *, loss: str, hint: str) -> Check:
+def backup_check(program: str, directory: Path, roster: int, now_s: int) -> Check:
     """Return the check that there is a backup of this roster that is not old.
 
     Args:
+        program: the party's, which makes backups.
         directory: the party's.
         roster: sequence of its roster.
         now_s: unix seconds.
-        loss: what is lost without a backup.
-        hint: the command that makes one.
 
     Raises:
         IntegrityError: the note of the newest backup is damaged.
     """
-    path = directory / LAST_FILE
+    path, hint = directory / LAST_FILE, f"{program} backup {directory} FILE, and store it on another machine"
     data = read_if_there(path)
     if data is None:
-        return Check("backup", "warning", f"none was made: {loss}", hint)
+        return Check("backup", "warning", f"none was made: {LOSSES[program]}", hint)
     with named(path, "remove it, and make a backup"):
         last = decode(data, LastBackup)
     detail = f"of {second(last.made_at_s)}, roster {last.roster}"

@@ -46,16 +46,7 @@ def diagnose(directory: Path, tls: Tls) -> list[Check]:
         roster_check(fleet.roster),
         _devices(fleet),
         checked("runs", lambda: _runs(fleet)),
-        checked(
-            "backup",
-            lambda: backup_check(
-                fleet.path,
-                fleet.roster.sequence,
-                int(time.time()),
-                loss="without this directory the fleet is lost",
-                hint=f"shoal-fleet backup {fleet.path} FILE, and store it on another machine",
-            ),
-        ),
+        checked("backup", lambda: backup_check("shoal-fleet", fleet.path, fleet.roster.sequence, int(time.time()))),
         ok("versions", versions()),
     ]
     try:
