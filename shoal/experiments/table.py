@@ -84,11 +84,11 @@ def block(runs: Sequence[Kept]) -> str:
         same.sort(key=lambda r: r.seed)
         file = f"[{same[0].file.stem}](../{same[0].file.relative_to(ROOT)})"
         ours = _mean(same) + "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
-        figures = sorted(r.data["ari"] for r in same if r.data.get("ari") is not None)
+        figures = sorted(r.data["ari"] for r in same if r.data["ari"] is not None)
         found = list(dict.fromkeys(_number(figure, 2) for figure in figures))
         published = _published(same[0].data)
         shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
-        unlike = unlike_a_fleet(same[0].data.get("parameters", {}))
+        unlike = unlike_a_fleet(same[0].data["parameters"])
         lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {unlike} | {file} |")
     return "\n".join(lines)
 
@@ -109,8 +109,7 @@ def _ours(data: Mapping[str, Any]) -> str:
         return f"{data['accuracy']:.2f}" + (f" (last {last:.2f})" if last is not None else "")
     if CASES_AT_THE_END.keys() <= data.keys():
         return "; ".join(f"{case}: {_norms(data[name])}" for name, case in CASES_AT_THE_END.items())
-    found = next((say(data[name]) for name, say in SAYS.items() if name in data), None)
-    return found or "see file"
+    return next((say(data[name]) for name, say in SAYS.items() if name in data), "see file")
 
 
 def _success(curves: Mapping[str, Any]) -> str:
@@ -144,8 +143,7 @@ def _published(data: Mapping[str, Any]) -> str:
     if "classes" in data:
         return f"classes a device, max / median: {_classes(value)}"
     if isinstance(value, Mapping):
-        chosen = value.get(str(data.get("devices")), value)
-        value = ", ".join(f"{k} {v}" for k, v in chosen.items()) if isinstance(chosen, Mapping) else chosen
+        return ", ".join(f"{k} {v}" for k, v in value.items())
     return "-" if value is None else str(value)
 
 
