@@ -105,6 +105,7 @@ BYZFL := byzfl==0.0.11
 # Lists the packages of a release: a build tool, which no program and no extra needs.
 CYCLONEDX := cyclonedx-bom==7.5.0
 $(READY): pyproject.toml
+	@echo 'make: pip installs torch and the tools into $(VENV), silently: two to five minutes, once'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
