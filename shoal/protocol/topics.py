@@ -216,11 +216,6 @@ class Topics:
         return f"{self.root}/{TopicKind.PART.with_name('+')}/{worker}"
 
     @property
-    def owner_roster(self) -> str:
-        """Retained roster that the owner sealed to the aggregator."""
-        return self.at(TopicKind.OWNER_ROSTER)
-
-    @property
     def owner_request(self) -> str:
         """Requests that the owner sealed to the aggregator."""
         return self.at(TopicKind.OWNER_REQUEST)

@@ -194,12 +194,6 @@ class LoopbackFleet:
             self._notices.keep_up(None if self.service.finished else self.service.plan)
         return self.broker.pump() > 0 or moved
 
-    def personalise(self, name: str) -> bool:
-        """Let a device do the personal finish that is due; return whether there was one. `step` does none."""
-        device = self.devices[name]
-        device.runtime.tick(self.now_s)
-        return device.finish_worker.work()
-
     def settle(self) -> None:
         """Do everything that is due without advancing the time."""
         while self._act():
@@ -308,11 +302,6 @@ class LoopbackFleet:
         service, self.service = self.service, None
         service.close()
         self._cut("aggregator")
-
-    def kill_worker(self, name: str) -> None:
-        """Kill a worker of the aggregator as a crash does."""
-        self.workers.pop(name).close()
-        self._cut(name)
 
     def revive_worker(self, name: str) -> None:
         """Start a worker of the aggregator from its directory.

@@ -194,11 +194,6 @@ class Stage:
         """Start `shoal-aggregator serve`."""
         return self._start("aggregator", "aggregator", ["serve", str(self.aggregator_dir), *arguments])
 
-    def start_worker(self, name: str, interface: str = "lo") -> Program:
-        """Start `shoal-aggregator shard serve`."""
-        arguments = ["shard", "serve", str(self.worker_dir(name)), "--interface", interface]
-        return self._start(name, "aggregator", arguments)
-
     def start_device(self, name: str, data: Path, *arguments: str) -> Program:
         """Start `shoal-edge run`."""
         return self._start(name, "edge_client", ["run", str(self.device_dir(name)), "--data", str(data), *arguments])

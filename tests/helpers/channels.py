@@ -23,7 +23,7 @@ from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import Decline, DeclineReason, Notice, Presence, Reminder, RunOrder, Sealed
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import (
@@ -317,7 +317,7 @@ CHANNELS = {
     "decline": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.DECLINE, decline),
     "reminder": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.REMINDER, reminder),
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
-    "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
+    "letter": Channel(lambda _: TOPICS.at(TopicKind.OWNER_ROSTER), ChunkKind.ROSTER, letter),
     "request": Channel(lambda _: TOPICS.owner_request, ChunkKind.REQUEST, request),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
     "mean": Channel(lambda s: TOPICS.model(s.label(mean_number(0, 1))), ChunkKind.MEAN, mean),

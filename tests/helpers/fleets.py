@@ -48,6 +48,13 @@ def grouped_data(count, groups=1, n=60, inputs=INPUTS, classes=CLASSES, seed=0):
     return data
 
 
+def finish_of(fleet, name):
+    """Let a device do the personal finish that is due; return whether there was one. A fleet's `step` does none."""
+    device = fleet.devices[name]
+    device.runtime.tick(fleet.now_s)
+    return device.finish_worker.work()
+
+
 def truth_of(count, groups):
     return {name: i % groups for i, name in enumerate(names(count))}
 

@@ -46,7 +46,7 @@ from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import read_certificate
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.protocol.topics import parse as parse_topic
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
@@ -357,7 +357,7 @@ def _aggregators(scene):
         return inbox.take(topics.owner_request, data, 0.0)
 
     def letters(data):
-        return mail.take(topics.owner_roster, data, 0.0)
+        return mail.take(topics.at(TopicKind.OWNER_ROSTER), data, 0.0)
 
     def whole(data):
         topic, payload, *_ = [*parts_of(data), b"", b""]

@@ -30,6 +30,7 @@ from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Decline, DeclineReason, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import HeldState, MeanHeader, SealedCheckpoints, StateCertificate
+from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Message
 from shoal.types import MaskedVector
 from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
@@ -199,7 +200,7 @@ class RoundFleet:
             self.devices[name].renew(version)
         if deliver:
             self.deliver()
-        self.service.on_event(Message(TOPICS.owner_roster, owners_roster(self.parties)), self.now_s)
+        self.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(self.parties)), self.now_s)
         return version
 
     def deliver(self):

@@ -16,6 +16,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import Control, Reminder
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Message
 from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
 from tests.helpers.plans import run_plan, upload_of
@@ -143,7 +144,7 @@ class Scene:
     def revoke(self, device):
         """Let the owner revoke a device, and the roster arrive."""
         self.parties.owner.revoke(device)
-        self.service.on_event(Message(TOPICS.owner_roster, owners_roster(self.parties)), self.now_s)
+        self.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(self.parties)), self.now_s)
 
     def controls(self):
         """Return the messages to single devices since the last time."""

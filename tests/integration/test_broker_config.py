@@ -28,7 +28,7 @@ from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import Party
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Disconnected, Message
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.mqtt import MqttTransport
@@ -117,7 +117,14 @@ def any_reef(tmp_path, request):
 
 
 OTHERS = [TOPICS.up("dev-2"), TOPICS.ctl("dev-2"), TOPICS.state("dev-2"), TOPICS.keys("dev-2"), TOPICS.grant("f" * 16)]
-COMMON = [TOPICS.round, TOPICS.plan, TOPICS.roster, TOPICS.owner_roster, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")]
+COMMON = [
+    TOPICS.round,
+    TOPICS.plan,
+    TOPICS.roster,
+    TOPICS.at(TopicKind.OWNER_ROSTER),
+    TOPICS.keys("dev-1"),
+    TOPICS.ctl("dev-1"),
+]
 
 
 def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
@@ -139,8 +146,8 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
         assert aggregator.until(b"here") == [TOPICS.up("dev-1"), TOPICS.state("dev-1")]
 
         owner.transport.publish(TOPICS.keys("dev-1"), b"keys", retain=True)
-        owner.transport.publish(TOPICS.owner_roster, b"roster", retain=True)
-        assert aggregator.until(b"roster") == [TOPICS.owner_roster]
+        owner.transport.publish(TOPICS.at(TopicKind.OWNER_ROSTER), b"roster", retain=True)
+        assert aggregator.until(b"roster") == [TOPICS.at(TopicKind.OWNER_ROSTER)]
         for topic in (TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round):
             aggregator.transport.publish(topic, topic.encode(), retain=topic == TOPICS.round)
         heard = first.until(TOPICS.round.encode())
@@ -228,7 +235,7 @@ def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
     """`devices`, `approve`, `revoke` and `publish` reach the aggregator and a device."""
     aggregator, device = reef.client("aggregator"), reef.client("dev-1")
     try:
-        aggregator.start(f"{TOPICS.owner_roster}/#", f"{TOPICS.keys('aggregator')}/#")
+        aggregator.start(f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#", f"{TOPICS.keys('aggregator')}/#")
         device.start(f"{TOPICS.keys('dev-1')}/#")
         with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
             connection.listen(0.3)
@@ -236,7 +243,7 @@ def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
             connection.registrar.publish_keys()
             connection.flush()
         heard = [next(e.topic for e in iter(aggregator.events.get, None) if isinstance(e, Message)) for _ in range(2)]
-        assert heard == [TOPICS.owner_roster, TOPICS.keys("aggregator")]
+        assert heard == [TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")]
         assert next(e.topic for e in iter(device.events.get, None) if isinstance(e, Message)) == TOPICS.keys("dev-1")
     finally:
         aggregator.transport.close()
@@ -284,14 +291,14 @@ def test_no_device_to_come_takes_somebody_elses_user(reef, name):
 def retained_after_a_restart(reef, start, kill):
     """Return the retained message that a broker still has which was ended by ``kill`` and started again."""
     owner = reef.client("owner").start()
-    owner.transport.publish(TOPICS.owner_roster, b"roster", retain=True)
-    aggregator = reef.client("aggregator").start(f"{TOPICS.owner_roster}/#")
-    assert aggregator.until(b"roster") == [TOPICS.owner_roster]
+    owner.transport.publish(TOPICS.at(TopicKind.OWNER_ROSTER), b"roster", retain=True)
+    aggregator = reef.client("aggregator").start(f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#")
+    assert aggregator.until(b"roster") == [TOPICS.at(TopicKind.OWNER_ROSTER)]
     for client in (owner, aggregator):
         client.transport.close()
     kill()
     reef.process = start()
-    again = reef.client("aggregator", client_id="again").start(f"{TOPICS.owner_roster}/#")
+    again = reef.client("aggregator", client_id="again").start(f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#")
     try:
         return again.until(b"roster")
     finally:
@@ -316,7 +323,7 @@ def test_the_broker_finds_retained_messages_again_after_a_restart(reef, power_cu
         assert saved.stat().st_mode & 0o077 == 0
 
     start = lambda: start_generated(reef.root / "broker", reef.root, reef.port)  # noqa: E731
-    assert retained_after_a_restart(reef, start, end) == [TOPICS.owner_roster]
+    assert retained_after_a_restart(reef, start, end) == [TOPICS.at(TopicKind.OWNER_ROSTER)]
     write_broker_config(reef.owner, reef.root / "broker")  # the saved state beside it is no reason to refuse
 
 
@@ -343,7 +350,7 @@ def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
             reef.process.wait(10)
 
         try:
-            assert retained_after_a_restart(reef, start, stop) == [TOPICS.owner_roster]
+            assert retained_after_a_restart(reef, start, stop) == [TOPICS.at(TopicKind.OWNER_ROSTER)]
         finally:
             stop()
         assert (place / "mosquitto.db").stat().st_uid == user.pw_uid

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind
-from shoal.protocol.topics import Topics, chunk_topic
+from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
@@ -83,12 +83,12 @@ def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
     known = [(topic, chunk, False) for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1")) for chunk in claims()]
     owner = [
         (topic, chunk, True)
-        for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator"))
+        for topic in (chunk_topic(TOPICS.at(TopicKind.OWNER_ROSTER), 0), TOPICS.keys("aggregator"))
         for chunk in claims()
     ]
     requests = [(TOPICS.owner_request, chunk, False) for chunk in claims()]
     assert growth_mb(server, transport, unknown + known + owner + requests) < MOST_GROWTH_MB
-    for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator")):
+    for topic in (chunk_topic(TOPICS.at(TopicKind.OWNER_ROSTER), 0), TOPICS.keys("aggregator")):
         transport.publish(topic, b"", retain=True)
     assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
 

@@ -58,6 +58,11 @@ def begin(stage, tmp_path, rounds=5, algorithm="fedgroup", settings=None):
     return plan
 
 
+def start_worker(stage, name):
+    """Start `shoal-aggregator shard serve`."""
+    return stage._start(name, "aggregator", ["shard", "serve", str(stage.worker_dir(name)), "--interface", "lo"])
+
+
 def broker_of(tmp_path, port=0):
     (tmp_path / "broker").mkdir(exist_ok=True)
     return start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker", port)
@@ -72,7 +77,7 @@ def serving_stage(tmp_path, kind=ForkedStage):
     ):
         stage.start_aggregator("--interface", "lo")
         for name in stage.workers:
-            stage.start_worker(name)
+            start_worker(stage, name)
         yield stage
 
 
@@ -124,7 +129,7 @@ def test_a_run_is_given_up_when_a_worker_has_lost_its_disk(tmp_path):
         card = worker_membership.init(stage.worker_dir("worker-1"), "worker-1")
         grant = stage.fleet.add_worker(card.read_bytes())
         worker_membership.join(stage.worker_dir("worker-1"), grant.read_bytes(), stage.fleet.fingerprint)
-        stage.start_worker("worker-1")
+        start_worker(stage, "worker-1")
         data = logistic_bundle(INPUTS, CLASSES)
         plan = stage.add_run(data, draw_origins(data.manifest, 1, 1), RunOptions("fedavg", rounds=3, local=QUICK))
         assert len(stage.wait(plan.run, WAIT_S)) == 4
@@ -193,7 +198,7 @@ def chaos(tmp_path, kills, rounds, seed=0):
     try:
         with ForkedStage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage:
             start = {"aggregator": lambda: stage.start_aggregator("--interface", "lo")}
-            start |= {name: lambda name=name: stage.start_worker(name) for name in stage.workers}
+            start |= {name: lambda name=name: start_worker(stage, name) for name in stage.workers}
             for launch in start.values():
                 launch()
             plan = begin(stage, tmp_path, rounds)

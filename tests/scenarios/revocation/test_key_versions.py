@@ -5,7 +5,7 @@ import pytest
 from edge_client.membership import DeviceMembership
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, open_upload, publish, uploads_of
 
@@ -155,7 +155,7 @@ def test_devices_that_have_newer_keys_before_the_aggregator(tmp_path, delay_s, r
     with make_fleet(tmp_path / "fleet", count=5, rounds=10, faults=tap, **OPTIONS) as fleet:
         closed(fleet, 2)
         server = fleet.client_id("aggregator")
-        late = (Topics(fleet.plan.fleet).keys("aggregator"), Topics(fleet.plan.fleet).owner_roster)
+        late = (Topics(fleet.plan.fleet).keys("aggregator"), Topics(fleet.plan.fleet).at(TopicKind.OWNER_ROSTER))
 
         def rule(passage):
             slow = passage.hop is Hop.DOWN and passage.client == server and passage.topic.startswith(late)

@@ -10,7 +10,7 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.manifest import LocalTraining
-from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, grouped_data, make_fleet
+from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, finish_of, grouped_data, make_fleet
 from tests.helpers.round_fleets import held_states
 
 NAME = "dev-00"
@@ -31,7 +31,7 @@ def test_nothing_of_the_finish_is_published(tmp_path):
         sent = {name: device.transport.bytes_sent for name, device in fleet.devices.items()}
         heard = len(tap.heard)
         for name in fleet.stage.devices:
-            assert fleet.personalise(name)
+            assert finish_of(fleet, name)
             fleet.settle()
             assert choice(fleet, name) is not None
         assert {name: device.transport.bytes_sent for name, device in fleet.devices.items()} == sent
@@ -53,7 +53,7 @@ def test_no_device_stores_the_origin(tmp_path):
         assert holding(origin) == []
         fleet.run(100)
         fleet.settle()
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
         assert holding(origin) == []
 
 
@@ -82,7 +82,7 @@ def test_a_new_run_cancels_the_finish_and_ends_as_without_it(tmp_path):
         fleet.settle()
         assert [len(record["clusters"]) for record in records] == [4] * len(records)
         assert [m.run for m in FinishedModels(fleet.stage.device_dir(NAME)).models()] == [1, 2]
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
         assert choice(fleet).run_id == fleet.plan.run_id
 
 
@@ -94,7 +94,7 @@ def test_the_choice_answers_and_is_better_on_data_that_one_model_does_not_fit(tm
         folder = fleet.stage.device_dir(NAME)
         np.savez(tmp_path / "x.npz", x=data.x)
         before = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
-        fleet.personalise(NAME)
+        finish_of(fleet, NAME)
         after = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
         assert after > before + 0.1
 
@@ -104,7 +104,7 @@ def test_models_of_the_devices_path_are_candidates(tmp_path):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **cfl) as fleet:
         fleet.run(10)
         fleet.settle()
-        fleet.personalise(NAME)
+        finish_of(fleet, NAME)
         assert [fit.name for fit in choice(fleet).fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
 
 
@@ -130,7 +130,7 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, com
         cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in fleet.stage.devices]
         models = np.stack([fleet.model(name).theta for name in fleet.stage.devices])
         for name in fleet.stage.devices:
-            fleet.personalise(name)
+            finish_of(fleet, name)
         by_device = [choice(fleet, name) for name in fleet.stage.devices]
         kept = [FinishedModels(fleet.stage.device_dir(name)) for name in fleet.stage.devices]
         thetas = [store.personal(store.models()[-1])[1] for store in kept]

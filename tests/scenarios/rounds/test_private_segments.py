@@ -21,6 +21,7 @@ from tests.helpers.fleets import (
     CLASSES,
     INPUTS,
     Wiretap,
+    finish_of,
     grouped_data,
     make_exact_fleet,
     make_fleet,
@@ -89,7 +90,7 @@ def test_no_private_byte_leaves_a_device(tmp_path):
                 changes.append(after - before)
         fleet.run(30)
         for name in fleet.stage.devices:
-            assert fleet.personalise(name)
+            assert finish_of(fleet, name)
         values -= {INITIAL.tobytes()}
         assert len(values) > 10
         # Single values too: no float32 of them may stand anywhere by itself.
@@ -219,7 +220,7 @@ def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
         assert theta.astype("<f4").tobytes() in (tmp_path / "own.onnx").read_bytes()
         store = FinishedModels(folder)
         before = store.models()[-1].validation.loss
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
         choice, _ = store.personal(store.models()[-1])
         assert choice.fits[0].name == "cluster"
         assert choice.fits[0].loss == pytest.approx(before, rel=1e-4)
@@ -236,7 +237,7 @@ def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
         assert model.above, "the clusters have split"
         for node in (*model.above, model.own):
             np.testing.assert_array_equal(store.load(model, node).theta[FEDERATED:], stored(fleet, NAME)[1])
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
         choice, _ = store.personal(model)
         assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
 
@@ -304,7 +305,7 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
         cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in devices]
         owns = [fleet.model(name) for name in devices]
         seed = fleet.plan.seed
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
         store = FinishedModels(fleet.stage.device_dir(NAME))
         choice, _ = store.personal(store.models()[-1])
 

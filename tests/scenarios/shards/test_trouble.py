@@ -27,6 +27,12 @@ def expected(tmp_path_factory):
         return thetas(fleet)
 
 
+def kill_worker(fleet, name):
+    """Kill a worker as a crash does."""
+    fleet.workers.pop(name).close()
+    fleet._cut(name)
+
+
 def contributed(fleet):
     return [r["contributed"] for r in fleet.records()]
 
@@ -52,7 +58,7 @@ def test_lost_reports_come_again(tmp_path, expected):
 def test_a_round_waits_for_a_killed_worker_and_names_it(tmp_path, expected):
     with sharded_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 20)
-        fleet.kill_worker("worker-1")
+        kill_worker(fleet, "worker-1")
         fleet.run_until(lambda: "worker-1" in fleet.service.status(), 20)
         before = len(fleet.records())
         for _ in range(50):
@@ -78,7 +84,7 @@ def test_kills_at_any_step_change_nothing(tmp_path, expected, seed):
                 fleet.step()
                 fleet.revive_aggregator()
             elif victim.startswith("worker"):
-                fleet.kill_worker(victim)
+                kill_worker(fleet, victim)
                 fleet.step()
                 fleet.revive_worker(victim)
             else:

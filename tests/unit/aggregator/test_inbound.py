@@ -10,7 +10,7 @@ from shoal.errors import UntrustedError
 from shoal.protocol import sizes
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, split
 from shoal.protocol.reassembly import TooLargeError
-from shoal.protocol.topics import Topics, chunk_topic
+from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.transport.base import Message
 from tests.helpers.fleets import Wiretap, make_fleet, open_upload, publish, seal_upload, uploads_of
 from tests.helpers.floods import MIB, claim, claims
@@ -104,7 +104,7 @@ def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, c
 def test_the_owners_topics_are_bounded_and_only_the_aggregators_own(waiting):
     mail = waiting.service._mail
     for chunk in claims((ChunkKind.ROSTER, ChunkKind.GRANT), sizes=(limits.MAX_GRANT_BYTES, 900 * MIB)):
-        for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator")):
+        for topic in (chunk_topic(TOPICS.at(TopicKind.OWNER_ROSTER), 0), TOPICS.keys("aggregator")):
             waiting.service.on_event(Message(topic, chunk), 1.0)
     assert held(waiting.service) <= 5 * (MIN_CHUNK_BYTES + 2048)
     with pytest.raises(UntrustedError, match="has not subscribed"):

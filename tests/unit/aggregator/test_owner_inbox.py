@@ -13,9 +13,10 @@ from shoal.membership.roster import ReplacedError, RosterForkError
 from shoal.protocol.channels import KEYS
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
 
-ROSTER, OWN_KEYS = TOPICS.owner_roster, TOPICS.keys("aggregator")
+ROSTER, OWN_KEYS = TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from aggregator.rounds.events import DeadlinePassed
 from aggregator.run_service import LOOK_S
 from edge_client.protocol.presence import presence
+from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from tests.helpers.chunks import forge
 from tests.helpers.parties import TOPICS, owners_roster
@@ -25,7 +26,7 @@ def reasons(caplog):
 
 
 def test_a_new_run_is_published_and_waits_for_its_devices(scene):
-    assert f"{TOPICS.owner_roster}/#" in scene.line.filters
+    assert f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#" in scene.line.filters
     assert {"shoal/v1/reef/d/+/up", "shoal/v1/reef/d/+/state"} <= set(scene.line.filters)
     topics = scene.line.take()
     assert topics[-1] == TOPICS.plan
@@ -115,7 +116,13 @@ def test_events_that_waited_for_a_commit_keep_their_order(scene):
 def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, caplog):
     scene.come("dev-1", "dev-2")
     before = scene.state
-    for topic in (TOPICS.up("stranger"), TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.owner_roster, "other/topic"):
+    for topic in (
+        TOPICS.up("stranger"),
+        TOPICS.state("dev-1"),
+        TOPICS.up("dev-1"),
+        TOPICS.at(TopicKind.OWNER_ROSTER),
+        "other/topic",
+    ):
         scene.service.on_event(Message(topic, b"junk"), 1.0)
     assert scene.state is before
     assert len(reasons(caplog)) == 5
@@ -125,7 +132,7 @@ def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, 
 def test_an_optional_kind_of_a_later_version_is_skipped(scene, caplog):
     scene.come("dev-1", "dev-2")
     before = scene.state
-    for topic in (TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.owner_roster):
+    for topic in (TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.at(TopicKind.OWNER_ROSTER)):
         scene.service.on_event(Message(topic, forge(kind=200)), 1.0)
     assert (reasons(caplog), scene.state is before) == ([], True)
 
@@ -152,7 +159,7 @@ def test_a_device_that_the_owner_revokes_leaves_the_round_and_is_no_longer_heard
     scene.come("dev-1", "dev-2")
     scene.parties.owner.revoke("dev-2")
     scene.line.take()
-    scene.service.on_event(Message(TOPICS.owner_roster, owners_roster(scene.parties)), 1.0)
+    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
     assert set(scene.state.devices) == {"dev-1"}
     assert scene.state.asked == 1
     assert TOPICS.roster in scene.line.take()
@@ -165,7 +172,7 @@ def test_a_device_that_the_owner_revokes_leaves_the_round_and_is_no_longer_heard
 def test_a_roster_that_changes_nothing_is_not_published_again(scene):
     scene.line.take()
     scene.service.reload_roster()
-    scene.service.on_event(Message(TOPICS.owner_roster, owners_roster(scene.parties)), 1.0)
+    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
     assert scene.line.take() == []
 
 

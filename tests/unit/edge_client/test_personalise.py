@@ -13,7 +13,7 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError
 from shoal.task.data_declaration import DataDeclaration
 from shoal.util.console import run_program
-from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
+from tests.helpers.fleets import CLASSES, INPUTS, finish_of, grouped_data, make_fleet
 from tests.helpers.tasks import logistic_bundle
 
 NAME = "dev-00"
@@ -51,7 +51,7 @@ def source(tmp_path):
 
 
 def test_the_command_chooses_as_the_running_device_does(ended, folder, source, niceness):
-    ended.personalise(NAME)
+    finish_of(ended, NAME)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
     model, choice = personalise.personalise(folder, source)
@@ -66,7 +66,7 @@ def test_a_task_that_standardises_is_finished_in_the_scale_of_its_run(tmp_path, 
     with make_fleet(tmp_path / "fleet", data, bundle=dataclasses.replace(plain, manifest=task)) as fleet:
         fleet.run(100)
         fleet.settle()
-        fleet.personalise(NAME)
+        finish_of(fleet, NAME)
         folder = fleet.stage.device_dir(NAME)
     np.savez(tmp_path / "d.npz", x=data[NAME].x, y=data[NAME].y)
     store = FinishedModels(folder)

@@ -8,7 +8,7 @@ from shoal.membership.roster_delta import roster_change
 from shoal.protocol import sizes
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
 from shoal.protocol.reassembly import cost_bytes
-from shoal.protocol.topics import Topics, chunk_topic
+from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.transport.base import Message
 from tests.helpers.fleets import Wiretap, make_fleet, publish
 from tests.helpers.floods import MIB, claim, claims
@@ -48,7 +48,7 @@ def flood(fleet, topic, chunks):
         TOPICS.keys("dev-02"),
         TOPICS.enrol("abc"),
         TOPICS.grant("abc"),
-        TOPICS.owner_roster,
+        TOPICS.at(TopicKind.OWNER_ROSTER),
         TOPICS.roster,
         chunk_topic(TOPICS.model("0123456789abcdef"), 3),
     ],

@@ -15,7 +15,7 @@ from edge_client.storage.state import DeviceState
 from shoal.errors import ConfigError, IntegrityError
 from shoal.limits import LOW_DISK_BYTES
 from tests.helpers.announced import announcement
-from tests.helpers.fleets import grouped_data, make_fleet
+from tests.helpers.fleets import finish_of, grouped_data, make_fleet
 
 NAME = "dev-00"
 
@@ -53,7 +53,7 @@ def logged(caplog, text):
 def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
     assert fleet.devices[NAME].runtime.finishing
     with caplog.at_level(logging.INFO, "shoal.edge"):
-        assert fleet.personalise(NAME)
+        assert finish_of(fleet, NAME)
     found = choice(fleet)
     assert [fit.name for fit in found.fits] == ["cluster", "1", "3", "10", "alone"]
     assert found.choice != "cluster"
@@ -61,15 +61,15 @@ def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
     assert facts["choice"] == found.choice
     assert all(f"{fit.name}={fit.loss:.4f}" in facts["validation_losses"] for fit in found.fits)
     assert facts["took_s"] >= 0
-    assert not fleet.personalise(NAME)
+    assert not finish_of(fleet, NAME)
     assert not fleet.devices[NAME].runtime.finishing
 
 
 def test_a_choice_that_was_made_is_not_made_again_after_a_restart(fleet):
-    fleet.personalise(NAME)
+    finish_of(fleet, NAME)
     before = choice(fleet)
     restart(fleet)
-    assert not fleet.personalise(NAME)
+    assert not finish_of(fleet, NAME)
     assert choice(fleet) == before
 
 
@@ -99,19 +99,19 @@ def test_a_finish_that_was_killed_is_done_again_at_the_next_start(fleet, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(finishing, "finish", killed)
         with pytest.raises(Killed):
-            fleet.personalise(NAME)
+            finish_of(fleet, NAME)
     assert sorted(p.name for p in fleet.stage.device_dir(NAME).rglob("*")) == before
     restart(fleet)
-    assert fleet.personalise(NAME)
+    assert finish_of(fleet, NAME)
     assert choice(fleet).choice != "cluster"
 
 
 def test_a_damaged_choice_is_made_again(fleet):
-    fleet.personalise(NAME)
+    finish_of(fleet, NAME)
     (path,) = (fleet.stage.device_dir(NAME) / "finished").glob(PERSONAL_FILES)
     path.write_bytes(b"x" * 60)
     finisher(fleet).follow(fleet.devices[NAME].runtime._run)
-    assert fleet.personalise(NAME)
+    assert finish_of(fleet, NAME)
     assert choice(fleet).choice != "cluster"
 
 
@@ -121,7 +121,7 @@ def test_the_finish_waits_while_a_round_needs_the_device(fleet):
         finisher(fleet).keep_up(idle=busy.idle)
         assert not finisher(fleet).is_pending(idle=busy.idle)
         assert not fleet.devices[NAME].finish_worker.work()
-    assert fleet.personalise(NAME)
+    assert finish_of(fleet, NAME)
 
 
 def test_another_runs_announcement_cancels_the_finish_at_once(fleet, caplog):
@@ -132,7 +132,7 @@ def test_another_runs_announcement_cancels_the_finish_at_once(fleet, caplog):
     assert "personal finish stopped: the fleet needs this device" in caplog.messages
     assert not device.finish_worker.work()
     assert choice(fleet) is None
-    assert fleet.personalise(NAME)
+    assert finish_of(fleet, NAME)
 
 
 @pytest.mark.parametrize("change", [{"stop_at_s": 5.0}, {"latest": announcement(run=9)}, {"late": object()}])
@@ -156,11 +156,11 @@ def test_a_result_that_comes_after_the_cancellation_is_dropped(fleet):
 
 def test_a_full_disk_leaves_the_clusters_model_and_a_warning(fleet, caplog, monkeypatch):
     monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES)
-    assert fleet.personalise(NAME)
+    assert finish_of(fleet, NAME)
     assert choice(fleet) is None
     (facts,) = logged(caplog, "personal finish failed: the cluster's model stays in use")
     assert "too few for a personal model" in facts["reason"]
-    assert not fleet.personalise(NAME)
+    assert not finish_of(fleet, NAME)
 
 
 def test_without_a_worker_there_is_no_finish(fleet):
@@ -168,7 +168,7 @@ def test_without_a_worker_there_is_no_finish(fleet):
     runtime._finisher._worker = None
     runtime._finisher.follow(runtime._run)
     assert not runtime.finishing
-    assert not fleet.personalise(NAME)
+    assert not finish_of(fleet, NAME)
 
 
 def test_a_run_that_left_no_start_or_a_forged_plan_is_refused(fleet):
@@ -187,13 +187,13 @@ def test_a_run_under_way_has_no_finish(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 100)
         assert not fleet.devices[NAME].runtime.finishing
-        assert not fleet.personalise(NAME)
+        assert not finish_of(fleet, NAME)
         assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)
 
 
 def test_status_files_stay_as_they_were(fleet):
     """The choice is in a file of its own: what a running device writes does not lose it."""
     before = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
-    fleet.personalise(NAME)
+    finish_of(fleet, NAME)
     after = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
     assert before["ended"] == after["ended"]

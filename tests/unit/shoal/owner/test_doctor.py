@@ -11,6 +11,7 @@ from shoal.owner import doctor
 from shoal.owner.broker.address import Tls
 from shoal.owner.doctor import diagnose
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.topics import TopicKind
 from shoal.util.checks import ok
 from tests.helpers.enrolments import TOPICS, Connected, Scene
 
@@ -72,7 +73,7 @@ def test_a_roster_that_was_not_published(scene):
     check = found(scene)["published"]
     assert (check.result, check.detail) == ("warning", "the broker holds roster 3, the newest is 4")
     assert check.advice == f"shoal-fleet publish {scene.owner.path}"
-    scene.leave(TOPICS.owner_roster, b"")
+    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
     assert found(scene)["published"].detail == "the broker holds no roster of this fleet"
 
 

@@ -44,7 +44,7 @@ TOPICS = Topics("farm-7")
             "shoal/v1/farm-7/s/keys/pi-1/1",
             ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1", index=1),
         ),
-        (TOPICS.owner_roster, "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
+        (TOPICS.at(TopicKind.OWNER_ROSTER), "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
     ],
 )
 def test_every_topic_has_its_documented_text_and_is_read_back(topic: str, text: str, parsed: ParsedTopic) -> None:

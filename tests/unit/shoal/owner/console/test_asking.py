@@ -13,6 +13,7 @@ from shoal.owner.console.numbers import RequestNumbers
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol import channels
 from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
+from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Message
 from tests.helpers.owner_requests import AGGREGATOR, tell
 from tests.helpers.parties import TOPICS, Line
@@ -67,7 +68,7 @@ def test_no_other_message_counts(question, forgery):
             tell(question, message, head=dataclasses.replace(right, purpose="control"))
         case "junk":
             question.on_event(Message(TOPICS.owner_answer, b"junk"), 0.0)
-            question.on_event(Message(TOPICS.owner_roster, b"junk"), 0.0)
+            question.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), b"junk"), 0.0)
     assert question.answer is None
 
 

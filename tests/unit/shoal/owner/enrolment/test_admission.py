@@ -15,6 +15,7 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
 from shoal.protocol.enrolment import Token
+from shoal.protocol.topics import TopicKind
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
 
@@ -48,13 +49,13 @@ def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(
     """It learns of a new device without a file being carried, and refuses a replayed older roster."""
     mail = OwnerInbox(scene.server)
     scene.enrol("dev-1")
-    first = scene.broker.retained[TOPICS.owner_roster]
-    assert mail.take(TOPICS.owner_roster, first, 0.0)
+    first = scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)]
+    assert mail.take(TOPICS.at(TopicKind.OWNER_ROSTER), first, 0.0)
     assert [d.name for d in scene.server.roster.devices] == ["dev-1"]
     scene.enrol("dev-2")
-    mail.take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    mail.take(TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0)
     with pytest.raises(UntrustedError, match="rollback"):
-        mail.take(TOPICS.owner_roster, first, 0.0)
+        mail.take(TOPICS.at(TopicKind.OWNER_ROSTER), first, 0.0)
     assert AggregatorMembership(scene.root / "server").roster == scene.owner.roster
     assert not mail.take(TOPICS.up("dev-1"), b"x", 0.0)
 
@@ -66,9 +67,9 @@ def test_a_roster_that_is_not_the_owners_is_refused(scene):
     stranger.add_aggregator((scene.root / "server" / "aggregator.card").read_bytes())
     Registrar(stranger, transport := Recorder()).publish_roster()
     with pytest.raises(UntrustedError):
-        mail.take(TOPICS.owner_roster, transport.sent[TOPICS.owner_roster], 0.0)
+        mail.take(TOPICS.at(TopicKind.OWNER_ROSTER), transport.sent[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0)
     with pytest.raises(ShoalError):
-        mail.take(TOPICS.owner_roster, b"SHL1junk", 0.0)
+        mail.take(TOPICS.at(TopicKind.OWNER_ROSTER), b"SHL1junk", 0.0)
     assert scene.server.roster.devices == ()
 
 
@@ -139,7 +140,7 @@ def test_a_revocation_reaches_everybody_else(scene):
     scene.broker.pump()
     assert TOPICS.keys("dev-2") not in scene.broker.retained
     mail = OwnerInbox(scene.server)
-    for topic in (TOPICS.owner_roster, TOPICS.keys("aggregator")):
+    for topic in (TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")):
         mail.take(topic, scene.broker.retained[topic], 0.0)
     assert scene.server.roster.revoked == ("dev-2",)
     assert scene.server.grant.broadcast_key == before.broadcast_key

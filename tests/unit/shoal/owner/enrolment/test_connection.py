@@ -25,7 +25,7 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
@@ -121,7 +121,7 @@ def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, bro
 def test_an_optional_kind_of_a_later_version_is_no_complaint(fleet, broker):
     """Junk is one, on the same topic."""
     for payload, complaints in ((forge(kind=200), 0), (forge(kind=99), 1)):
-        leave(broker, {TOPICS.owner_roster: payload})
+        leave(broker, {TOPICS.at(TopicKind.OWNER_ROSTER): payload})
         found = []
         with OwnerConnection(fleet, Tls(), found.append) as connection:
             connection.listen(1.0, lambda: True)

@@ -14,6 +14,7 @@ from shoal.owner.enrolment import recovery
 from shoal.owner.enrolment.recovery import Recovery, restore
 from shoal.owner.keys.backup import pack
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
+from shoal.protocol.topics import TopicKind
 from tests.helpers.enrolments import TOPICS, Connected, Scene
 
 LOCK = Lock(b"correct horse battery")
@@ -63,7 +64,9 @@ def test_a_restored_owner_goes_on_beyond_the_roster_of_the_fleet(scene, bring_ba
     assert fleet.secrets.broadcast_key != scene.owner.secrets.broadcast_key
     assert fleet.take_run() == used + RUNS_AFTER_RESTORE > run
     publish(scene, fleet)
-    assert OwnerInbox(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    assert OwnerInbox(scene.server).take(
+        TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
+    )
     assert scene.server.roster == fleet.roster
     assert scene.complaints == []
 
@@ -132,7 +135,7 @@ def test_without_a_broker_nothing_is_restored(scene, bring_back, monkeypatch):
 
 
 def test_a_broker_without_the_fleets_roster_is_reported(scene, bring_back):
-    scene.leave(TOPICS.owner_roster, b"")
+    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
     bring_back(backup_of(scene))
     assert any("holds no roster of this fleet" in line for line in scene.complaints)
 

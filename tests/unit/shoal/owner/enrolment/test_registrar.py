@@ -17,6 +17,7 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.util.locks import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
@@ -57,7 +58,9 @@ def granted(scene, token, held, name="dev-1"):
 
 def rosters_of(scene):
     """Let the aggregator read its retained roster; return the names of the devices in it."""
-    OwnerInbox(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    OwnerInbox(scene.server).take(
+        TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
+    )
     return [d.name for d in scene.server.roster.devices]
 
 
@@ -125,7 +128,7 @@ def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_co
 def test_approving_twice_publishes_grant_and_roster_again(scene):
     """Though the request is gone: the broker may have lost both."""
     token, held = approved(scene)
-    scene.leave(TOPICS.owner_roster, b"")
+    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
     scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
     scene.broker.pump()
     assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret

@@ -22,6 +22,7 @@ from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.transport.loopback import LoopbackTransport
 from shoal.util.files import write_private
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
@@ -46,7 +47,7 @@ def restored(scene):
     shutil.copytree(scene.owner.path, scene.root / "restored")
     scene.owner.renew()
     publish(scene, scene.owner)
-    mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    mail(scene).take(TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0)
     scene.device.adopt(scene.owner.roster_bytes)
     return FleetDirectory(scene.root / "restored")
 
@@ -115,7 +116,9 @@ def test_the_aggregator_raises_the_alarm_for_a_fork_from_the_owner(scene, restor
     registrar.publish_roster()
     scene.broker.pump()
     with pytest.raises(UntrustedError, match=FORK):
-        mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+        mail(scene).take(
+            TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
+        )
     (alarm,) = alarms(caplog)
     assert "restored from a backup" in alarm.kv["hint"]
     assert scene.server.roster_bytes == scene.owner.roster_bytes
@@ -142,11 +145,11 @@ def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, c
     other = fork(restored)
     scene.sit(fleet=restored).publish_roster()
     scene.broker.pump()
-    sealed = scene.broker.retained[TOPICS.owner_roster]
+    sealed = scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)]
     post, device = mail(scene), new_runtime(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None))
     for _ in range(3):
         with pytest.raises(UntrustedError, match=FORK):
-            post.take(TOPICS.owner_roster, sealed, 0.0)
+            post.take(TOPICS.at(TopicKind.OWNER_ROSTER), sealed, 0.0)
     assert len(alarms(caplog)) == 1
     for _ in range(3):
         with pytest.raises(UntrustedError, match=FORK):
@@ -173,7 +176,9 @@ def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, 
     for _ in range(later):
         scene.owner.renew()
         publish(scene, scene.owner)
-        mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+        mail(scene).take(
+            TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
+        )
     if not later:
         fork(restored)
     on_broker, before = scene.server.roster.sequence, restored.secrets
@@ -182,7 +187,7 @@ def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, 
     assert restored.roster.sequence == restored.roster.keys_since == on_broker + 1
     assert any(f"the broker holds roster {on_broker}, signed by this owner" in c for c in scene.complaints)
     assert any(f"signed roster {on_broker + 1}, beyond roster {on_broker}" in c for c in scene.complaints)
-    mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    mail(scene).take(TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0)
     assert scene.server.roster == restored.roster
     assert scene.device.adopt(restored.roster_bytes)
     again = FleetDirectory(restored.path)
@@ -228,7 +233,7 @@ def test_a_roster_on_the_broker_that_the_owner_did_not_sign_moves_nobody(scene, 
     """A stranger at an open broker changes the number in the clear head, which the signature covers."""
     before = scene.owner.roster
     chunks = Reassembler(limits.MAX_GRANT_BYTES, limits.MAX_GRANT_BYTES)
-    honest = bytes(chunks.add("roster", scene.broker.retained[TOPICS.owner_roster], 0.0).payload)
+    honest = bytes(chunks.add("roster", scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0).payload)
     number = str(before.sequence).encode()
     at = honest.index(b"roster/" + number) + len(b"roster/")
     forged = honest[:at] + b"9" * len(number) + honest[at + len(number) :]
@@ -237,7 +242,7 @@ def test_a_roster_on_the_broker_that_the_owner_did_not_sign_moves_nobody(scene, 
     registrar.look_for_roster()
     scene.broker.pump()
     with pytest.raises(UntrustedError, match="did not sign"):
-        scene.leave(TOPICS.owner_roster, chunk)
+        scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), chunk)
     registrar.publish_roster()
     assert scene.owner.roster == before
 
