@@ -1,4 +1,4 @@
-"""The server, program `shoal-aggregator`: groups devices and averages masked updates that it cannot read.
+"""The server of Shoal, program `shoal-aggregator`: groups devices and averages masked updates that it cannot read.
 
 - It holds no mask secret and imports no code that could use one.
 - An upload is acknowledged only after it is durable, and counts once, however often it arrives.

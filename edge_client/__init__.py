@@ -1,4 +1,4 @@
-"""The device, program `shoal-edge`: training without torch, masking, sealing, and a resumable protocol.
+"""The device of Shoal, program `shoal-edge`: training without torch, masking, sealing, and a resumable protocol.
 
 - Data, clear models and the keys of the masks stay on the device; uploads are masked, signed and sealed to the aggregator.
 - An announcement or a mean that the owner's signed plan does not allow is refused.

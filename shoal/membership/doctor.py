@@ -17,6 +17,7 @@ from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.util.checks import Check, checked, ok
 from shoal.util.files import check_directory, check_own, free_bytes, read_failed
+from shoal.util.own_packages import ADVICE, rivals
 from shoal.util.times import second, span
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ PUBLIC: Final = (".card", ROSTER_FILE)
 
 
 def local_checks(directory: Path) -> list[Check]:
-    """Return the checks of a party's directory and its disk."""
+    """Return the checks of a party's directory and its disk, and a warning for each package that is not ours alone."""
     return [
         checked("directory", lambda: _directory(directory)),
         checked("disk", lambda: _disk(directory)),
+        *(
+            Check("packages", "warning", f"{other} has files in Shoal's package {name}", ADVICE.format(other))
+            for name, other in rivals().items()
+        ),
     ]
 
 

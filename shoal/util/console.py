@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 from shoal.errors import ConfigError, ShoalError, UsageError
 from shoal.util import telemetry
+from shoal.util.own_packages import DISTRIBUTION, check_packages
 
 if TYPE_CHECKING:
     from typer import Typer
 
-DISTRIBUTION: Final = "shoal"
 SCHEMA: Final = 1
 # 128 plus the number of SIGINT or SIGPIPE, as shells report a program that the signal has ended.
 EXIT_INTERRUPTED: Final = 130
@@ -185,6 +185,7 @@ def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> 
     if "--debug" in arguments:
         sys.argv.remove("--debug")
     try:
+        check_packages()
         app(prog_name=prog)
     except ShoalError as error:
         if debug:
