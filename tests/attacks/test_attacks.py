@@ -6,6 +6,7 @@ import pytest
 from crypto.mask.modes.registry import MODES
 from shoal.bench.attacks.features.rows import WAYS
 from shoal.bench.attacks.registry import ATTACKS
+from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch
 
@@ -136,7 +137,7 @@ def test_one_known_mean_opens_permutations_and_not_rotation(attacked, mode):
         ("active aggregator", "false count: a device reads another's update"),
         ("collusion", "collusion: coordinates of an update"),
         ("collusion", "collusion: an image"),
-        ("curious broker", "broker: groups by model topic"),
+        pytest.param("curious broker", "broker: groups by model topic", marks=pytest.mark.long),
     ],
 )
 def test_what_no_mask_stops(attacked, attack, name):
@@ -204,7 +205,7 @@ def test_dot_products_tell_the_statistics_of_few_features(attacked):
     assert shares[3] == found["statistics-gram, p 8"].chance == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", with_long(MODES, "rotation"))
 def test_the_broker_sees_no_update_but_who_shares_a_model(attacked, mode):
     found = attacked.results("curious broker", mode)
     assert found["broker: bytes of updates"].success == 0

@@ -26,6 +26,15 @@ FORKED.set_forkserver_preload(
         "torch",
         "shoal.owner.keys.directory",
         "shoal.experiments.wild.study",
+        "shoal.membership.directory",
+        "shoal.page",
+        "shoal.transport.mqtt",
+        "edge_client.runtime",
+        "aggregator.daemon",
+        "aggregator.run_service",
+        # Typer and cryptography import these when they are first used.
+        "typer._adapters",
+        "cryptography.hazmat.backends.openssl.backend",
         __name__,
     ]
 )

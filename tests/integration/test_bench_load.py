@@ -94,7 +94,8 @@ def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
     assert data["uploads_counted"] == data["uploads_expected"] == 6 * 3
 
 
-@pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [2, 3])
 def test_prepared_parts_are_counted_once_and_the_coordinator_stores_none(shards):
     found = measure(6, rounds=2, prepared=True, shards=shards, core_each=True)
     assert found.uploads_counted == found.uploads_expected == 6 * 3

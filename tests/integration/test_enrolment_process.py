@@ -92,6 +92,7 @@ def done(home, run):
     return bool(records) and records[-1]["final"]
 
 
+@pytest.mark.long
 def test_enrol_train_revoke_train_on(place, tmp_path):
     """No file is carried but the runs: rosters, grants and new keys go by the broker; a revoked device is out."""
     if find_mosquitto() is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers import calls
+from tests.helpers.forked_stages import ForkedProgram
 from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
 pytestmark = [
@@ -37,9 +36,8 @@ class Console:
 
     def start(self, program, *arguments):
         """Start a program, with its output in a file."""
-        line = [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *map(str, arguments)]
-        with (self.home / f"{program}-{arguments[1]}.log").open("wb") as log:
-            return subprocess.Popen(line, cwd=self.home, env=self.environment, stdout=log, stderr=log)
+        log = self.home / f"{program}-{arguments[1]}.log"
+        return ForkedProgram(PROGRAMS[program], list(map(str, arguments)), self.environment, log)
 
     def __call__(self, program, *arguments):
         """Run a command to its end, and return what it prints."""
@@ -80,7 +78,8 @@ def join_all(call, broker):
     shutil.copy(call.home / "owner/roster.signed", call.home / "server")
 
 
-def test_raw_tables_train_because_the_task_standardises(tmp_path):
+def test_raw_tables_train_because_the_task_standardises(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     call = Console(tmp_path)
     write_tables(tmp_path)
     (tmp_path / "broker").mkdir()

@@ -98,6 +98,7 @@ def test_workers_of_a_service_manager_serve_a_run(tmp_path):
     assert same_partition(records[-1]["clusters"], truth_of(DEVICES, 2))
 
 
+@pytest.mark.long
 def test_torchrun_starts_coordinator_and_workers(tmp_path):
     with (
         broker_of(tmp_path) as broker,
@@ -144,6 +145,7 @@ def parts_in(directory, length):
     return {device: files[round_][start : start + 4 * length] for round_, device, start in rows}
 
 
+@pytest.mark.long
 def test_no_process_holds_a_foreign_part_in_memory(tmp_path, monkeypatch):
     """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
     for name, value in SLOWLY.items():

@@ -51,7 +51,7 @@ def sealers(fleet):
 
 @pytest.mark.parametrize(
     ("count", "kind", "many"),
-    [(5, "zeros", 2), (5, "garbage", 1), (5, "nothing", 2)]
+    [(5, "zeros", 2), (5, "garbage", 1), pytest.param(5, "nothing", 2, marks=pytest.mark.long)]
     + [pytest.param(n, k, m, marks=pytest.mark.long) for n in (3, 7, 12) for k in KINDS for m in (1, 2)],
 )
 def test_the_owner_has_the_final_model_although_some_of_its_sealers_lie(tmp_path, sealing_badly, count, kind, many):

@@ -9,6 +9,7 @@ from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.protocol.messages import Action
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,
     FULL_BATCH,
@@ -117,12 +118,6 @@ def training(records):
     return [r for r in records if not r["final"]]
 
 
-def also_in_long(algorithms):
-    """Return parameters of which those that aggregate as FedAvg, FedGroup or FeSEM do are left to `make long`."""
-    repeated = ("fedprox", "fedgrouprox", "ifca", "one-shot")
-    return [pytest.param(a, marks=pytest.mark.long) if a in repeated else a for a in algorithms]
-
-
 @pytest.fixture(scope="module")
 def honest_steps(tmp_path_factory):
     """Return a function (algorithm, changed options) -> what the devices of an honest fleet end with; each fleet runs once."""
@@ -140,7 +135,7 @@ def honest_steps(tmp_path_factory):
     return steps
 
 
-@pytest.mark.parametrize("algorithm", also_in_long(sorted(STRATEGIES)))
+@pytest.mark.parametrize("algorithm", with_long(sorted(STRATEGIES), "fedavg", "fesem"))
 def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(tmp_path, honest_steps, algorithm):
     expected = honest_steps(algorithm, {})
     lies = {LIAR: reversed_with(MOST_SAMPLES), GIANT: times(100)}
@@ -158,7 +153,7 @@ def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(
 
 
 @pytest.mark.parametrize(
-    "algorithm", also_in_long(["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"])
+    "algorithm", with_long(["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"], "fedavg", "fesem")
 )
 def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, honest_steps, algorithm):
     expected = honest_steps(algorithm, _one_group(algorithm))

@@ -65,7 +65,10 @@ def steps(monkeypatch):
     return found
 
 
-REPEATED = ("fedprox", "cfl, half drawn", "ifca", "fedavg with rfa", "fedavg with multi-krum", "fedavg with nnm")
+REPEATED = (
+    *("fedprox", "fedavg, half drawn", "cfl, half drawn", "ifca", "fedgroup"),
+    *(f"fedavg with {rule}" for rule in ("multi-krum", "rfa", "nnm")),
+)
 """Runs like another one of HONEST: `make long` has them too."""
 
 

@@ -8,6 +8,7 @@ import pytest
 from edge_client.learning.data import Dataset
 from shoal.task.manifest import LocalTraining
 from tests.helpers.broker_restarts import restart
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import LOST, Wiretap, make_exact_fleet, names, slow_link, thetas
 
 INPUTS = 9_000
@@ -87,7 +88,7 @@ class Trouble:
             self.fleet.broker.reconnect(self.fleet.client_id(party))
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.long) for s in range(3, 16))])
+@pytest.mark.parametrize("seed", with_long(range(16), 0))
 def test_a_run_survives_trouble_everywhere(tmp_path, logistic, calm, seed):
     random = Random(seed)
     tap, troubled = Wiretap(), [True]

@@ -9,6 +9,7 @@ from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
+from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import Wiretap, answers, concerns, make_exact_fleet, names, thetas, uploads_of
 
@@ -26,7 +27,7 @@ UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
     ],
     ids=["doubled", "slow", "reordered", "lossy", "deaf"],
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", with_long([0, 1], 0))
 def test_a_bad_network_changes_no_bit(tmp_path, undisturbed, rules, seed):
     with make_exact_fleet(
         tmp_path / "fleet", faults=RuledFaults(rules, seed=seed), quorum=1.0, deadline_s=1e6
@@ -149,7 +150,7 @@ def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wi
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", with_long([1, 2, 3, 4], 2, 3))
 def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
     with make_exact_fleet(tmp_path / "fleet", **wide) as fleet:
         for _ in range(steps):
@@ -269,7 +270,7 @@ def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("steps", with_long([0, 1, 2, 3, 4, 6], 1, 3, 6))
 def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
     """At any step, with and without persistence: retained messages are published again, those in flight are resent."""
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:

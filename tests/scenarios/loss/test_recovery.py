@@ -10,6 +10,7 @@ from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     SHARDS,
     Wiretap,
@@ -47,7 +48,7 @@ def algorithm(request, tmp_path_factory):
         return options, records[-1]["clusters"], [r["norms"] for r in records], thetas(fleet)
 
 
-@pytest.mark.parametrize("at_round", [1, 4, 5])
+@pytest.mark.parametrize("at_round", with_long([1, 4, 5], 4))
 def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_path, algorithm, at_round):
     """It resumes the round: stored updates are not requested again, and the result is bit for bit the same."""
     options, clusters, norms, models = algorithm

@@ -7,6 +7,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.faults import Hop
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, open_upload, publish, uploads_of
 
 OPTIONS = {"quorum": 0.5, "deadline_s": 30.0}
@@ -57,7 +58,7 @@ def test_two_revocations_in_a_row(tmp_path, published):
             assert trained_after(records, at, name) == list(range(at + 1, 10)), name
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("rounds", with_long([1, 4], 4))
 def test_a_device_that_was_away_over_several_key_versions_comes_back(tmp_path, rounds):
     """After a few rounds the retained means are gone, and it needs a checkpoint; each version's delivery is on the broker."""
     with make_fleet(tmp_path / "fleet", count=6, rounds=3 * rounds + 7, **OPTIONS) as fleet:

@@ -23,6 +23,7 @@ from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.states import StateCertificate
 from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers import calls
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish
 from tests.helpers.sessions import hand_over
 from tests.helpers.tasks import logistic_bundle
@@ -54,7 +55,7 @@ def aggregator_known_to(fleet, name):
 
 
 @pytest.mark.parametrize("name", ["aggregator", "aggregator-2"], ids=["same name", "another name"])
-@pytest.mark.parametrize("count", [4, 12])
+@pytest.mark.parametrize("count", with_long([4, 12], 4))
 def test_devices_go_over_to_the_new_one(tmp_path, name, count):
     """One of them is off all the time, and all end the new run with one model; the run before ends with its newest."""
     with make_fleet(tmp_path / "fleet", count=count, rounds=50, shards=1, quorum=0.5) as fleet:

@@ -10,6 +10,7 @@ from shoal.errors import NotEnrolledError
 from shoal.protocol.reassembly import Reassembler
 from shoal.simulation.loopback_fleet import LoopbackError
 from shoal.transport.faults import Hop
+from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     Wiretap,
@@ -221,7 +222,7 @@ def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog)
         assert fleet.devices["dev-00"].runtime._membership.newest_generation == fleet.stage.fleet.roster.keys_since
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", with_long([False, True], True))
 @pytest.mark.parametrize("algorithm", ["cfl", "ifca", "fedgroup"])
 def test_a_revoked_device_leaves_its_cluster(tmp_path, algorithm, killed):
     """No record of a later round names it, also if the aggregator is killed in the round in which it is revoked."""

@@ -5,6 +5,7 @@ import pytest
 
 from shoal.task.manifest import LocalTraining
 from tests.helpers.backends import BACKENDS, make
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
@@ -21,7 +22,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", BACKENDS[1:])
-@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize("algorithm", with_long(CASES, "fedgroup", "ifca"))
 def test_torch_finds_the_clusters_that_numpy_finds(tmp_path, algorithm, device):
     clusters, thetas = [], []
     for number, backend in enumerate([make("numpy"), make(device)]):

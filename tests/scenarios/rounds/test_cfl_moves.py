@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_exact_fleet, make_fleet, same_partition, thetas, truth_of
 
 COUNT, EVERY = 8, 7
@@ -26,7 +27,7 @@ def moves(records):
     return [(r["round"], e["device"]) for r in records for e in r["events"] if e["kind"] == "moved"]
 
 
-@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+@pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "permutation"))
 def test_a_device_whose_data_have_changed_changes_clusters(tmp_path, mode):
     with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS, mode=mode) as fleet:
         fleet.run_until(lambda: fleet.closed() == EVERY, 10)
@@ -68,7 +69,7 @@ def calm(tmp_path_factory):
         return end_of(fleet)
 
 
-@pytest.mark.parametrize("answered", [0, 3])
+@pytest.mark.parametrize("answered", with_long([0, 3], 3))
 def test_an_aggregator_that_dies_in_the_round_of_a_move_ends_with_the_same_models(tmp_path, calm, answered):
     with make_exact_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS) as fleet:
         before_the_move(fleet)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, thetas, truth_of
 from tests.scenarios.rounds.test_strategies import FESEM, all_but_the_first, events
 
@@ -15,9 +16,7 @@ def unmasked(tmp_path_factory):
         return [r["clusters"] for r in fleet.run(20)]
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("permutation", marks=pytest.mark.long), "signed-permutation", "rotation"]
-)
+@pytest.mark.parametrize("mode", with_long(["permutation", "signed-permutation", "rotation"], "rotation"))
 def test_the_clusters_are_those_of_a_run_without_a_mask(tmp_path, unmasked, mode):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), mode=mode, **OPTIONS) as fleet:
         records = fleet.run(20)
@@ -42,7 +41,7 @@ def check(fleet, records, clusters):
     assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, clusters)
 
 
-@pytest.mark.parametrize("round_", [1, 2, 3])
+@pytest.mark.parametrize("round_", with_long([1, 2, 3], 2))
 def test_a_killed_aggregator_takes_the_round_up_again(tmp_path, calm, round_):
     """Killed when one upload of the round, with the nearest centre in it, is durable."""
     tap = Wiretap()

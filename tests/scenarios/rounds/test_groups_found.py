@@ -4,6 +4,7 @@ import pytest
 
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,
     Wiretap,
@@ -17,8 +18,8 @@ from tests.helpers.fleets import (
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 FINDS = {"rounds": 7, "local": QUICK, "min_contributors": 3}
-TRIALS = {"ifca": (1, 4), "fedgroup": (2, 5)}
-"""Rounds of a trial in which the aggregator is killed; `make long` kills it in all five."""
+TRIALS = {"ifca": (4,), "fedgroup": (2,)}
+"""The round of a trial in which the aggregator is killed; `make long` kills it in all five."""
 ALGORITHMS = ("ifca", "fedgroup", "one-shot")
 
 
@@ -47,7 +48,7 @@ def test_a_fleet_of_one_kind_keeps_one_model(tmp_path, algorithm):
         assert len(set(thetas(fleet).values())) == 1
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "fedgroup", pytest.param("one-shot", marks=pytest.mark.long)])
+@pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "ifca"))
 def test_masks_change_no_group(tmp_path, algorithm):
     seen = []
     modes = ("rotation", "permutation", "none") if algorithm == "fedgroup" else ("rotation", "none")
@@ -73,7 +74,7 @@ def test_groups_take_turns_and_all_of_them_learn(tmp_path):
         assert {g for groups in trained for g in groups} == {0, 1}
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "fedgroup"])
+@pytest.mark.parametrize("algorithm", with_long(("ifca", "fedgroup"), "ifca"))
 def test_a_device_that_comes_later_joins_its_group(tmp_path, algorithm):
     data = grouped_data(9, 2)
     late = data.pop("dev-08")

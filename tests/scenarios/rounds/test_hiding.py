@@ -43,7 +43,10 @@ RUNS = {
     },
 }
 
-CASES = [pytest.param(name, marks=pytest.mark.long if name in ("ifca, restarts", "one-shot") else ()) for name in RUNS]
+CASES = [
+    pytest.param(name, marks=pytest.mark.long if name in ("ifca, restarts", "one-shot", "fesem") else ())
+    for name in RUNS
+]
 
 
 def uneven_data(count, groups):

@@ -54,7 +54,7 @@ RUNS = {
 GROUPED = RUNS.keys() - {"fedavg", "fedprox", "local"}
 EXACT = ("none", "permutation", "signed-permutation")
 """The modes that change no bit: they move values and turn signs, which commute with every mean."""
-REPEATED = ("fedprox", "local", "fedgrouprox")
+REPEATED = ("fedprox", "local", "madc", "one-shot", "fedgrouprox")
 """Runs whose means another one has, or that have none: `make long` has them too."""
 CASES = [
     *((name, tuple(MODES)) for name in ("fedavg", "cfl")),

@@ -10,6 +10,7 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal import limits
 from shoal.owner.models.files import read_models, write_models
 from shoal.protocol.requests import Outcome, RequestAction
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, make_exact_fleet, thetas
 from tests.helpers.owner_models import reader_of
 
@@ -129,8 +130,10 @@ def test_a_paused_run_goes_on_where_it_was(at, restarted):
     assert len(set(thetas(fleet).values())) == 1
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("now", [False, True])
+@pytest.mark.parametrize(
+    ("restarted", "now"),
+    with_long([(False, False), (True, False), (False, True), (True, True)], (True, False), (False, True)),
+)
 def test_a_stopped_run_ends_with_a_final_round_and_every_device_has_its_model(at, restarted, now):
     fleet, let_go, phase = at
     before = dict(fleet.service.state.received)

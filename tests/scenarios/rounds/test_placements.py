@@ -4,6 +4,7 @@ import pytest
 
 from shoal.protocol.messages import Phase
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
 
 LATE = "dev-06"
@@ -68,6 +69,7 @@ def finish(fleet):
     return placements(records)
 
 
+@pytest.mark.parametrize("fleet", with_long(["fedgroup", "cfl"], "fedgroup"), indirect=True)
 def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
     """It has keys of its own key version, so it opens neither the run package's origin nor the means of the first round."""
     assert finish(fleet) == [(LATE, "direction")]
@@ -132,6 +134,7 @@ def test_a_newcomer_that_is_killed_while_it_is_placed_finds_its_group(fleet, tim
     assert [device for device, _ in finish(fleet)] == [LATE]
 
 
+@pytest.mark.parametrize("fleet", with_long(["fedgroup", "cfl"], "fedgroup"), indirect=True)
 def test_a_newcomer_that_is_gone_in_its_placement_round_is_placed_later(fleet):
     """FedGroup does not spend another round of its own on it."""
     fleet.run_until(lambda: placing(fleet), 60)

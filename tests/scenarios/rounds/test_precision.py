@@ -12,6 +12,7 @@ from shoal import limits
 from shoal.owner.runs import plan
 from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     Wiretap,
     grouped_data,
@@ -69,7 +70,7 @@ def both(options):
     }
 
 
-@pytest.mark.parametrize("case", DIAGONAL)
+@pytest.mark.parametrize("case", with_long(DIAGONAL, "cfl, int8, rotation", "ifca, float16, permutation"))
 def test_groups_are_found_and_devices_of_a_group_end_with_the_same_bits(tmp_path, case):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **both(DIAGONAL[case])) as fleet:
         records = fleet.run(30)

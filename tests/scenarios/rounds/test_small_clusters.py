@@ -8,6 +8,7 @@ import pytest
 
 from edge_client.models.store import STATE_FILES
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, truth_of
 
 QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
@@ -77,11 +78,7 @@ def away(fleet, name, rounds):
 
 @pytest.mark.parametrize(
     ("missed", "algorithm"),
-    [
-        *((5, algorithm) for algorithm in ALGORITHMS),
-        (1, "cfl"),
-        *(pytest.param(1, algorithm, marks=pytest.mark.long) for algorithm in ("one-shot", "fedgroup", "ifca")),
-    ],
+    with_long([(missed, algorithm) for missed in (1, 5) for algorithm in ALGORITHMS], (5, "cfl"), (5, "ifca")),
 )
 def test_a_device_that_was_away_comes_back_into_its_cluster(tmp_path, algorithm, missed):
     with small_fleet(tmp_path, APART[algorithm] + missed + 7, **ALGORITHMS[algorithm]) as fleet:
@@ -162,7 +159,7 @@ def test_a_device_that_was_away_while_the_owner_drew_new_keys(tmp_path):
         ends_in_step(fleet)
 
 
-@pytest.mark.parametrize("algorithm", ["one-shot", "cfl", "ifca", pytest.param("fedgroup", marks=pytest.mark.long)])
+@pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "cfl"))
 def test_a_device_that_has_lost_its_model_takes_the_cluster_back_to_its_last_checkpoint(tmp_path, algorithm):
     """Two devices can't certify the state that they hold, so the cluster returns to one that three have certified."""
     with small_fleet(tmp_path, APART[algorithm] + 14, **ALGORITHMS[algorithm]) as fleet:

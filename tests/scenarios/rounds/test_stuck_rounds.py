@@ -96,7 +96,7 @@ def take_turns(churn, done):
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"), [(1, 25), *(pytest.param(s, 60, marks=pytest.mark.long) for s in range(20))]
+    ("seed", "rounds"), [(1, 12), *(pytest.param(s, 60, marks=pytest.mark.long) for s in range(20))]
 )
 def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_needed(tmp_path, seed, rounds):
     options = {"rounds": rounds, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROTATION}

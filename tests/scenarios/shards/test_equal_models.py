@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.task.manifest import LocalTraining, Parameter
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
 from tests.helpers.tasks import logistic_bundle
 
@@ -30,7 +31,10 @@ STRATEGIES = {
     "fedgroup that finds the groups": {"algorithm": "fedgroup", "rounds": 7},
     "fedgrouprox": {"algorithm": "fedgrouprox", "settings": {"groups": "2"}, "local": PROXIMAL},
 }
-REPEATED = ("fedavg under a permutation", "fedprox", "local", "fedgrouprox")
+REPEATED = (
+    *("fedavg under a permutation", "fedavg under a signed permutation", "fedprox", "local", "ifca"),
+    *("cfl, alg. 5", "fedgroup by edc", "fedgroup between groups", "fedgrouprox"),
+)
 """Rounds like those of another one: `make long` has them too."""
 SPLITTING = ("cfl, alg. 5", "fedgroup by edc", "fedgroup by madc", "one-shot")
 
@@ -60,7 +64,7 @@ def test_every_strategy_ends_alike(tmp_path, name, shards):
         assert len(set(records[-1]["clusters"].values())) == 2
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "fedavg"])
+@pytest.mark.parametrize("algorithm", with_long(["ifca", "fedavg"], "ifca"))
 def test_a_task_with_a_shared_segment_ends_alike(tmp_path, algorithm):
     """IFCA shares its weights between clusters; FedAvg, the baseline to that on the same task, has whole models."""
     layout = (Parameter("weight", (INPUTS, CLASSES), "shared"), Parameter("bias", (CLASSES,), "cluster"))

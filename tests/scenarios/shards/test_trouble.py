@@ -8,6 +8,7 @@ from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.registry import STRATEGIES
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.shards import borders
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, thetas
 from tests.helpers.tasks import logistic_bundle
 
@@ -70,7 +71,7 @@ def test_a_round_waits_for_a_killed_worker_and_names_it(tmp_path, expected):
         assert thetas(fleet) == expected
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", with_long(range(6), 0, 1, 2))
 def test_kills_at_any_step_change_nothing(tmp_path, expected, seed):
     random = np.random.default_rng(seed)
     with sharded_fleet(tmp_path / "fleet") as fleet:

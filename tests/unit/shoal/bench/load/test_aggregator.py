@@ -7,6 +7,7 @@ import pytest
 from aggregator.storage.run_status import read_records
 from shoal.bench.load import aggregator as aggregator_load
 from shoal.bench.load.aggregator import SIZES, Crowd, measure
+from tests.helpers.cases import with_long
 from tests.helpers.trees import python
 
 pytestmark = pytest.mark.torch
@@ -18,7 +19,7 @@ def _compiled_once(compile_once, monkeypatch):
     monkeypatch.setattr(aggregator_load, "compile_task", compile_once)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", pytest.param("ifca", marks=pytest.mark.long)])
+@pytest.mark.parametrize("algorithm", with_long(["fedavg", "cfl", "ifca"], "cfl"))
 def test_its_rounds_are_rounds(tmp_path, algorithm):
     crowd = Crowd(tmp_path, DEVICES, algorithm)
     crowd.take(crowd.presences())

@@ -6,11 +6,12 @@ import pytest
 
 from shoal.bench.load import engine as engine_load
 from shoal.bench.load.engine import FLEETS, measure_engine
+from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", pytest.param("ifca", marks=pytest.mark.long)])
+@pytest.mark.parametrize("algorithm", with_long(["fedavg", "cfl", "ifca"], "fedavg"))
 def test_its_figures(monkeypatch, algorithm):
     monkeypatch.setattr(engine_load, "FLEETS", (3, 6))
     data = measure_engine(algorithm)

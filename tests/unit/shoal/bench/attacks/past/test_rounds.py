@@ -27,6 +27,7 @@ from shoal.bench.attacks.past.theft import steal
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.transport.faults import Hop, Passage
+from tests.helpers.cases import with_long
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -40,7 +41,7 @@ def shares(found, stolen):
     )
 
 
-@pytest.mark.parametrize(("mode", "stolen"), [("permutation", 2), ("rotation", STOLEN)])
+@pytest.mark.parametrize(("mode", "stolen"), with_long([("permutation", 2), ("rotation", STOLEN)], ("permutation", 2)))
 def test_nothing_of_the_past_is_opened(lab, mode, stolen):
     """What follows the theft is opened, so the thief's search finds keys where there are any."""
     found = evidence_of(lab, mode) if stolen == STOLEN else evidence(lab, mode, stolen)
