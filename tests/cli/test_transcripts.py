@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER as DEAD_BROKER
-from tests.helpers.places import Place
+from tests.helpers.places import WAIT_S, Place
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import PROGRAMS, ROOT
@@ -57,6 +58,7 @@ class Step:
         save: name of the story's value that the last word of stdout becomes.
         file: file that stdout is written to.
         beside: whether the next steps follow while it runs; a step that is not waits for all of these first.
+        later: whether what it says may take a while, and the call is repeated until then.
     """
 
     kind: str
@@ -67,6 +69,7 @@ class Step:
     save: str = ""
     file: str = ""
     beside: bool = False
+    later: bool = False
 
     def __str__(self):
         return f"{self.command} {self.arguments}".strip()
@@ -283,7 +286,7 @@ DRIVING = (
     as_json("shoal-fleet run stop", "owner 1"),
     mistake("shoal-fleet run resume", "owner 1", 11, says="run 1 "),
     mistake("shoal-fleet run stop", "owner 9", 2, says="the aggregator has no run 9"),
-    ok("shoal-fleet run logs", "owner 1", says=", stopped"),
+    ok("shoal-fleet run logs", "owner 1", says=", stopped", later=True),
     as_json("shoal-fleet run logs", "owner 1"),
     mistake("shoal-fleet run logs", "owner 9", 2, says="the aggregator has no run 9"),
     ok("shoal-fleet models rollback", "owner 1", says="to answer with the model of run 1"),
@@ -373,7 +376,11 @@ class Story:
 
     def take(self, step):
         words = [word.format(**self.values) for word in (*step.command.split(), *step.arguments.split())]
-        told = self.call(*words, status=step.status, SHOAL_PASSPHRASE_FILE="pass")
+        end = time.monotonic() + WAIT_S
+        while True:
+            told = self.call(*words, status=step.status, SHOAL_PASSPHRASE_FILE="pass")
+            if not step.later or step.says in told.out or time.monotonic() > end:
+                break
         try:
             check(step, told)
         except AssertionError as error:
