@@ -21,6 +21,6 @@ def test_a_record_has_its_number(number):
 
 
 def test_the_index_lists_every_record_with_its_title():
-    rows = re.findall(r"^\| \[(\d+)\]\(([\w-]+\.md)\) \| ([^|]+) \|", (FOLDER / "README.md").read_text(), re.M)
+    rows = re.findall(r"^\| \[(\d+)\]\(([\w-]+\.md)\) \| ([^|]+) \|$", (FOLDER / "README.md").read_text(), re.M)
     titles = {number: TITLE.match(path.read_text()) for number, path in RECORDS.items()}
     assert rows == [(str(n), path.name, titles[n] and titles[n][2]) for n, path in RECORDS.items()]
