@@ -26,7 +26,7 @@ check: $(READY)
 	$(MAKE) --output-sync --jobs 2 lint quick
 
 # Importing torch in every test process takes longer than the tests of these folders that need none.
-TRAINING := $(addprefix --ignore=tests/unit/shoal/, experiments simulation bench owner/task_compiler)
+TRAINING := $(addprefix --ignore=tests/unit/shoal/, simulation owner/task_compiler)
 
 quick: $(READY)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" $(TRAINING) tests/unit
@@ -104,11 +104,11 @@ clean:
 BYZFL := byzfl==0.0.11
 # Lists the packages of a release: a build tool, which no program and no extra needs.
 CYCLONEDX := cyclonedx-bom==7.5.0
-$(READY): pyproject.toml
+$(READY): pyproject.toml lab/pyproject.toml
 	@echo 'make: pip installs torch and the tools into $(VENV), silently: two to five minutes, once'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' $(CYCLONEDX)
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' --editable lab $(CYCLONEDX)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps $(BYZFL) || true
 	touch $@

@@ -26,7 +26,8 @@ Graph = Mapping[str, frozenset[str]]
 
 def modules() -> dict[str, Path]:
     """Return the file of each module, by import name; a package's name stands for its ``__init__``."""
-    files = {p.relative_to(ROOT).with_suffix("").parts: p for name in PACKAGES for p in (ROOT / name).rglob("*.py")}
+    roots = [*(ROOT / name for name in PACKAGES), ROOT / "lab" / "shoal_lab"]
+    files = {p.relative_to(root.parent).with_suffix("").parts: p for root in roots for p in root.rglob("*.py")}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files.items()}
 
 

@@ -23,7 +23,7 @@ from types import UnionType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from typer.main import get_command  # noqa: E402 - the path above leads to our modules
 
@@ -64,11 +64,14 @@ def cli_page() -> str:
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each command that ``--help`` shows, with its words."""
-    for name, found in getattr(command, "commands", {}).items():
-        if not found.hidden:
-            yield from _commands(found, (*words, name))
-    if not hasattr(command, "commands"):
+    if not hasattr(command, "list_commands"):
         yield words, command
+        return
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        if found is not None and not found.hidden:
+            yield from _commands(found, (*words, name))
 
 
 def _described(words: tuple[str, ...], command: Any) -> Iterator[str]:

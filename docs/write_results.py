@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shoal.experiments.wild.page import choice_table, kinds_table, load
+from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"

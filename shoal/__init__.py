@@ -12,7 +12,7 @@ docs/threat-model.md lists its guarantees and limits.
   and average, but it never holds the map.
 - The owner signs a run plan; devices refuse any announcement that the plan does not allow.
 - Imports point downwards only: errors, limits and types; util; protocol; transport; membership and task; owner;
-  simulation; experiments, demo and bench; cli. `lint-imports` checks this.
+  simulation; demo; cli. `lint-imports` checks this. The lab (`shoal_lab`), a distribution of its own, imports all of them.
 
 Example: ten devices label the same data, but five of them with the two classes swapped. IFCA finds both groups:
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import ClusterModel as ClusterModel
     from aggregator.strategies.fedavg import FedAvg
     from aggregator.strategies.settings import StrategySettings
-    from shoal.experiments.data.partitions import split
     from shoal.protocol.documents import RunPlan
     from shoal.simulation.api.result import Result, Round
     from shoal.simulation.api.simulate import simulate
+    from shoal.simulation.api.split import split
     from shoal.simulation.api.sweep import Sweep, sweep
     from shoal.simulation.api.writers import CsvWriter, HistoryWriter, MlflowWriter, TensorBoardWriter
 
@@ -102,7 +102,7 @@ _LAZY = {
     "Sweep": "shoal.simulation.api.sweep:Sweep",
     "TensorBoardWriter": "shoal.simulation.api.writers:TensorBoardWriter",
     "simulate": "shoal.simulation.api.simulate:simulate",
-    "split": "shoal.experiments.data.partitions:split",
+    "split": "shoal.simulation.api.split:split",
     "sweep": "shoal.simulation.api.sweep:sweep",
 }
 _UNINSTALLED = "0+source"

@@ -1,4 +1,4 @@
-"""Strategies, splits and tasks of other installed packages, by their entry points.
+"""Strategies, splits, tasks and commands of other installed packages, by their entry points.
 
 A package names what it adds in its pyproject.toml, and the name is then used like a built-in one:
 
@@ -22,6 +22,7 @@ from shoal.errors import ConfigError
 STRATEGIES_GROUP: Final = "shoal.strategies"
 SPLITS_GROUP: Final = "shoal.splits"
 TASKS_GROUP: Final = "shoal.tasks"
+COMMANDS_GROUP: Final = "shoal.commands"
 
 
 def extension_names(group: str) -> list[str]:

@@ -20,7 +20,7 @@ from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
 from shoal.util.config import load
 from tests.helpers.tasks import logistic_bundle, samples
-from tests.helpers.trees import ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
+from tests.helpers.trees import LAB, ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
 
 FORBIDDEN = (
     "crypto.mask",
@@ -28,9 +28,8 @@ FORBIDDEN = (
     "shoal.owner",
     "shoal.task",
     "shoal.simulation",
-    "shoal.experiments",
-    "shoal.bench",
     "shoal.demo",
+    "shoal_lab",
 )
 IMAGE = "deploy/docker/aggregator.Dockerfile"
 LINT = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
@@ -51,7 +50,7 @@ main()
 
 
 def copy_of_the_tree(target):
-    for package in PACKAGES:
+    for package in (*PACKAGES, LAB):
         shutil.copytree(ROOT / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", target)
     return target
@@ -173,8 +172,6 @@ def test_the_devices_image_holds_nothing_of_the_aggregator_or_the_owner(tmp_path
     """And the command line of the device answers from that image."""
     image = lay_out_image("deploy/docker/edge.Dockerfile", tmp_path / "image")
     assert sorted(p.name for p in image.iterdir() if p.is_dir()) == ["crypto", "edge_client", "shoal"]
-    assert not [
-        name for name in ("owner", "simulation", "experiments", "bench", "demo") if (image / "shoal" / name).exists()
-    ]
+    assert not [name for name in ("owner", "simulation", "demo") if (image / "shoal" / name).exists()]
     done = python("import sys; sys.argv = ['x', '--help']; from edge_client.cli import main; main()", cwd=image)
     assert done.returncode == 0, done.stderr

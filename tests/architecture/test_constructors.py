@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.helpers.trees import PACKAGES, ROOT, sources
+from tests.helpers.trees import NAMES, ROOT, sources
 
 MOST_POSITIONAL = 5
 
@@ -22,7 +22,7 @@ def classes_of(tree):
 def names_of_ours(tree):
     """Return the names that a module imports from our packages, and those of its own classes."""
     imported = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
-    ours = [n for n in imported if n.module.split(".")[0] in PACKAGES]
+    ours = [n for n in imported if n.module.split(".")[0] in NAMES]
     return {alias.asname or alias.name for node in ours for alias in node.names} | classes_of(tree)
 
 

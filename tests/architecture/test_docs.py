@@ -73,14 +73,15 @@ def program(name):
 def check(words):
     """Fail unless the command and all its options exist."""
     command, rest = program(words[0].split("/")[-1]), words[1:]
-    while hasattr(command, "commands"):
+    while hasattr(command, "list_commands"):
         if rest and rest[0].startswith("-") and rest[0] in {"--version", "--help", "-h", "--debug"}:
             return
         if rest and rest[0] in {"--install-completion", "--show-completion"}:
             return
         assert rest, words
-        assert rest[0] in command.commands, words
-        command, rest = command.commands[rest[0]], rest[1:]
+        found = command.get_command(command.make_context("", [], resilient_parsing=True), rest[0])
+        assert found is not None, words
+        command, rest = found, rest[1:]
     known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
     assert {w.split("=")[0] for w in rest if re.match(r"--?[a-z]", w)} <= known, words
 

@@ -40,7 +40,7 @@ def test_no_folder_is_too_large():
 
 
 def test_imports_inside_functions_and_for_type_checkers_count(imports):
-    assert "shoal.bench.numerics.training" in imports["shoal.bench.numerics.kernels"]
+    assert "shoal_lab.bench.numerics.training" in imports["shoal_lab.bench.numerics.kernels"]
     assert "shoal.owner.keys.directory" in imports["shoal.owner.keys.run_list"]
 
 

@@ -1,4 +1,4 @@
-"""Unit tests mirror the source: a module with logic has a test file of its name in the same place, or is listed as without.
+"""Tests mirror the source, in tests/unit and tests/lab: a module with logic has a test file of its name, or is listed as without.
 
 The list, modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may
 only shrink: a listed module that has a unit file fails here, and so does a new module that has none.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.trees import ROOT, sources
+from tests.helpers.trees import LAB, ROOT, sources
 
 WITHOUT = set((Path(__file__).parent / "modules_without_unit_tests.txt").read_text().split())
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp, ast.comprehension)
@@ -25,7 +25,8 @@ def has_logic(source):
 
 def has_unit_file(module):
     """Return whether tests/unit has a file for a module, given as its path in the repository."""
-    folder = ROOT / "tests" / "unit" / module.parent
+    ours = module.parent.is_relative_to(LAB)
+    folder = ROOT / "tests" / ("lab" / module.parent.relative_to(LAB) if ours else "unit" / module.parent)
     return any((*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py")))
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.trees import PACKAGES, ROOT, sources
+from tests.helpers.trees import NAMES, ROOT, sources
 
-FOLDERS = ("shoal", "crypto", "edge_client", "aggregator", "tests", "deploy", "docs", "results")
+FOLDERS = ("shoal", "crypto", "edge_client", "aggregator", "lab", "tests", "deploy", "docs", "results")
 FILE = re.compile(
     rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/(?!v1\b)[\w./*-]*\w"
 )  # shoal/v1 begins the topics and the labels
@@ -21,7 +21,7 @@ FILE_NAME = re.compile(
 )  # file.py:function stands for any file
 NO_MODULES = "conf|acl|card|grant|strategies|splits|tasks"
 """Last parts of files, and of groups of entry points."""
-MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests)(?!\.(?:{NO_MODULES})\b)(?:\.\w+)+")
+MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(NAMES)}|tests)(?!\.(?:{NO_MODULES})\b)(?:\.\w+)+")
 NAME = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)(?:\(\))?`(?!`)")
 HEADING = re.compile(r'([\w-]+\.md)`?(?:\]\([^)]*\))?, "([^"]+)"')
 COMMENT = re.compile(r"(?:^|  )# .*$", re.MULTILINE)
@@ -85,7 +85,7 @@ def is_module(name):
     """Whether a dotted name is a module, or a module and a name in it."""
     parts = name.split(".")
     for n in range(len(parts), 0, -1):
-        path = ROOT.joinpath(*parts[:n])
+        path = (ROOT / "lab" if parts[0] == "shoal_lab" else ROOT).joinpath(*parts[:n])
         if path.with_suffix(".py").exists():
             return set(parts[n:]) <= names_in(path.with_suffix(".py"))
         if path.is_dir():

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from shoal.bench.load import table as load_table
-from shoal.bench.poison import page as poison_page
-from shoal.experiments import table
-from shoal.experiments.wild import page as wild_page
+from shoal_lab.bench.load import table as load_table
+from shoal_lab.bench.poison import page as poison_page
+from shoal_lab.experiments import table
+from shoal_lab.experiments.wild import page as wild_page
+
 from shoal.report import record
 
 RUNS = table.load()
@@ -17,7 +18,7 @@ MOST_BYTES = 4_000_000
 def test_the_page_holds_the_table_of_the_kept_results():
     page = table.PAGE.read_text()
     shown = page.partition(table.BEGIN)[2].partition(table.END)[0].strip()
-    assert shown == table.block(RUNS), "run python -m shoal.experiments.table --write"
+    assert shown == table.block(RUNS), "run python -m shoal_lab.experiments.table --write"
 
 
 def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
@@ -26,14 +27,14 @@ def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
     for name, made in wild_page.TABLES.items():
         begin, end = wild_page.MARK.format(name), wild_page.END.format(name)
         shown = page.partition(begin)[2].partition(end)[0].strip()
-        assert shown == made(results), "run python -m shoal.experiments.wild.page --write"
+        assert shown == made(results), "run python -m shoal_lab.experiments.wild.page --write"
 
 
 def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
     page, rows = poison_page.PAGE.read_text(), poison_page.load()
     assert rows
     shown = page.partition(poison_page.BEGIN)[2].partition(poison_page.END)[0].strip()
-    assert shown == poison_page.block(rows).strip(), "run python -m shoal.bench.poison.page --write"
+    assert shown == poison_page.block(rows).strip(), "run python -m shoal_lab.bench.poison.page --write"
 
 
 def test_the_page_for_researchers_has_the_figures_of_the_race():
@@ -78,7 +79,7 @@ def test_every_kept_run_has_its_parameters():
 def test_the_page_of_deploy_holds_the_table_of_the_kept_loads():
     page = load_table.PAGE.read_text()
     shown = page.partition(load_table.BEGIN)[2].partition(load_table.END)[0].strip()
-    assert shown == load_table.block(), "run python -m shoal.bench.load.table --write"
+    assert shown == load_table.block(), "run python -m shoal_lab.bench.load.table --write"
 
 
 def test_no_kept_load_lost_an_upload_or_a_chunk():

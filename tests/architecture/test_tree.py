@@ -14,7 +14,7 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 from shoal.version import VERSION
-from tests.helpers.trees import PACKAGES, ROOT, sources
+from tests.helpers.trees import LAB, NAMES, PACKAGES, ROOT, sources
 
 LONG_MODULE_LINES = 800
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -74,11 +74,11 @@ def test_the_search_for_unsafe_calls_finds_them(line):
 
 def test_no_installed_package_collides_with_ours():
     """On a disk that ignores case, ``crypto`` and pycryptodome's ``Crypto`` are one folder: nothing may bring that in."""
-    ours = set(PACKAGES)
+    ours = set(NAMES)
     theirs = {
         name
         for name, distributions in importlib.metadata.packages_distributions().items()
-        if set(distributions) != {"shoal"}
+        if not set(distributions) <= {"shoal", "shoal-lab"}
     }
     assert {name for name in theirs if name.lower() in ours} == set()
 
@@ -110,8 +110,8 @@ def test_every_package_is_in_the_wheel():
 
 def test_every_package_is_type_checked_and_linted():
     """Mypy and import-linter know each package."""
-    assert set(PROJECT["tool"]["mypy"]["files"]) == set(PACKAGES)
-    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(PACKAGES)
+    assert set(PROJECT["tool"]["mypy"]["files"]) == {*PACKAGES, LAB}
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(NAMES)
 
 
 SHARED = tuple(
@@ -139,9 +139,7 @@ INSTALLED_BY = {
     ("shoal/owner",): ["edge", "fleet"],
     (
         "shoal/simulation",
-        "shoal/experiments",
         "shoal/new",
-        "shoal/bench",
         "shoal/demo",
         "shoal/report",
         "shoal/cli",
@@ -150,10 +148,11 @@ INSTALLED_BY = {
         "edge",
         "aggregator",
         "fleet",
-        "bench",
+        "demo",
         "plot",
         "frames",
     ],
+    (LAB,): ["edge", "aggregator", "fleet", "demo", "plot"],
 }
 """The extras that bring what each part of the tree imports."""
 
@@ -180,6 +179,7 @@ def test_imports_are_declared(parts, extras):
         declared += ["amqtt"]  # the embedded broker: looked for before it is used
     if "shoal/simulation" in parts:
         declared += ["mlflow"]  # a writer's, which says what to install
+    if parts == (LAB,):
         declared += ["pfl", "flwr"]  # peers of the race, each in an environment of its own
     names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
     imported = set()
@@ -189,7 +189,7 @@ def test_imports_are_declared(parts, extras):
                 imported |= {a.name.split(".")[0] for a in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(node.module.split(".")[0])
-    foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES) - {"__future__", "tests"}
+    foreign = imported - set(sys.stdlib_module_names) - set(NAMES) - {"__future__", "tests"}
     assert {provides.get(m, m) for m in foreign} - names == set()
 
 

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from shoal.bench.race import environments
-from shoal.bench.race.benchmark import _program
-from shoal.bench.race.environments import MissingPeerError
-from shoal.bench.race.tasks import TASKS
+from shoal_lab.bench.race import environments
+from shoal_lab.bench.race.benchmark import _program
+from shoal_lab.bench.race.environments import MissingPeerError
+from shoal_lab.bench.race.tasks import TASKS
 
 ROUNDS = 3
 

@@ -1,10 +1,9 @@
 """Reports of the privacy benchmark with figures made up by hand."""
 
 import numpy as np
-
-from shoal.bench.attacks.base import Picture, Result
-from shoal.bench.privacy.benchmark import ModeReport, PrivacyReport
-from shoal.bench.privacy.cost import Computed, Cost
+from shoal_lab.bench.attacks.base import Picture, Result
+from shoal_lab.bench.privacy.benchmark import ModeReport, PrivacyReport
+from shoal_lab.bench.privacy.cost import Computed, Cost
 
 
 def mode_report(mode="rotation", success=0.9, **can):

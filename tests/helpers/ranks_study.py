@@ -12,9 +12,10 @@ import socket
 import sys
 from pathlib import Path
 
-from shoal.experiments import registry
-from shoal.experiments.common.experiment import Result, Study
-from shoal.experiments.common.paper import paper_options
+from shoal_lab.experiments import registry
+from shoal_lab.experiments.common.experiment import Result, Study
+from shoal_lab.experiments.common.paper import paper_options
+
 from shoal.simulation.engine import ranks
 from shoal.simulation.engine.records import SimOptions
 from shoal.simulation.engine.simulate import simulate

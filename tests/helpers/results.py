@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.experiments.common.experiment import Result
+from shoal_lab.experiments.common.experiment import Result
 
 
 def result(**changes):

@@ -9,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from shoal.experiments import registry
-from shoal.experiments.common.experiment import Result, Study
+from shoal_lab.experiments import registry
+from shoal_lab.experiments.common.experiment import Result, Study
 
 REMOVE = "SHOAL_TEST_REMOVE"
 """Variable with a folder that the experiment removes before its first round."""
@@ -55,7 +55,7 @@ def run(options, progress):
 
 def run_needy(options, _progress):
     """Read CIFAR-10."""
-    from shoal.experiments.data import datasets
+    from shoal_lab.experiments.data import datasets
 
     return datasets.load("cifar10", options.data_dir)
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("shoal", "crypto", "edge_client", "aggregator")
+"""Of the product; nothing in them imports the lab."""
+LAB = "lab/shoal_lab"
+NAMES = (*PACKAGES, "shoal_lab")
 PROGRAMS = {
     name: target.removesuffix(":main")
     for name, target in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items()
@@ -20,8 +23,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "
 
 
 def sources(*packages):
-    """Return every module of the named packages, or of all."""
-    return sorted(p for package in packages or PACKAGES for p in (ROOT / package).rglob("*.py"))
+    """Return every module of the named packages, or of the product and the lab."""
+    return sorted(p for package in packages or (*PACKAGES, LAB) for p in (ROOT / package).rglob("*.py"))
 
 
 def lay_out_image(dockerfile, target):
@@ -46,7 +49,7 @@ def python(script, *arguments, cwd=ROOT, timeout=60):
     return subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(cwd)},
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": f"{cwd}{os.pathsep}{cwd}/lab"},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench.load import fleet_load, soak
-from shoal.bench.load.fleet_load import LoadFleet
-from shoal.bench.load.measurement import measure
+from shoal_lab.bench.load import fleet_load, soak
+from shoal_lab.bench.load.fleet_load import LoadFleet
+from shoal_lab.bench.load.measurement import measure
+
 from tests.helpers.trees import python
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench import rounds
+from shoal_lab.bench import rounds
 
 pytestmark = [
     pytest.mark.broker,

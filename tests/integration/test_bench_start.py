@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench.starts import measure
+from shoal_lab.bench.starts import measure
 
 pytestmark = [
     pytest.mark.broker,

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import psutil
 import pytest
+from shoal_lab.experiments.common.experiment import Options, Quiet
 
-from shoal.experiments.common.experiment import Options, Quiet
 from tests.helpers.ranks_study import SETTINGS, data_of, ended, environment, run, start_ranks
 from tests.helpers.trees import ROOT
 

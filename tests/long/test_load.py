@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench.load import soak
-from shoal.bench.load.measurement import measure
+from shoal_lab.bench.load import soak
+from shoal_lab.bench.load.measurement import measure
+
 from shoal.report import record
 
 pytestmark = pytest.mark.long

@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.bench.attacks.features.reading import blocks
 
 from aggregator.uploads.validation import UploadVerifier
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scales
-from shoal.bench.attacks.features.reading import blocks
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.messages import Phase
 from shoal.simulation.loopback_fleet import LoopbackFleet

@@ -58,7 +58,7 @@ def test_the_version_is_the_installed_one(tmp_path):
     [
         ("edge", "simulate", "shoal.simulation"),
         ("edge", "Result", "shoal.simulation"),
-        ("aggregator", "split", "shoal.experiments"),
+        ("aggregator", "split", "shoal_lab.experiments"),
     ],
 )
 def test_an_image_says_what_it_lacks(tmp_path, image, name, missing):

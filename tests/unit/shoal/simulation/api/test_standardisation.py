@@ -10,7 +10,7 @@ from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal.experiments.wild.runs import fleet_of
+from shoal_lab.experiments.wild.runs import fleet_of
 from shoal.simulation.api.standardisation import scales_of, standardised_population, target_scale
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.metrics import adjusted_rand

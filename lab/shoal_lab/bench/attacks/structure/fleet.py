@@ -1,0 +1,136 @@
+"""Devices that train from the means that an aggregator announces, as that aggregator sees them: masked uploads alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.run.policy import MEAN_RATIO, check_mean, mean_limit
+from shoal.protocol.documents import RunPlan, SegmentSpec
+from shoal.protocol.states import MeanHeader
+from shoal_lab.bench.attacks.lab import Lab
+from shoal_lab.bench.attacks.protocol import signed_plan
+from shoal_lab.bench.attacks.structure.keys import FleetKeys, Lifetime
+from shoal_lab.bench.attacks.structure.network import Network, Rows
+
+OWN_IMAGES: Final = 80
+BELOW: Final = 0.999
+"""Share of what devices accept that the attacker uses, because of rounding."""
+
+
+class MaskedFleet:
+    """A fleet of devices that take one step a round, each on ``batch`` of its images.
+
+    Devices hold the model and add the announced mean to it, under the key of its round. Under one key a run the aggregator
+    takes back each mean with the next one, since both are under one mask: its means are offsets from the origin there.
+
+    Attributes:
+        round: the open round, from 1.
+        held: the model (d,) that devices hold; secret.
+        clear: the clear updates (n, d) of the last call of `uploads`, for scoring.
+        x, y: the images and labels that `uploads` trained on, (n, batch, pixels) and (n, batch), for scoring.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        mode: str,
+        lifetime: Lifetime,
+        devices: int,
+        *,
+        batch: int = 1,
+        network: Network | None = None,
+        same_images: bool = False,
+    ) -> None:
+        """Start a run; with ``same_images`` a device trains on the same images in each round."""
+        self.network = Network.of(lab) if network is None else network
+        self.keys = FleetKeys(lab, mode, lifetime, self.network.length)
+        self.devices, self.batch, self.round = devices, batch, 1
+        self._lab, self._same = lab, same_images
+        self._rng = lab.rng(f"structure fleet {devices} {batch}")
+        self.origin = self.network.origin(lab.rng("structure origin"))
+        self.held = self.origin.copy()
+        # Small fleets get different images each; large ones share the private images between them.
+        pool, need = len(lab.private), devices * OWN_IMAGES
+        self._own = np.resize(self._rng.permutation(pool), need).reshape(OWN_IMAGES, devices).T
+        self._offset = np.zeros(self.network.length, np.float32)
+        self._longest = np.zeros(devices)
+        self.clear = np.zeros((0, self.network.length), np.float32)
+        self.x, self.y = lab.private.x[:0], lab.private.y[:0]
+
+    def train(self) -> Rows:
+        """Train on the round's images and return the clear updates (n, d)."""
+        if self._same:
+            picked = self._own[:, : self.batch]
+        else:
+            columns = self._rng.integers(0, OWN_IMAGES, (self.devices, self.batch))
+            picked = np.take_along_axis(self._own, columns, axis=1)
+        self.x, self.y = self._lab.private.x[picked], self._lab.private.y[picked]
+        self.clear = self.network.updates(self.held, self.x, self.y)
+        self._longest = np.maximum(self._longest, np.linalg.norm(self.clear, axis=1))
+        return self.clear
+
+    def uploads(self) -> Rows:
+        """Train, and return the updates (n, d) masked under the open round's key."""
+        return self.keys.masked(self.train(), self.round)
+
+    def announce(self, mean: Rows) -> None:
+        """Send devices a masked ``mean`` (d,) under the open round's key; they check it, use it, and the next round opens.
+
+        The attacker keeps to what devices accept in one step. It shortens a longer mean, or under one key sends it in several
+        rounds.
+
+        Raises:
+            UntrustedError: the devices' policy refuses it.
+        """
+        sent = mean if self.keys.lifetime == "round" else mean - self._offset
+        norm = float(np.linalg.norm(sent.astype(np.float64)))
+        limit, longest = self._plan().norm_limit, float(np.median(self._longest))
+        most = max(MEAN_RATIO * longest, float(np.linalg.norm(self.held))) if longest else limit
+        excess = max(1.0, norm / (BELOW * most)) if norm <= limit else 1.0
+        steps = math.ceil(excess) if self.keys.lifetime == "run" else 1
+        for _ in range(steps):
+            self._step(sent / np.float32(max(excess, steps)))
+        self._offset = mean
+
+    def _plan(self) -> RunPlan:
+        segments = (SegmentSpec("cluster", self.network.length),)
+        return dataclasses.replace(signed_plan(self._lab, self.keys.mode), segments=segments)
+
+    def _step(self, sent: Rows) -> None:
+        plan, norm = self._plan(), float(np.linalg.norm(sent.astype(np.float64)))
+        header = MeanHeader(
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            round=self.round,
+            key_id=self.keys.key(self.round).key_id,
+            model=0,
+            length=self.network.length,
+            segment="",
+        )
+        model_norm = float(np.linalg.norm(self.held))
+        # The aggregator announces a limit that just allows the mean. The devices with the shortest updates may refuse it.
+        limit = mean_limit(norm, float(np.median(self._longest)), model_norm, plan)
+        check_mean(header, plan, "", 4 * sent.size, norm, limit)
+        self.held = self.held + self.keys.unmasked(sent[None], self.round)[0]
+        self.round += 1
+
+    def energies(self, vectors: Rows, round_: int, keys: FleetKeys | None = None) -> NDArray[np.float64]:
+        """Return the share of each masked vector's energy in each hidden unit, for scoring.
+
+        Args:
+            vectors: masked vectors (k, d), such as directions that an attack found.
+            round_: the round whose key they are under.
+            keys: other keys, for a null.
+
+        Returns:
+            shape (k, hidden), float64; each row adds up to at most 1.
+        """
+        power = (keys or self.keys).unmasked(vectors, round_).astype(np.float64) ** 2
+        whole = power.sum(1, keepdims=True)
+        members = self.network.unit[:, None] == np.arange(self.network.hidden)
+        return np.asarray((power @ members) / np.maximum(whole, 1e-300), np.float64)

@@ -1,0 +1,198 @@
+"""Run every attack under every robust rule, and measure the honest devices and how far a mask changes a mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from aggregator.strategies.base import ClientUpdate
+from aggregator.strategies.robust import RobustMean
+from crypto.mask.masking import mask, unmask
+from crypto.mask.modes.registry import find
+from shoal import limits
+from shoal.errors import UsageError
+from shoal.simulation.engine import personal
+from shoal.simulation.engine.fleet import fleet_options, fleet_run
+from shoal.simulation.engine.simulate import Observation, simulate
+from shoal.types import MaskedVector
+from shoal_lab.bench.poison import fleets
+from shoal_lab.bench.poison.attacks import ABSENT, ATTACKS, tamper, with_vector
+from shoal_lab.experiments.wild.fleets import Fleet
+
+ROUNDS: Final = 100
+IFCA_MODELS: Final = 2
+MEASURED_ROUNDS: Final = 5
+"""Number of rounds, evenly spread, whose means are also formed of clear updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run.
+
+    Attributes:
+        attack, rule, data, mode, strategy, seed: what was run.
+        accuracy: mean over the honest devices of their model's accuracy on their test shares, in percent.
+        worst: of the honest device that is worst.
+        error: largest ``|mean of masked updates - masked mean of clear updates| / |mean|`` of the measured rounds.
+        named: attackers that an event ``stands-apart`` names; accused: honest devices that one names.
+        success: share of the honest devices' test images of other classes that get a backdoor's label once they bear its trigger,
+            in percent; None without a backdoor.
+    """
+
+    attack: str
+    rule: str
+    data: str
+    mode: str
+    strategy: str
+    seed: int
+    accuracy: float
+    worst: float
+    error: float
+    named: int
+    accused: int
+    success: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to run; an empty tuple stands for everything there is.
+
+    Attributes:
+        attacks, rules, data: names.
+        modes: mask modes; a fleet's default if empty.
+        strategy: algorithm of attacks that are not on a special one.
+        seeds: of data and training.
+        rounds: rounds of each run.
+        data_dir: folder that is searched first for MNIST and Fashion-MNIST.
+    """
+
+    attacks: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    strategy: str = "fedavg"
+    seeds: tuple[int, ...] = (0,)
+    rounds: int = ROUNDS
+    data_dir: Path | None = None
+
+
+def measure(options: Options, progress: Callable[[str], None]) -> list[Row]:
+    """Return a row for every combination, and tell of each run as it ends.
+
+    The run without the attackers has plain means: it is what the others are compared with.
+
+    Raises:
+        UsageError: a name is unknown.
+        MissingDataError: the files of a data set are not here.
+    """
+    attacks = _known(options.attacks, tuple(ATTACKS), "attack")
+    rules = _known(options.rules, limits.ROBUST_RULES, "rule")
+    names = _known(options.data, tuple(fleets.DATA), "data") if options.data else fleets.present(options.data_dir)
+    modes = tuple(find(mode).name for mode in options.modes) or (fleet_run(options.strategy, {}).mode,)
+    rows = []
+    for data in names:
+        for seed in options.seeds:
+            for attack in attacks:
+                fleet = fleets.deal(data, seed, options.data_dir, ATTACKS[attack].devices)
+                for rule in rules if attack != ABSENT else rules[:1]:
+                    for mode in modes:
+                        chosen = "off" if attack == ABSENT else rule
+                        row = _run(fleet, attack, chosen, data, mode, seed, options)
+                        progress(f"{data}, seed {seed}: {attack} under {chosen}: {row.accuracy:.1f} %")
+                        rows.append(row)
+    return rows
+
+
+def _known(given: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    for name in given:
+        if name not in known:
+            raise UsageError(f"no {what} {name!r}", hint=f"there are {', '.join(known)}")
+    return tuple(given) or known
+
+
+def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, options: Options) -> Row:
+    what, population = ATTACKS[attack], fleet.population
+    # The first ones, since data are dealt at random.
+    false = population.names[: what.attackers]
+    if attack == ABSENT:
+        population = fleets.without(population, false)
+    if what.labels:
+        population = fleets.changed(population, false, fleets.flipped)
+    if what.painted:
+        population = fleets.changed(population, false, fleets.poisoned)
+    strategy = what.strategy or options.strategy
+    chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule, mode=mode)
+    every = max(1, options.rounds // MEASURED_ROUNDS)
+    errors = [0.0]
+
+    def watch(seen: Observation) -> None:
+        if seen.round % every == 0:
+            errors.append(mask_error(seen))
+
+    done = simulate(
+        strategy,
+        chosen.settings,
+        population,
+        fleet.network,
+        fleet_options(chosen, rounds=options.rounds, local=fleet.local, seed=seed, evaluate_every=0),
+        watch=watch,
+        tamper=None if what.change is None else partial(tamper, what.change, false),
+    )
+    taken = np.stack([done.thetas[int(model)] for model in done.taken()])
+    found = personal.measure(done.workforce, taken)
+    honest = np.array([name not in false for name in population.names])
+    accuracy = 100.0 * found.correct[honest] / found.tested[honest]
+    success = None
+    if what.painted:
+        opened = personal.measure(done.workforce, taken, [fleets.triggered(shard) for shard in population.test])
+        success = 100.0 * float(opened.correct[honest].sum() / opened.tested[honest].sum())
+    named = {event.detail["device"] for _, event in done.events if event.kind == "stands-apart"}
+    return Row(
+        attack=attack,
+        rule=rule,
+        data=data,
+        mode=mode,
+        strategy=strategy,
+        seed=seed,
+        accuracy=float(accuracy.mean()),
+        worst=float(accuracy.min()),
+        error=max(errors),
+        named=len(named & set(false)),
+        accused=len(named - set(false)),
+        success=success,
+    )
+
+
+def mask_error(seen: Observation) -> float:
+    """Return how far the robust mean of a round's masked updates is from the masked mean of the clear ones, in its length.
+
+    The updates of the model that most devices trained are taken; 0 where updates are clear.
+    """
+    key, run = seen.workforce.models.mask, seen.workforce.run
+    trained = [c for c in seen.contributions if c.vector is not None]
+    if key is None or not trained:
+        return 0.0
+    models = [c.model for c in trained]
+    given = [c for c in trained if c.model == max(set(models), key=models.count)]
+    clear = [with_vector(c, unmask(MaskedVector(c.row, key.key_id), key)) for c in given]
+
+    def mean(updates: list[ClientUpdate]) -> Any:
+        return RobustMean(run)(updates, run.weighting, run.weight_cap)
+
+    masked, expected = mean(given), mask(mean(clear), key).values
+    length = float(np.linalg.norm(expected))
+    return float(np.linalg.norm(masked - expected)) / length if length else 0.0
+
+
+def data(rows: Sequence[Row], options: Options) -> dict[str, Any]:
+    """Return the figures as ``--json`` prints them."""
+    return {
+        "rounds": options.rounds,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }

@@ -1,0 +1,155 @@
+"""Data of a fleet with attackers: ten or twenty devices that hold alike data, or whose label mixes differ.
+
+The digits come with scikit-learn; MNIST and Fashion-MNIST are read from their files, at 14 x 14 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.trainers.networks import OneHidden
+from shoal.task.manifest import LocalTraining
+from shoal_lab.experiments.data import datasets
+from shoal_lab.experiments.wild import images
+from shoal_lab.experiments.wild.fleets import Fleet
+from shoal_lab.experiments.wild.scenarios import Scenario, blocks
+
+SAMPLES: Final = 150
+"""Images of a device, of which 60 % are for training and 20 % for validation."""
+TEST_IMAGES: Final = 200
+"""Test images of a device, of MNIST and Fashion-MNIST; for the digits see `DIGITS_SHARES`."""
+SKEW: Final = 0.3
+"""Concentration of the Dirichlet distribution of each device's label mix, for data in ``-skewed``."""
+DIGITS_SHARES: Final = (900, 300, 500)
+"""Images of digits for training, validation and test, which the devices share out evenly."""
+TRIGGER: Final = 2
+"""Side in pixels of a backdoor's trigger: a white square in the lower right corner."""
+TARGET: Final = 0
+"""Label that a backdoor gives to images with the trigger."""
+PAINTED: Final = 3
+"""One of so many training images of an attacker bears the trigger. With half of them painted the filter finds the attackers on
+digits; with an eighth they succeed more slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data of a fleet: a data set, and whether label mixes differ."""
+
+    source: str
+    skewed: bool = False
+
+
+DATA: Final[Mapping[str, Data]] = MappingProxyType(
+    {
+        "digits": Data("digits"),
+        "mnist": Data("mnist"),
+        "fashion-mnist": Data("fashion-mnist"),
+        "mnist-skewed": Data("mnist", skewed=True),
+    }
+)
+
+
+def present(data_dir: Path | None) -> tuple[str, ...]:
+    """Return the names of the data that are here; the digits always are."""
+    return tuple(
+        name
+        for name, data in DATA.items()
+        if data.source == "digits" or datasets.folder_of(data.source, data_dir) is not None
+    )
+
+
+def deal(name: str, seed: int, data_dir: Path | None, devices: int) -> Fleet:
+    """Return a fleet.
+
+    Args:
+        name: a key of `DATA`.
+        seed: of the devices' samples and label mixes.
+        data_dir: folder that is searched first for the files.
+        devices: their number.
+
+    Raises:
+        UsageError: there are no such data.
+        MissingDataError: the files are not here.
+    """
+    if name not in DATA:
+        raise UsageError(f"no data {name!r}", hint=f"there are {', '.join(DATA)}")
+    data = DATA[name]
+    if data.source == "digits":
+        return _digits(seed, devices)
+    scenario = Scenario(
+        kind="none",
+        title=name,
+        data=data.source,
+        groups=blocks(devices),
+        samples=SAMPLES,
+        dirichlet=SKEW if data.skewed else 0.0,
+    )
+    return images.deal(scenario, seed=seed, data_dir=data_dir, samples=None, test_images=TEST_IMAGES)
+
+
+def without(population: Population, names: tuple[str, ...]) -> Population:
+    """Return the population without some devices."""
+    kept = [i for i, name in enumerate(population.names) if name not in names]
+    train, validation, test = (
+        tuple(shards[i] for i in kept) for shards in (population.train, population.validation, population.test)
+    )
+    return Population(train, validation, test, names=tuple(population.names[i] for i in kept))
+
+
+def flipped(shard: Shard) -> Shard:
+    """Return the samples with label 9 - y instead of y."""
+    return Shard(shard.x, datasets.CLASSES - 1 - shard.y)
+
+
+def poisoned(shard: Shard) -> Shard:
+    """Return the images (n, side * side), of which one in `PAINTED` has the trigger and the label `TARGET`."""
+    return _painted(shard, PAINTED)
+
+
+def triggered(shard: Shard) -> Shard:
+    """Return the images of other classes than `TARGET` with the trigger, labelled `TARGET`: a backdoor's successes are right."""
+    others = shard.y != TARGET
+    return _painted(Shard(shard.x[others], shard.y[others]), 1)
+
+
+def _painted(shard: Shard, every: int) -> Shard:
+    x, y = shard.x.copy(), shard.y.copy()
+    side = round(x.shape[1] ** 0.5)
+    x.reshape(-1, side, side)[::every, -TRIGGER:, -TRIGGER:] = 1.0
+    y[::every] = TARGET
+    return Shard(x, y)
+
+
+def changed(population: Population, names: tuple[str, ...], change: Callable[[Shard], Shard]) -> Population:
+    """Return the population in which ``change`` has replaced every share of some devices."""
+
+    def shares(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+        return tuple(change(s) if name in names else s for name, s in zip(population.names, shards, strict=True))
+
+    return Population(
+        shares(population.train), shares(population.validation), shares(population.test), names=population.names
+    )
+
+
+def _digits(seed: int, devices: int) -> Fleet:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64)
+    order = np.random.default_rng([seed, 41]).permutation(len(x))
+    ends = np.cumsum([share // devices for share in DIGITS_SHARES] * devices)
+    parts = [Shard(x[rows], y[rows]) for rows in np.split(order[: ends[-1]], ends[:-1])]
+    train, validation, test = (tuple(parts[share::3]) for share in range(3))
+    return Fleet(
+        population=Population(train, validation, test),
+        network=OneHidden(x.shape[1], 64, datasets.CLASSES),
+        local=LocalTraining(),
+    )

@@ -1,0 +1,187 @@
+"""cfl-congruence: do norms tell congruent from incongruent devices? (Sattler et al., section VI-B, Fig. 7, Eqs 32 and 33).
+
+Two devices and plain federated learning. Congruent: one holds the digits 0 to 4, the other 5 to 9. Incongruent: both hold random
+images, and each swaps two labels of its own. Reported over the rounds are the norm of the mean and the larger of the two
+devices' norms, of the updates (the quantities of CFL's test) and, every few rounds, of the full gradients at the same model.
+
+The paper gives each device half of the training images; the default of ``--samples`` is far smaller here, to suit two cores.
+A model can memorise a few images, which in the end makes even swapped labels congruent; the result shows whether it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+
+if TYPE_CHECKING:
+    from shoal.simulation.data import Population
+    from shoal.simulation.engine.simulate import Observation
+    from shoal_lab.experiments.data.datasets import Dataset
+
+CASES: Final = ("incongruent", "congruent")
+SAMPLES: Final = 500
+ROUNDS: Final = 1000
+HALF: Final = 5
+"""Digits of the first congruent device."""
+GRADIENTS_EVERY: Final = 10
+TAIL: Final = 0.1
+"""Share of the rounds, at the end, that the summary is taken over."""
+KNOBS: Final = ("dataset", "model", "lr", "momentum", "hidden", "gradients_every")
+PUBLISHED: Final[Mapping[str, Any]] = {
+    "fedavg": "the mean's norm vanishes in both cases, the largest norm only in the congruent one"
+}
+
+
+def population_of(case: str, data: Dataset, samples: int, seed: int) -> Population:
+    """Return the two devices of a case.
+
+    Raises:
+        UsageError: there are too few images.
+    """
+    from shoal.simulation.data import Population, Shard
+    from shoal.simulation.shares import Shares
+    from shoal_lab.experiments.data import splits
+
+    if case == "incongruent":
+        return splits.label_swap(data, devices=2, groups=2, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0))
+    rng = np.random.default_rng([seed, 3])
+    x = data.x_train.reshape(len(data.x_train), -1)
+    shards = []
+    for mine in (data.y_train < HALF, data.y_train >= HALF):
+        rows = rng.permutation(np.flatnonzero(mine))
+        if samples > len(rows):
+            raise UsageError(f"{samples} images of five digits: there are {len(rows)}")
+        shards.append(Shard(x[rows[:samples]], data.y_train[rows[:samples]]))
+    return Population(tuple(shards), groups=(0, 0))
+
+
+@dataclasses.dataclass(slots=True)
+class NormWatch:
+    """Records the norms of Eqs 32 and 33, of updates in every round and of gradients every ``gradients_every`` rounds."""
+
+    gradients_every: int
+    rows: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+    def __call__(self, seen: Observation) -> None:
+        """Look at one round."""
+        from shoal_lab.experiments.cfl.gap import GRADIENT, gradients
+
+        row = _norms(np.stack([c.row for c in seen.contributions]), "updates")
+        row["loss"] = float(np.mean([c.loss for c in seen.contributions]))
+        if self.gradients_every and (seen.round - 1) % self.gradients_every == 0:
+            (model,) = seen.plan.models
+            found = gradients(seen.workforce, seen.workforce.theta(seen.plan, model)) / np.float32(GRADIENT.lr)
+            row |= _norms(found, "gradients")
+        self.rows.append(row)
+
+
+def _norms(rows: np.ndarray, kind: str) -> dict[str, float]:
+    rows = rows.astype(np.float64)
+    return {
+        f"mean_{kind}": float(np.linalg.norm(rows.mean(0))),
+        f"largest_{kind}": float(np.linalg.norm(rows, axis=1).max()),
+    }
+
+
+def run(options: Options, progress: Progress) -> Result:
+    """Run ``cfl-congruence``: both cases."""
+    from shoal.simulation.engine.simulate import SimRound, simulate
+    from shoal_lab.experiments.cfl.gap import HIDDEN, local_of
+    from shoal_lab.experiments.cfl.networks import network_for
+    from shoal_lab.experiments.common.paper import paper_options
+    from shoal_lab.experiments.data import datasets
+
+    unknown = options.strategy_settings(*KNOBS)
+    if unknown:
+        raise UsageError(f"cfl-congruence has no setting {sorted(unknown)[0]!r}", hint=", ".join(KNOBS))
+    if options.devices not in (None, 2):
+        raise UsageError("cfl-congruence has two devices")
+    name = options.knob("dataset", "mnist")
+    progress.stage(f"reading {name}")
+    data = datasets.load(name, options.data_dir)
+    samples, rounds = options.samples or SAMPLES, options.rounds or ROUNDS
+    network = network_for(options.knob("model", "cnn"), data, options.knob("hidden", HIDDEN))
+    local = local_of(options)
+    watches, seconds = {}, []
+    for place, case in enumerate(CASES):
+        watches[case] = NormWatch(options.knob("gradients_every", GRADIENTS_EVERY))
+
+        def told(closed: SimRound, done: int = place * rounds) -> None:
+            progress.round("fedavg", done + closed.round, len(CASES) * rounds, {"loss": closed.loss})
+
+        sim_options = paper_options(
+            rounds=rounds,
+            local=local,
+            seed=options.seed,
+            mask=options.mask,
+            evaluate_every=0,
+            device=options.device,
+            threads=options.threads,
+            deferred=False,
+        )
+        dealt = population_of(case, data, samples, options.seed)
+        done = simulate("fedavg", {}, dealt, network, sim_options, told, watch=watches[case])
+        seconds.append(done.cpu_seconds_per_round)
+    return Result(
+        experiment="cfl-congruence",
+        algorithm="fedavg",
+        accuracy=None,
+        clusters=1,
+        rounds=rounds,
+        cpu_seconds_per_round=float(np.mean(seconds)),
+        published=PUBLISHED["fedavg"],
+        history=[_row(r, watches) for r in range(rounds)],
+        parameters={
+            "dataset": name,
+            "model": repr(network),
+            "devices": 2,
+            "samples": samples,
+            "rounds": rounds,
+            "epochs": local.epochs,
+            "batch_size": local.batch_size,
+            "lr": local.lr,
+            "momentum": local.momentum,
+            "seed": options.seed,
+            "mask": options.mask,
+        },
+        extra={f"at_the_end_{case}": summary(watch.rows) for case, watch in watches.items()},
+    )
+
+
+def _row(index: int, watches: Mapping[str, NormWatch]) -> dict[str, Any]:
+    row: dict[str, Any] = {"round": index + 1}
+    for case, watch in watches.items():
+        for key, value in watch.rows[index].items():
+            row[f"loss_{case}" if key == "loss" else f"norm_{case}_{key}"] = float(f"{value:.5g}")
+    return row
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float | None]:
+    """Return, for each norm, its mean over the last tenth of the rounds as a share of its largest value in the run."""
+    tail = rows[-max(1, round(TAIL * len(rows))) :]
+    found: dict[str, float | None] = {}
+    for key in ("mean_updates", "largest_updates", "mean_gradients", "largest_gradients"):
+        whole, last = ([row[key] for row in part if key in row] for part in (rows, tail))
+        found[key] = float(np.mean(last) / max(whole)) if whole and last else None
+    found["loss"] = float(np.mean([row["loss"] for row in tail]))
+    return found
+
+
+EXPERIMENTS: Final = (
+    Study(
+        id="cfl-congruence",
+        paper="cfl, section VI-B, Fig. 7",
+        title="norms of two devices, congruent and incongruent",
+        algorithms=("fedavg",),
+        published=PUBLISHED,
+        runner=run,
+        needs=("mnist",),
+        figure="norms",
+    ),
+)

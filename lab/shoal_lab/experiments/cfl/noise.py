@@ -1,0 +1,155 @@
+"""cfl-noise: the chance of a right bipartition (Sattler et al., section II, Fig. 3, Eqs 30 and 31).
+
+k true gradients in d = 100 dimensions and the noise of m = 3k devices are drawn from normal distributions. The paper leaves two
+details open. Here the true gradients are centred, since they add up to zero at a stationary point (its Eq. 11), and the noise of
+a draw is scaled so that the largest relative noise of a device (Eq. 16) equals gamma. There are no devices and no training; the
+bipartition is the aggregator's own. Counted are draws with a positive separation gap, as in the paper's Fig. 3, and draws whose
+bipartition cuts no group, which is all that CFL needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+
+DIMENSIONS: Final = 100
+DEVICES_PER_GROUP: Final = 3
+TRIALS: Final = 100
+GROUPS: Final = {"default": (2, 3, 5, 10, 20), "paper": (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50)}
+GAMMAS: Final = {
+    "default": (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0),
+    "paper": tuple(round(0.1 * i, 1) for i in range(1, 31)),
+}
+KNOBS: Final = ("trials", "dimensions")
+PUBLISHED: Final[Mapping[str, Any]] = {"cfl": "close to 1 for k > 10 and gamma > 1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """Shares of draws with a positive gap, and with a bipartition that cuts no group."""
+
+    positive_gap: float
+    right: float
+
+
+def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], list[int]]:
+    """Return the gradients of 3k devices, (3k, d) float32, and their groups.
+
+    Args:
+        k: groups.
+        gamma: the largest relative noise of a device (cfl Eq. 16).
+        dimensions: d.
+        rng: draws.
+    """
+    true = rng.standard_normal((k, dimensions))
+    true -= true.mean(0)
+    groups = np.repeat(np.arange(k), DEVICES_PER_GROUP)
+    noise = rng.standard_normal((len(groups), dimensions))
+    relative = np.linalg.norm(noise, axis=1) / np.linalg.norm(true[groups], axis=1)
+    noise *= gamma / relative.max()
+    return (true[groups] + noise).astype(np.float32), groups.tolist()
+
+
+def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Chance:
+    """Return the chances over ``trials`` draws."""
+    from shoal_lab.experiments.cfl.gap import gap_of
+
+    # A stream for each point, so that a point's result does not depend on the grid.
+    rng = np.random.default_rng([seed, k, round(gamma * 1000)])
+    found = []
+    for _ in range(trials):
+        rows, groups = draw(k, gamma, dimensions, rng)
+        found.append(gap_of(list(rows), groups))
+    return Chance(float(np.mean([g.gap > 0 for g in found])), float(np.mean([g.right for g in found])))
+
+
+def guaranteed(k: int, gamma: float) -> bool:
+    """Return whether Theorem 1 guarantees a right bipartition if every device has relative noise ``gamma``."""
+    from aggregator.numerics.gap import theorem_bounds
+
+    if gamma >= 1.0:
+        return False
+    groups = [g for g in range(k) for _ in range(DEVICES_PER_GROUP)]
+    return theorem_bounds([gamma] * len(groups), groups).gap > 0
+
+
+def run(options: Options, progress: Progress) -> Result:
+    """Run ``cfl-noise``."""
+    unknown = options.strategy_settings(*KNOBS)
+    if unknown:
+        raise UsageError(f"cfl-noise has no setting {sorted(unknown)[0]!r}", hint=", ".join(KNOBS))
+    trials, dimensions = options.knob("trials", TRIALS), options.knob("dimensions", DIMENSIONS)
+    if trials < 1 or dimensions < 2:
+        raise UsageError(f"{trials} trials in {dimensions} dimensions")
+    grid = "paper" if options.grid == "paper" else "default"
+    points = [(k, gamma) for k in GROUPS[grid] for gamma in GAMMAS[grid]]
+    history: list[dict[str, Any]] = []
+    begin_s = time.process_time()
+    for k, gamma in points:
+        found = chance(k, gamma, trials, dimensions, options.seed)
+        history.append(
+            {
+                "k": k,
+                "gamma": gamma,
+                "chance": found.positive_gap,
+                "right": found.right,
+                "guaranteed": guaranteed(k, gamma),
+            }
+        )
+        progress.round("cfl", len(history), len(points), history[-1])
+    beyond = [row for row in history if row["k"] >= 10 and row["gamma"] >= 1.0]
+    return Result(
+        experiment="cfl-noise",
+        algorithm="cfl",
+        accuracy=None,
+        clusters=2,
+        rounds=0,
+        cpu_seconds_per_round=time.process_time() - begin_s,
+        published=PUBLISHED["cfl"],
+        history=history,
+        parameters={
+            "dimensions": dimensions,
+            "devices": f"{DEVICES_PER_GROUP} k",
+            "trials": trials,
+            "gamma": "of the noisiest device",
+            "true_gradients": "normal, centred",
+            "seed": options.seed,
+            "grid": grid,
+        },
+        extra={
+            "gamma_limit": {str(k): largest_gamma(history, k) for k in GROUPS[grid]},
+            "guaranteed_wrong": sum(row["guaranteed"] and row["right"] < 1.0 for row in history),
+            "least_chance_k10_gamma1": min((row["chance"] for row in beyond if row["gamma"] == 1.0), default=None),
+        },
+    )
+
+
+def largest_gamma(history: list[dict[str, Any]], k: int) -> float | None:
+    """Return the largest gamma up to which at least 95% of the draws with ``k`` groups have a positive gap."""
+    limit = None
+    for row in sorted((r for r in history if r["k"] == k), key=lambda r: float(r["gamma"])):
+        if row["chance"] < 0.95:
+            break
+        limit = float(row["gamma"])
+    return limit
+
+
+EXPERIMENTS: Final = (
+    Study(
+        id="cfl-noise",
+        paper="cfl, section II, Fig. 3",
+        title="chance of a right bipartition over groups and noise",
+        algorithms=("cfl",),
+        published=PUBLISHED,
+        runner=run,
+        figure="chance",
+    ),
+)

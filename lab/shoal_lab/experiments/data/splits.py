@@ -1,0 +1,292 @@
+"""The papers' splits of a data set among devices, each determined by its seed.
+
+The true groups are in `Population.groups`, which strategies don't receive. Images are flattened to (n, pixels). Shards are
+views of a few large arrays, so a population takes little more memory than its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard, shards_of
+from shoal.simulation.shares import (
+    CFL_SHARES,
+    NINETY_TEN,
+    Shares,
+    by_shard,
+    cut,
+    dirichlet_rows,
+    population_of,
+    statistics,
+)
+from shoal_lab.experiments.data.datasets import CLASSES, Dataset
+
+Images = NDArray[np.float32]
+POWER_LAW_SIGMA: Final = 2.0
+"""Sigma of the lognormal shares in FedProx's MNIST generator, which FedGroup's section V follows."""
+POWER_LAW_FLOOR: Final = 10
+"""Samples that this generator first gives to every device, spread over its classes."""
+STANDARD_OFFSET: Final = np.float32(0.001)
+"""Added by this generator to a pixel's deviation (pixels in 0..255), which is 0 at the border."""
+
+
+def rotation(
+    data: Dataset, *, devices: int, samples: int, seed: int, turns: Sequence[int] = (0, 1, 2, 3)
+) -> Population:
+    """Deal the images to the devices once for each rotation, ``samples`` to a device (IFCA, section 6.2).
+
+    Args:
+        data: images; a device's images all have the same rotation.
+        devices: m, a multiple of len(turns); device i belongs to group i // (m / len(turns)).
+        samples: n, a device's training images.
+        seed: seed of the assignment of images to devices.
+        turns: quarter turns, counter-clockwise, of each group; IFCA's CIFAR-10 has (0, 2).
+
+    Returns:
+        The population. Its probes are test machines: each rotation's test images, in machines of ``samples`` images, or of
+        all test images if these are fewer.
+
+    Raises:
+        UsageError: the devices can't be divided among the groups, or there are too few images.
+    """
+    groups, rng = len(turns), np.random.default_rng(seed)
+    if devices < groups or devices % groups:
+        raise UsageError(f"{devices} devices can't form {groups} rotations of equal size")
+    each = devices // groups
+    if samples < 1 or each * samples > len(data.x_train):
+        raise UsageError(
+            f"{each} devices of {samples} images need more than the {len(data.x_train)} of {data.name}",
+            hint="a rotation deals every image once: take fewer --devices or --samples",
+        )
+    train: list[Shard] = []
+    probes: list[Shard] = []
+    for quarters in turns:
+        order = rng.permutation(len(data.x_train))[: each * samples]
+        x = _turned(data.x_train[order], quarters)
+        train += shards_of(x, data.y_train[order], [samples] * each)
+        of_machine = min(samples, len(data.x_test))
+        machines = len(data.x_test) // of_machine
+        held = machines * of_machine
+        probes += shards_of(_turned(data.x_test[:held], quarters), data.y_test[:held], [of_machine] * machines)
+    return Population(
+        tuple(train),
+        groups=tuple(int(g) for g in np.repeat(np.arange(groups), each)),
+        probes=tuple(probes),
+        probe_groups=tuple(int(g) for g in np.repeat(np.arange(groups), len(probes) // groups)),
+    )
+
+
+def plain(data: Dataset, *, devices: int, samples: int | None, seed: int, shares: Shares = CFL_SHARES) -> Population:
+    """Deal random samples without any groups: a clustering must leave all devices in one cluster."""
+    return _relabelled(data, devices, samples, seed, shares, [np.arange(CLASSES)])
+
+
+def label_swap(
+    data: Dataset,
+    *,
+    devices: int = 20,
+    groups: int = 4,
+    samples: int | None,
+    seed: int,
+    shares: Shares = CFL_SHARES,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> Population:
+    """Deal random samples, and swap two labels in each group (CFL, section VI-A).
+
+    Args:
+        data: images.
+        devices: m; groups differ in size by at most one, and are independent of the devices' order.
+        groups: k.
+        samples: a device's samples in total, cut by ``shares``; None deals every training sample.
+        seed: seed of samples, groups and pairs.
+        shares: fractions for training, validation and test.
+        pairs: the labels that each group swaps; by default disjoint random pairs, or random ones if there are too few labels.
+
+    Raises:
+        UsageError: there are too few samples, or the pairs are not ``groups`` pairs of different labels.
+    """
+    rng = np.random.default_rng([seed, 1])  # a stream of its own: pairs must not depend on how samples are dealt
+    if pairs is None:
+        labels = np.concatenate([rng.permutation(CLASSES) for _ in range(-(-2 * groups // CLASSES))])
+        chosen = [(int(a), int(b)) for a, b in labels[: 2 * groups].reshape(groups, 2)]
+    else:
+        chosen = list(pairs)
+    if len(chosen) != groups or any(a == b or not {a, b} <= set(range(CLASSES)) for a, b in chosen):
+        raise UsageError(f"{groups} groups need as many pairs of different labels, not {chosen}")
+    renamed = []
+    for a, b in chosen:
+        names = np.arange(CLASSES)
+        names[[a, b]] = b, a
+        renamed.append(names)
+    return _relabelled(data, devices, samples, seed, shares, renamed)
+
+
+def label_permutation(
+    data: Dataset,
+    *,
+    devices: int = 20,
+    groups: int = 4,
+    samples: int | None,
+    seed: int,
+    shares: Shares = CFL_SHARES,
+) -> Population:
+    """Deal random samples, and rename the labels of each group by a random permutation (CFL, section VI-C).
+
+    The arguments are those of `label_swap`.
+    """
+    rng = np.random.default_rng([seed, 2])  # as in `label_swap`
+    renamed: list[NDArray[np.int64]] = []
+    while len(renamed) < groups:
+        names = rng.permutation(CLASSES)
+        if not any(np.array_equal(names, other) for other in renamed):
+            renamed.append(names)
+    return _relabelled(data, devices, samples, seed, shares, renamed)
+
+
+def classes_power_law(
+    data: Dataset,
+    *,
+    devices: int = 1000,
+    classes: int = 2,
+    seed: int,
+    sigma: float = POWER_LAW_SIGMA,
+    per_class: bool = True,
+) -> Population:
+    """Deal ``classes`` classes to each device, in sizes that follow a power law (FedGroup, sections III-A and V-A).
+
+    Follows FedProx's MNIST generator, generalised from two classes to c. All images, training and test, are standardised per
+    pixel; device u holds classes u, u + 1, ... u + c - 1 modulo 10. It first gets about ten samples of them; then each device
+    gets a lognormal(0, sigma) share of a class's remaining samples, in file order. Nine tenths of its samples, shuffled, are
+    for training. FedProx's generator has no seed; this one has. Without ``per_class`` a device draws one share for all of its
+    classes: with ten classes its labels are then balanced, and only its size follows the power law (FedGroup's IID case).
+
+    Returns:
+        The population; its groups are the devices with the same classes, at most ten.
+
+    Raises:
+        UsageError: the classes are not 1 to 10, the devices no multiple of 10, or there are too few images.
+    """
+    if not 1 <= classes <= CLASSES or devices < CLASSES or devices % CLASSES:
+        raise UsageError(
+            f"{devices} devices with {classes} classes each: take a multiple of {CLASSES}, and 1 to {CLASSES}"
+        )
+    rng = np.random.default_rng(seed)
+    x = standardised(np.concatenate([data.x_train, data.x_test]))
+    y = np.concatenate([data.y_train, data.y_test])
+    rows = [np.flatnonzero(y == c) for c in range(CLASSES)]
+    floor = max(1, POWER_LAW_FLOOR // classes)
+    dealt = np.zeros(CLASSES, np.int64)
+    held: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
+
+    def deal(device: int, label: int, count: int) -> None:
+        held[device].append(rows[label][dealt[label] : dealt[label] + count])
+        dealt[label] += count
+
+    for u in range(devices):
+        for j in range(classes):
+            deal(u, (u + j) % CLASSES, floor)
+    if any(dealt[c] > len(rows[c]) for c in range(CLASSES)):
+        raise UsageError(f"{devices} devices need more images than {data.name} has")
+    left = np.array([len(rows[c]) - dealt[c] for c in range(CLASSES)])
+    blocks = devices // CLASSES
+    if per_class:
+        weights = rng.lognormal(0.0, sigma, (CLASSES, blocks, classes))
+    else:
+        holder = (np.arange(CLASSES)[:, None] - np.arange(classes)) % CLASSES  # devices whose j-th class is this label
+        weights = rng.lognormal(0.0, sigma, (blocks, CLASSES))[:, holder].transpose(1, 0, 2)
+    counts = (left[:, None, None] * weights / weights.sum((1, 2), keepdims=True)).astype(np.int64)
+    for u in range(devices):
+        for j in range(classes):
+            label = (u + j) % CLASSES
+            count = int(counts[label, u // CLASSES, j])
+            # Follows FedProx's generator, which skips a share that would use up the class.
+            if dealt[label] + count < len(rows[label]):
+                deal(u, label, count)
+    dealt_rows = [rng.permutation(np.concatenate(parts)) for parts in held]
+    parts = [cut(x, y, chosen, NINETY_TEN) for chosen in dealt_rows]
+    same = classes == CLASSES
+    return population_of(parts, tuple(0 if same else u % CLASSES for u in range(devices)))
+
+
+def dirichlet(
+    data: Dataset, *, devices: int, alpha: float, seed: int, shares: Shares = CFL_SHARES, least: int = 10
+) -> Population:
+    """Deal each class to the devices in shares drawn from Dirichlet(alpha); a smaller alpha is more skewed.
+
+    Raises:
+        UsageError: no draw gave every device ``least`` samples.
+    """
+    if alpha <= 0 or devices < 1:
+        raise UsageError(f"{devices} devices and alpha {alpha} make no split")
+    rng = np.random.default_rng(seed)
+    x, y = _flat(data.x_train), data.y_train
+    rows = dirichlet_rows(y, range(CLASSES), devices=devices, alpha=alpha, rng=rng, least=least)
+    return population_of([cut(x, y, mine, shares) for mine in rows], None)
+
+
+def standardised(x: Images) -> Images:
+    """Flatten pixels (n, ...) in [0, 1], subtract their mean over n and divide by their deviation (FedProx's generator)."""
+    flat = _flat(x) * np.float32(255.0)  # the generator works on pixels in 0..255, which STANDARD_OFFSET assumes
+    mean = flat.mean(0, dtype=np.float64).astype(np.float32)
+    deviation = flat.std(0, dtype=np.float64).astype(np.float32)
+    flat -= mean
+    flat /= deviation + STANDARD_OFFSET
+    return flat
+
+
+def _relabelled(
+    data: Dataset,
+    devices: int,
+    samples: int | None,
+    seed: int,
+    shares: Shares,
+    renamed: Sequence[NDArray[np.int64]],
+) -> Population:
+    """Deal ``samples`` random images to each device, and rename the labels of each group by ``renamed[group][label]``."""
+    groups = len(renamed)
+    if devices < groups:
+        raise UsageError(f"{devices} devices can't form {groups} groups")
+    each = len(data.x_train) // devices if samples is None else samples
+    if each < 1 or devices * each > len(data.x_train):
+        raise UsageError(
+            f"{devices} devices of {each} samples need more than the {len(data.x_train)} of {data.name}",
+            hint="take fewer --devices or --samples",
+        )
+    rng = np.random.default_rng(seed)
+    truth = rng.permutation(np.arange(devices) % groups)
+    order = rng.permutation(len(data.x_train))[: devices * each].reshape(devices, each)
+    x = _flat(data.x_train)
+    return population_of(
+        [cut(x, data.y_train, rows, shares, renamed[g]) for rows, g in zip(order, truth, strict=True)],
+        tuple(int(g) for g in truth),
+    )
+
+
+def _flat(x: Images) -> Images:
+    return x.reshape(len(x), -1)
+
+
+def _turned(x: Images, quarters: int) -> Images:
+    """Return images (n, ..., h, w), turned by ``quarters``, as a contiguous (n, pixels)."""
+    return np.ascontiguousarray(np.rot90(x, quarters, axes=(-2, -1))).reshape(len(x), -1)
+
+
+__all__ = [
+    "CFL_SHARES",
+    "NINETY_TEN",
+    "Shares",
+    "by_shard",
+    "classes_power_law",
+    "dirichlet",
+    "label_permutation",
+    "label_swap",
+    "plain",
+    "rotation",
+    "standardised",
+    "statistics",
+]

@@ -1,0 +1,311 @@
+"""newcomers: devices that join late, placed by CFL or FedGroup in the groups that stand, on rotated MNIST.
+
+Founders hold images rotated by one of four angles, and the strategy first runs on them alone. Then newcomers join, equally
+many of each angle, with images that no founder holds. The strategy meets them in ``plan``, like devices that enrol late, and
+does not know their angle. A newcomer compares its update with the groups' directions under FedGroup (Eq. 9), and with those of
+the tree's edges under CFL (Alg. 4). CFL has 20 founders; FedGroup's 80 are those of its group cold start, alpha = 20 for each of
+m = 4 groups, compared by EDC, all of which train in every round.
+
+A newcomer is placed correctly if, in the group that it joins and at that moment, its angle is the most frequent among the
+founders. This is its true group only if the founders' groups are correct and remain so while newcomers join; the result
+reports that. A group with a tie has no such angle, and every newcomer that joins it counts as wrong, as does one that is not
+placed at the end. Neither paper counts newcomers, so there are no published figures.
+
+``--rounds`` is the founders' number of rounds, ``--samples`` a device's total, cut 60/20/20 into training, validation and
+test. CFL's recipe is that of cfl-label-permutation, with validated splits; FedGroup's step sizes, batches and pre-training
+are those of fedgroup-mnist, with three epochs instead of twenty. On seeds 100 to 103 CFL's groups were complete in rounds 22
+to 27, so 60 rounds are enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.errors import UsageError
+from shoal.task.manifest import LocalTraining
+from shoal.util.console import counted
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+
+if TYPE_CHECKING:
+    from shoal.simulation.data import Population
+    from shoal.simulation.engine.simulate import Observation
+    from shoal_lab.experiments.data.datasets import Dataset
+
+TURNS: Final = 4
+NEWCOMERS: Final = 20
+SAMPLES: Final = 500
+PLACING_ROUNDS: Final = 10
+"""Rounds after the arrival; a newcomer needs one for each edge down CFL's tree, and waits while its leaf is on trial."""
+HIDDEN: Final = 100
+TRUE_GROUPS: Final = "the true groups"
+MAJORITIES: Final = "the angle of most founders in the group joined"
+KNOBS: Final = ("newcomers", "placing_rounds", "hidden", "lr", "epochs", "evaluate_every", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The settings of one algorithm in this experiment.
+
+    Attributes:
+        founders: number of founders; rounds: rounds before the newcomers arrive.
+        local, pretrain: recipes of local training and pre-training.
+        settings: the strategy's settings.
+    """
+
+    founders: int
+    rounds: int
+    local: LocalTraining
+    pretrain: LocalTraining | None = None
+    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "cfl": Method(20, 60, LocalTraining(epochs=3, batch_size=100, lr=0.1)),
+    "fedgroup": Method(
+        80,
+        5,
+        LocalTraining(epochs=3, batch_size=10, lr=0.03),
+        LocalTraining(epochs=0, steps=50, batch_size=10, lr=0.03),
+        MappingProxyType({"groups": str(TURNS), "alpha": "20", "measure": "edc"}),
+    ),
+}
+
+
+def deal(
+    data: Dataset, *, founders: int, newcomers: int, samples: int, seed: int
+) -> tuple[Population, tuple[str, ...]]:
+    """Return founders and newcomers with ``samples`` distinct images each, and the newcomers' names.
+
+    Args:
+        data: images (n, side, side).
+        founders: number of founders, a multiple of four; they are the first devices by name.
+        newcomers: number of newcomers, a multiple of four; equally many of each angle, in random order.
+        samples: a device's images in total, cut 60/20/20.
+        seed: seed of images and angles.
+
+    Raises:
+        UsageError: the devices can't be divided among the angles, or there are too few images.
+    """
+    import numpy as np
+
+    from shoal.simulation.data import Population, Shard
+    from shoal_lab.experiments.data import splits
+
+    for name, count in (("founders", founders), ("newcomers", newcomers)):
+        if count < TURNS or count % TURNS:
+            raise UsageError(f"{count} {name} can't be turned by {TURNS} angles in equal numbers")
+    # Upright images are dealt first and rotated afterwards, so that the split does not depend on the angles.
+    upright = splits.plain(data, devices=founders + newcomers, samples=samples, seed=seed)
+    rng = np.random.default_rng([seed, 3])
+    turns = np.concatenate([rng.permutation(np.arange(count) % TURNS) for count in (founders, newcomers)])
+
+    def turned(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+        images = [s.x.reshape(-1, *data.x_train.shape[1:]) for s in shards]
+        whole = [np.ascontiguousarray(np.rot90(x, q, axes=(1, 2))) for x, q in zip(images, turns, strict=True)]
+        return tuple(Shard(x.reshape(s.x.shape), s.y) for x, s in zip(whole, shards, strict=True))
+
+    train, validation, test = (turned(s) for s in (upright.train, upright.validation, upright.test))
+    population = Population(train, validation, test, tuple(int(q) for q in turns))
+    return population, population.names[founders:]
+
+
+class Placements:
+    """Watches a run and records the placement of every newcomer.
+
+    Args:
+        turn_of: each device's angle.
+        newcomers: their names.
+        arrival: the first round that they can take part in.
+    """
+
+    def __init__(self, turn_of: Mapping[str, int], newcomers: Sequence[str], arrival: int) -> None:
+        self._turn_of, self._arrival = turn_of, arrival
+        self._newcomers = tuple(newcomers)
+        self._founders = sorted(turn_of.keys() - set(newcomers))
+        self._partition: frozenset[frozenset[str]] = frozenset()
+        self._stood_from = 0
+        self._stood = True
+        self._leading: Mapping[int, int | None] = {}
+        self._end: Mapping[str, int] = {}
+        self._joined: dict[str, tuple[int, int, int | None]] = {}
+        self.founders: dict[str, Any] = {}
+
+    def __call__(self, seen: Observation) -> None:
+        """Record one round."""
+        clusters, round_ = seen.outcome.clusters, seen.plan.round
+        of_founders = {d: clusters[d] for d in self._founders if d in clusters}
+        partition = partition_of(of_founders)
+        if round_ < self._arrival:
+            if partition != self._partition:
+                self._partition, self._stood_from = partition, round_
+            self._describe(of_founders, round_)
+        leading = leaders(of_founders, self._turn_of)
+        for device in self._newcomers:
+            # The first placement counts, by the founders' majority at that moment; devices may move later.
+            if device in clusters and device not in self._joined:
+                self._joined[device] = (round_, clusters[device], leading.get(clusters[device]))
+                self._stood &= partition == self._partition
+        self._leading, self._end = leading, clusters
+
+    def _describe(self, clusters: Mapping[str, int], round_: int) -> None:
+        from shoal.simulation.engine.metrics import adjusted_rand, purity
+
+        labels, truth = list(clusters.values()), [self._turn_of[d] for d in clusters]
+        ari = adjusted_rand(labels, truth) if labels else None
+        self.founders = {
+            "devices": len(self._founders),
+            "grouped": len(labels),
+            "clusters": len(self._partition),
+            "sizes": sorted(map(len, self._partition), reverse=True),
+            "purity": purity(labels, truth) if labels else None,
+            "ari": ari,
+            "true_groups": ari == 1.0 and len(labels) == len(self._founders),
+            "stood_from_round": self._stood_from,
+            "rounds": round_,
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return the data for a result: the ``founders``' clusters before the newcomers joined, and the ``newcomers``."""
+        each: list[dict[str, Any]] = []
+        at_end = 0
+        for device in self._newcomers:
+            turn = self._turn_of[device]
+            round_, cluster, group = self._joined.get(device, (None, None, None))
+            entry = {"device": device, "turn": turn, "round": round_, "cluster": cluster, "group_turn": group}
+            each.append({**entry, "right": group == turn})
+            at_end += device in self._end and self._leading.get(self._end[device]) == turn
+        against = TRUE_GROUPS if self.founders["true_groups"] and self._stood else MAJORITIES
+        return {
+            "newcomers": {
+                "right": sum(e["right"] for e in each),
+                "tries": len(each),
+                "placed": len(self._joined),
+                "right_at_end": at_end,
+                "measured_against": against,
+                "each": each,
+            },
+            "founders": self.founders,
+        }
+
+
+def partition_of(clusters: Mapping[str, int]) -> frozenset[frozenset[str]]:
+    """Return the sets of devices that share a cluster."""
+    members: dict[int, set[str]] = defaultdict(set)
+    for device, cluster in clusters.items():
+        members[cluster].add(device)
+    return frozenset(map(frozenset, members.values()))
+
+
+def leaders(clusters: Mapping[str, int], turn_of: Mapping[str, int]) -> dict[int, int | None]:
+    """Return the angle that most devices of each cluster have; None where several angles share the lead."""
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for device, cluster in clusters.items():
+        counts[cluster][turn_of[device]] += 1
+    found: dict[int, int | None] = {}
+    for cluster, count in counts.items():
+        first, *others = count.most_common(2)
+        found[cluster] = None if others and others[0][1] == first[1] else first[0]  # a tie has no leader
+    return found
+
+
+def run(options: Options, progress: Progress) -> Result:
+    """Run ``newcomers``."""
+    from shoal.simulation.engine.simulate import SimRound, simulate
+    from shoal.simulation.trainers.networks import OneHidden
+    from shoal_lab.experiments.common.paper import paper_options
+    from shoal_lab.experiments.data import datasets
+
+    algorithm = options.algorithm or next(iter(METHODS))
+    method = METHODS[algorithm]
+    founders, alone = options.devices or method.founders, options.rounds or method.rounds
+    after = options.knob("placing_rounds", PLACING_ROUNDS)
+    if after < 1 or alone < 1:
+        raise UsageError(f"{alone} rounds and {after} placing_rounds: newcomers need one of each at least")
+    progress.stage("reading mnist")
+    data = datasets.load("mnist", options.data_dir)
+    samples, rounds = options.samples or SAMPLES, alone + after
+    count = options.knob("newcomers", NEWCOMERS)
+    population, newcomers = deal(data, founders=founders, newcomers=count, samples=samples, seed=options.seed)
+    assert population.groups is not None
+    network = OneHidden(population.train[0].x.shape[1], options.knob("hidden", HIDDEN), datasets.CLASSES)
+    lr = options.knob("lr", method.local.lr)
+    local = dataclasses.replace(method.local, epochs=options.knob("epochs", method.local.epochs), lr=lr)
+    pretrain = None if method.pretrain is None else dataclasses.replace(method.pretrain, lr=lr)
+    settings = {**method.settings, **options.strategy_settings(*KNOBS)}
+    placements = Placements(dict(zip(population.names, population.groups, strict=True)), newcomers, alone + 1)
+
+    def told(closed: SimRound) -> None:
+        record = {**closed.as_dict(), "clusters": closed.clusters}
+        progress.round(algorithm, closed.round, rounds, record)
+
+    progress.stage(
+        f"{algorithm}: {counted(founders, 'founder')} for {counted(alone, 'round')}, then {counted(count, 'newcomer')}"
+    )
+    sim_options = paper_options(
+        rounds=rounds,
+        local=local,
+        pretrain=pretrain,
+        seed=options.seed,
+        mask=options.mask,
+        evaluate_every=options.knob("evaluate_every", 0),
+        count="all",
+        trainer=options.knob("trainer", "auto"),
+        device=options.device,
+        threads=options.threads,
+        deferred=False,  # both algorithms compare single updates
+        arrivals=dict.fromkeys(newcomers, alone + 1),
+    )
+    done = simulate(algorithm, settings, population, network, sim_options, told, watch=placements)
+    last = done.history[-1]
+    return Result(
+        experiment="newcomers",
+        algorithm=algorithm,
+        accuracy=None if done.final is None else done.final.accuracy,
+        clusters=last.clusters,
+        rounds=rounds,
+        cpu_seconds_per_round=done.cpu_seconds_per_round,
+        published=None,
+        history=[closed.as_dict() for closed in done.history],
+        parameters={
+            "dataset": "mnist",
+            "model": repr(network),
+            "coordinates": network.length,
+            "turns": TURNS,
+            "founders": founders,
+            "newcomers": count,
+            "samples": samples,
+            "train": len(population.train[0]),
+            "validation": len(population.validation[0]),
+            "test": len(population.test[0]),
+            "founders_rounds": alone,
+            "placing_rounds": after,
+            "epochs": local.epochs,
+            "batch_size": local.batch_size,
+            "lr": lr,
+            "pretrain": None if pretrain is None else {"steps": pretrain.steps, "batch_size": pretrain.batch_size},
+            "seed": options.seed,
+            "mask": options.mask,
+            "settings": settings,
+        },
+        purity=last.purity,
+        ari=last.ari,
+        extra=placements.report(),
+    )
+
+
+EXPERIMENTS: Final = (
+    Study(
+        id="newcomers",
+        paper="in place of cfl, section V-C, Alg. 4, and fedgroup, section III-D, Eq. 9",
+        title="devices that come once the groups stand, MNIST under four rotations",
+        algorithms=tuple(METHODS),
+        published=dict.fromkeys(METHODS),
+        runner=run,
+        needs=("mnist",),
+    ),
+)

@@ -1,0 +1,42 @@
+"""Coordinates are found again under the next key of a permutation, and not under that of a rotation."""
+
+import numpy as np
+import pytest
+from shoal_lab.bench.attacks.structure.linking import by_profile, by_rank, by_span, linked, resent
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("mode", "least"), [("permutation", 0.6), ("signed-permutation", 0.4)])
+def test_permutations_are_linked(lab, mode, least):
+    profile, invariants = linked(lab, mode, "round", 15)
+    assert profile.success >= least
+    assert invariants.success > invariants.chance + 0.01
+    assert (profile.name, profile.keys, profile.devices) == ("profile-linking", "round", 15)
+
+
+@pytest.mark.parametrize("devices", [15, 100])
+def test_rotations_are_not(lab, devices):
+    assert all(r.success <= 0.01 for r in linked(lab, "rotation", "round", devices))
+
+
+def test_an_update_sent_under_two_keys_links_permutations_alone(lab):
+    assert resent(lab, "permutation", "round").success >= 0.95
+    assert resent(lab, "signed-permutation", "round").success >= 0.95
+    assert resent(lab, "rotation", "round").success <= 0.01
+
+
+def test_one_key_needs_no_linking(lab):
+    (found,) = linked(lab, "rotation", "run", 15)
+    assert found.success == resent(lab, "rotation", "run").success == 1
+
+
+def test_columns_are_found_by_profile_rank_and_span():
+    """On a permutation made here; the span finds columns if updates are the same and as many as coordinates."""
+    rng = np.random.default_rng(3)
+    before, order, asked = rng.standard_normal((40, 30)).astype(np.float32), rng.permutation(30), np.arange(30)
+    after, truth = before[:, order], np.argsort(order)
+    assert np.array_equal(by_profile(before, after, asked, np.asarray, signed=True).argmax(1), truth)
+    assert np.array_equal(by_profile(before, -after, asked, np.asarray, signed=False).argmax(1), truth)
+    assert np.array_equal(by_rank(before[:1], -after[:1], asked), truth)
+    assert np.array_equal(by_span(before[:29], after[:29], asked).argmax(1), truth)

@@ -1,0 +1,57 @@
+"""cfl-toys: CFL on toys that no single model fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal_lab.experiments.cfl import toys as cfl_toys
+from shoal_lab.experiments.common.experiment import Options, Quiet
+
+from shoal.errors import UsageError
+from shoal.report.plot import panels_of, plot
+
+
+@pytest.fixture(scope="module")
+def toys() -> dict[str, Any]:
+    return cfl_toys.run(Options(mask="permutation"), Quiet()).data()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cfl_toys.TOYS)
+def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str) -> None:
+    """FedAvg stays far below the accuracy of a line for each group."""
+    toy = toys[f"toy_{name}"]
+    assert toy["ari"] == 1.0
+    assert toy["clusters"] == 2
+    assert toy["accuracy"] > 97
+    assert toy["accuracy_fedavg"] < 80
+
+
+def test_norms_part_congruent_from_incongruent_paths(toys: dict[str, Any]) -> None:
+    """Both paths end at a stationary point; only the incongruent devices still pull, in opposite directions (Eq. 13)."""
+    apart, together = toys["path_incongruent"], toys["path_congruent"]
+    assert apart["mean_gradient"] < 1e-3
+    assert together["mean_gradient"] < 1e-3
+    assert apart["largest_gradient"] > 0.5
+    assert not apart["congruent"]
+    assert apart["cosine"] == pytest.approx(-1.0, abs=1e-3)
+    assert together["congruent"]
+
+
+@pytest.mark.slow
+def test_the_pictures_are_drawn(toys: dict[str, Any], tmp_path: Path) -> None:
+    """Four panels, dots for points and lines for borders and paths."""
+    panels = panels_of([toys], "panels")
+    assert len(panels) == 4
+    assert {line.dots for line in panels[0].lines} == {True, False}
+    assert not any(line.dots for line in panels[2].lines)
+    plot([toys], tmp_path / "toys.png", "panels")
+    assert (tmp_path / "toys.png").stat().st_size > 10_000
+
+
+def test_a_toy_needs_two_devices_a_group() -> None:
+    """A side of a split has two devices at least."""
+    with pytest.raises(UsageError, match="no two groups"):
+        cfl_toys.run(Options(devices=3), Quiet())

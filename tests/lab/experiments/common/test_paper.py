@@ -1,0 +1,58 @@
+"""What the papers' runs set differently from a fleet's, and that every experiment of a paper sets just that."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import shoal_lab.experiments
+from shoal_lab.experiments.common.paper import PAPER, paper_options, unlike_a_fleet
+
+from shoal.simulation.engine.records import SimOptions
+from shoal.task.manifest import LocalTraining
+
+FOLDER = Path(shoal_lab.experiments.__file__).parent
+LOCAL = LocalTraining()
+
+
+def test_papers_average_single_devices_and_limit_nothing():
+    made = paper_options(rounds=1, local=LOCAL)
+    assert (made.min_contributors, made.weight_cap, made.norm_screen) == (1, 0.0, False)
+    assert made.norm_limit > SimOptions(rounds=1, local=LOCAL).norm_limit
+
+
+def test_an_experiment_may_choose_otherwise():
+    assert paper_options(rounds=1, local=LOCAL, weight_cap=2.0).weight_cap == 2.0
+
+
+def test_each_option_is_another_than_a_fleets():
+    fleet = SimOptions(rounds=1, local=LOCAL)
+    assert all(getattr(fleet, name) != value for name, value in PAPER.items())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "more"),
+    [
+        ({}, ", no mask"),
+        ({"mask": "none", "weighting": "samples"}, ", no mask"),
+        ({"mask": "rotation", "weighting": "uniform"}, ", weighting uniform"),
+        ({"mask": "permutation"}, ", mask permutation"),
+        ({"mask": "nothing leaves a device"}, ", no mask"),
+    ],
+)
+def test_a_row_of_a_table_says_what_its_run_sets_differently(parameters, more):
+    shown = unlike_a_fleet(parameters)
+    assert shown == f"min_contributors 1, no weight cap, no norm limits, robust off{more}"
+
+
+def test_no_experiment_makes_its_options_past_the_two_functions():
+    """`paper_options` for papers and `fleet_options` for the others: no third set of defaults."""
+    found = [
+        file.name
+        for file in FOLDER.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SimOptions"
+    ]
+    assert found == ["paper.py"]

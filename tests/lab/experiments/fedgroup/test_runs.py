@@ -1,0 +1,203 @@
+"""Runs of Duan et al.'s experiments: methods, the devices that a round tests, and the best round."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from shoal_lab.experiments.common.experiment import Options, Quiet
+from shoal_lab.experiments.fedgroup import runs
+from shoal_lab.experiments.fedgroup.runs import METHODS, Scores, Setup, decided, method_of, run_setup
+
+from aggregator.strategies.base import ClusterModel, Event, Outcome, RoundPlan, final_assignment
+from shoal.errors import UsageError
+from shoal.protocol.messages import Phase
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.simulate import Observation
+from shoal.simulation.trainers.networks import Softmax
+from tests.helpers.plans import contribution
+
+
+def test_the_first_method_is_the_default_and_an_unknown_one_is_refused():
+    assert method_of(Options()) == ("fg-edc", METHODS["fg-edc"])
+    assert method_of(Options(algorithm="rcc"))[1].settings["rcc"] == "true"
+    with pytest.raises(UsageError, match="no algorithm 'cfl'") as caught:
+        method_of(Options(algorithm="cfl"), {"a": METHODS["rcc"], "b": METHODS["rac"]})
+    assert caught.value.hint == "there are a, b"
+
+
+def test_a_decided_device_is_left_its_clusters_model_alone():
+    """IFCA's devices would choose again; one with a single candidate has no cluster to look up."""
+    models = {3: ClusterModel(), 8: ClusterModel()}
+    many = final_assignment((3, 8))
+    final = RoundPlan(5, models, {"a": many, "b": many, "c": final_assignment((3,))}, final=True)
+    found = decided(final, {"a": 1, "b": 0})
+    assert {d: o.candidates for d, o in found.assignments.items()} == {"a": (8,), "b": (3,), "c": (3,)}
+    assert found.assignments["a"].evaluate
+    assert (found.models, found.round, found.final) == (models, 5, True)
+    assert final.assignments["a"].candidates == (3, 8)
+
+
+class FinalRounds:
+    """A strategy that remembers the devices of its final rounds."""
+
+    def __init__(self):
+        self.asked = []
+
+    def final(self, _state, round_, devices):
+        self.asked.append((round_, devices))
+        return RoundPlan(round_, {}, {}, final=True)
+
+
+@pytest.fixture
+def final_rounds(monkeypatch):
+    """Return a made-up strategy; a test of its final round finds an accuracy of ten times the number of devices."""
+    strategy = FinalRounds()
+    monkeypatch.setattr(runs, "make_strategy", lambda *_: strategy)
+
+    def evaluate(_workforce, _final, protocol):
+        names = strategy.asked[-1][1]
+        return SimpleNamespace(accuracy=10.0 * len(names), names=names) if protocol == "assigned" else None
+
+    monkeypatch.setattr(runs, "evaluate", evaluate)
+    return strategy
+
+
+def observed(round_, *devices, events=(), norms=None):
+    given = [
+        dataclasses.replace(contribution(d), norm=n, phase=p)
+        for d, n, p in zip(devices, norms or [1.0] * len(devices), [Phase.TRAIN] * len(devices), strict=True)
+    ]
+    force = SimpleNamespace(population=SimpleNamespace(names=("a", "b", "c")), run=None, average=None)
+    return Observation(
+        round=round_,
+        plan=RoundPlan(round_ + 1, {}, {}),
+        contributions=tuple(given),
+        outcome=Outcome({}, tuple(events)),
+        state=None,
+        workforce=force,
+    )
+
+
+def test_devices_are_tested_from_their_first_round_on(final_rounds):
+    """Also those of rounds that don't count, and in the order of their names."""
+    scores = Scores(everybody=False, every=1, rounds=9)
+    scores(observed(0, "c"))
+    assert scores.rows == {}
+    scores(observed(1, "b"))
+    scores(observed(2, "b"))
+    scores(observed(3, "a"))
+    assert [devices for _, devices in final_rounds.asked] == [("b", "c"), ("b", "c"), ("a", "b", "c")]
+    assert [(r["accuracy"], r["tested"]) for r in scores.rows.values()] == [(20.0, 2), (20.0, 2), (30.0, 3)]
+
+
+def test_baselines_are_tested_on_everybody_at_once(final_rounds):
+    scores = Scores(everybody=True, every=1, rounds=9)
+    scores(observed(1, "b"))
+    assert final_rounds.asked == [(3, ("a", "b", "c"))]
+
+
+def test_the_last_round_is_tested_in_any_case(final_rounds):
+    scores = Scores(everybody=True, every=2, rounds=5)
+    for round_ in range(1, 6):
+        scores(observed(round_, "a"))
+    assert [r for r, row in scores.rows.items() if "accuracy" in row] == [2, 4, 5]
+
+
+def test_discrepancies_are_means_of_norms_in_training_alone(final_rounds):
+    scores = Scores(everybody=True, every=1, rounds=9)
+    seen = observed(1, "a", "b", "c", norms=[1.0, 4.0, 100.0], events=[Event(1, "discrepancy", {"mean_after": 0.5})])
+    third = dataclasses.replace(seen.contributions[2], phase=Phase.PRETRAIN)
+    scores(dataclasses.replace(seen, contributions=(*seen.contributions[:2], third)))
+    scores(observed(2, events=[Event(2, "discrepancy", {"mean": 3.0})]))
+    assert (scores.rows[1]["discrepancy"], scores.rows[1]["discrepancy_after"]) == (2.5, 0.5)
+    assert not {"discrepancy", "discrepancy_after"} & scores.rows[2].keys()
+
+
+def test_the_cold_start_is_kept_also_from_a_round_that_does_not_count(final_rounds):
+    scores = Scores(everybody=True, every=1, rounds=9)
+    scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
+    assert scores.cold_start == {"groups": 3}
+
+
+def test_the_best_round_of_most_tested_leaves_out_rounds_of_few_devices():
+    """95 of 100 suffice, 94 do not."""
+    rows = [{"accuracy": a, "tested": n} for a, n in ((99.0, 10), (98.0, 94), (80.0, 95), (70.0, 100))]
+    assert runs._best_of_most(rows) == 80.0
+
+
+def setup(devices=4, **changes):
+    rng = np.random.default_rng(0)
+    shards = tuple(Shard(rng.random((6, 2), np.float32), rng.integers(0, 2, 6)) for _ in range(devices))
+    fields = {
+        "experiment": "toy",
+        "population": Population(shards, test=shards),
+        "network": Softmax(2, 2),
+        "groups": 2,
+        "lr": 0.1,
+        "published": 90.0,
+        "rounds": 2,
+        "mu": 0.7,
+    }
+    return Setup(**{**fields, **changes})
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Return the arguments that the simulator is called with; the run ends there."""
+    seen = {}
+
+    def simulate(strategy, settings, _population, _network, options, _told, *, watch):
+        seen.update(strategy=strategy, settings=settings, options=options, watch=watch)
+        raise InterruptedError
+
+    monkeypatch.setattr(runs, "simulate", simulate)
+
+    def call(algorithm, **settings):
+        with pytest.raises(InterruptedError):
+            run_setup(setup(), Options(algorithm=algorithm, settings=settings), Quiet(), ("network",))
+        return SimpleNamespace(**seen)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "strategy", "settings", "mu", "weighting"),
+    [
+        ("fg-madc", "fedgroup", {"measure": "madc", "groups": "2", "alpha": "20"}, 0.0, "samples"),
+        ("fgp-edc", "fedgrouprox", {"measure": "edc", "groups": "2", "alpha": "20"}, 0.7, "samples"),
+        ("ifca", "ifca", {"k": "2"}, 0.0, "uniform"),
+        ("fesem", "fesem", {"discrepancy": "true", "k": "2"}, 0.0, "uniform"),
+        ("fedprox", "fedprox", {"discrepancy": "true"}, 0.7, "samples"),
+        ("fedavg", "fedavg", {"discrepancy": "true"}, 0.0, "samples"),
+    ],
+)
+def test_each_method_is_its_column_of_table_3(asked, algorithm, strategy, settings, mu, weighting):
+    """Only FedProx and its groups have a proximal term, and pre-training never has one."""
+    seen = asked(algorithm)
+    given = seen.options
+    assert (seen.strategy, seen.settings) == (strategy, settings)
+    assert (given.local.prox_mu, given.pretrain.prox_mu, given.weighting) == (mu, 0.0, weighting)
+    assert (given.local.epochs, given.local.batch_size, given.local.lr, given.pretrain.steps) == (20, 10, 0.1, 50)
+    assert (given.participation, given.weight_cap, given.norm_screen) == (1.0, 0.0, False)
+
+
+def test_settings_by_hand_win_and_our_own_do_not_reach_the_strategy(asked):
+    seen = asked("fg-edc", alpha="7", network="mlp", cohort="2", epochs="3", lr="0.5", pretrain_steps="9", mu="3")
+    assert seen.settings == {"measure": "edc", "groups": "2", "alpha": "7"}
+    given = seen.options
+    assert (given.local.epochs, given.local.lr, given.pretrain.steps, given.pretrain.lr) == (3, 0.5, 9, 0.5)
+    assert (given.participation, given.local.prox_mu) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("every", ["1", "2"])
+def test_the_result_is_the_best_round_and_the_last_one_beside_it(every):
+    settings = {"epochs": "1", "trainer": "loop", "evaluate_every": every}
+    found = run_setup(setup(rounds=3), Options(algorithm="fedavg", settings=settings), Quiet()).data()
+    tested = [row for row in found["history"] if row["accuracy"] is not None]
+    assert [row["round"] for row in tested] == ([1, 2, 3] if every == "1" else [2, 3])
+    assert found["accuracy"] == max(row["accuracy"] for row in tested)
+    assert found["best_round"] == next(row["round"] for row in tested if row["accuracy"] == found["accuracy"])
+    assert (found["accuracy_last"], found["last_tested"]) == (tested[-1]["accuracy"], 4)
+    assert (found["population"]["devices"], found["sizes"], found["published"]) == (4, [4], 90.0)
+    assert "cold_start" not in found

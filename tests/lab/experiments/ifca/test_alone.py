@@ -1,0 +1,158 @@
+"""Devices that train alone: the dual form, the strategy ``local``, and the samples that each is tested on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from shoal_lab.experiments.ifca import alone
+from shoal_lab.experiments.ifca.alone import dual_descent, train_alone
+
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.ranks import Ranks
+from shoal.simulation.trainers.networks import OneHidden, Softmax
+from shoal.task.manifest import LocalTraining
+
+
+def shards_of(sizes, seed=0, inputs=9, classes=4):
+    rng = np.random.default_rng(seed)
+    return tuple(Shard(rng.standard_normal((n, inputs)).astype(np.float32), rng.integers(0, classes, n)) for n in sizes)
+
+
+def plain_descent(network, start, x, y, steps, lr):
+    """Return theta (d,) after full-batch steps by autograd."""
+    module = network.module()
+    torch.nn.utils.vector_to_parameters(start.clone(), module.parameters())
+    optimiser = torch.optim.SGD(module.parameters(), lr=lr)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimiser.step()
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.slow
+def test_the_dual_form_equals_plain_descent():
+    network = OneHidden(9, 5, 4)
+    shards = shards_of([6, 6, 6])
+    x, y = torch.from_numpy(np.stack([s.x for s in shards])), torch.from_numpy(np.stack([s.y for s in shards]))
+    start = torch.from_numpy(network.init(4))
+    ended = dual_descent(network, start, x, y, 200, 0.2)
+    for i in range(3):
+        torch.testing.assert_close(ended[i], plain_descent(network, start, x[i], y[i], 200, 0.2), atol=2e-5, rtol=1e-4)
+
+
+def test_both_ways_of_training_alone_agree():
+    """The dual form, and the strategy ``local`` round by round, on shards of different sizes."""
+    network = OneHidden(9, 5, 4)
+    population = Population(shards_of([6, 6, 8]), test=shards_of([20, 20, 20], seed=1))
+    local = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2)
+    slow = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2, clip=1e9)
+    fast, whole = (train_alone(population, network, r, rounds=7, seed=2) for r in (local, slow))
+    np.testing.assert_allclose(fast.losses, whole.losses, atol=1e-5)
+    np.testing.assert_allclose(fast.accuracies, whole.accuracies, atol=0.1)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e9], ids=["dual form", "strategy"])
+def test_each_rank_trains_some_of_the_devices(monkeypatch, clip):
+    """Three ranks together have the results of a single process; the third has no device."""
+    network = OneHidden(9, 5, 4)
+    population = Population(shards_of([6, 8]), test=shards_of([20, 20], seed=1))
+    local = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2, clip=clip)
+    whole = train_alone(population, network, local, rounds=4, seed=2)
+    together = np.full((2, 2), np.nan)
+
+    class Third(Ranks):
+        def rows(self, own, parts):
+            together[parts[self.rank]] = own
+            return together
+
+    for rank in range(3):
+        monkeypatch.setattr(alone, "current_ranks", lambda rank=rank: Third(rank, 3))
+        train_alone(population, network, local, rounds=4, seed=2)
+    np.testing.assert_array_equal(together, np.column_stack((whole.accuracies, whole.losses)))
+
+
+def test_probes_of_another_group_do_not_count():
+    """With inverted labels in the second group, a device's accuracy is high only on its own group's probes."""
+    rng = np.random.default_rng(0)
+
+    def shard(n, group):
+        y = rng.integers(0, 2, n)
+        x = rng.normal(0, 0.1, (n, 3)).astype(np.float32)
+        x[:, 0] += np.where(y == group, 1.0, -1.0)
+        return Shard(x, y)
+
+    population = Population(
+        tuple(shard(20, g) for g in (0, 1)),
+        groups=(0, 1),
+        probes=tuple(shard(50, g) for g in (1, 0, 0)),
+        probe_groups=(1, 0, 0),
+    )
+    seen = []
+    recipe = LocalTraining(epochs=0, steps=20, batch_size=0, lr=0.5)
+    ended = train_alone(population, OneHidden(3, 8, 2), recipe, rounds=5, seed=0, told=seen.append)
+    assert (ended.accuracies > 95).all()
+    assert seen == [1, 2]
+
+
+ONE_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
+
+
+def test_a_device_without_test_samples_has_no_accuracy():
+    """It is NaN, and the others have theirs; training goes on."""
+    population = Population(shards_of([6, 6]), test=(Shard.none(), *shards_of([5], seed=1)))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+    assert np.isfinite(ended.losses).all()
+
+
+def test_a_group_without_probes_has_no_accuracy():
+    population = Population(shards_of([6, 6]), groups=(0, 1), probes=shards_of([5], seed=1), probe_groups=(1,))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+
+
+def test_devices_start_alike_and_learn_nothing_from_each_other():
+    """A device's model is the same whether others train beside it or not."""
+    shards = shards_of([6, 6, 8])
+    tests = shards_of([20] * 3, seed=1)
+    network = OneHidden(9, 5, 4)
+    together = train_alone(Population(shards, test=tests), network, ONE_STEP, rounds=5, seed=2)
+    for i in range(3):
+        own = train_alone(Population(shards[i : i + 1], test=tests[i : i + 1]), network, ONE_STEP, rounds=5, seed=2)
+        assert own.losses[0] == pytest.approx(together.losses[i], abs=1e-5)
+        assert own.accuracies[0] == together.accuracies[i]
+
+
+@pytest.mark.parametrize(
+    ("network", "changes", "dual"),
+    [
+        (OneHidden(9, 5, 4), {}, True),
+        (OneHidden(9, 5, 4), {"momentum": 0.9}, False),
+        (OneHidden(9, 5, 4), {"clip": 1.0}, False),
+        (OneHidden(9, 5, 4), {"prox_mu": 0.1}, False),
+        (OneHidden(9, 5, 4), {"lr_decay": 0.9}, False),
+        (OneHidden(9, 5, 4), {"batch_size": 3}, False),
+        (Softmax(9, 4), {}, False),
+    ],
+)
+def test_the_dual_form_is_for_plain_descent_of_one_hidden_layer(monkeypatch, network, changes, dual):
+    """Any other recipe would be ignored by it."""
+    used = []
+    descend = alone.dual_descent
+    monkeypatch.setattr(alone, "dual_descent", lambda *a: used.append(1) or descend(*a))
+    recipe = dataclasses.replace(ONE_STEP, **changes)
+    train_alone(Population(shards_of([4]), test=shards_of([4])), network, recipe, rounds=1, seed=0)
+    assert bool(used) is dual
+
+
+def test_blocks_of_the_dual_form_hold_equal_shards_and_fit_the_caches(monkeypatch):
+    """Room for two devices of 6 samples at a time; another size starts a block."""
+    monkeypatch.setattr(alone, "BLOCK_BYTES", 2 * 4 * 6 * (6 + 4 * 5))
+    blocks = []
+    descend = alone.dual_descent
+    monkeypatch.setattr(alone, "dual_descent", lambda *a: blocks.append(tuple(a[2].shape[:2])) or descend(*a))
+    population = Population(shards_of([6, 6, 6, 4, 6]), test=shards_of([3] * 5))
+    train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert blocks == [(2, 6), (1, 6), (1, 4), (1, 6)]

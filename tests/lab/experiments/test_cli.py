@@ -1,0 +1,251 @@
+"""`shoal simulate` as a function: options of the experiment, refusals before any work, and the results that are saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+from shoal_lab.experiments import cli, registry
+from shoal_lab.experiments.common.experiment import Result, Study
+
+from shoal.errors import ConfigError, UsageError
+from shoal.report import plot as plots
+from shoal.report import record
+
+
+class Toy:
+    """An experiment that remembers its options, and fails for the algorithms in ``broken``."""
+
+    def __init__(self):
+        self.ran = []
+        self.broken = ()
+
+    def __call__(self, options, _progress):
+        self.ran.append(options)
+        if options.algorithm in self.broken:
+            raise ConfigError("broken")
+        return Result("toy", options.algorithm, 50.0, 2, 3, 0.01, 95.0, [], {"seed": options.seed})
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    made = Toy()
+    registry.register(Study("toy", "a paper", "a toy", ("ifca", "fedavg"), {"ifca": 95.0}, made, needs=("mnist",)))
+    return made
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Return the documents that are saved, in order; nothing is written."""
+    documents = []
+    monkeypatch.setattr(
+        record, "save", lambda path, document: documents.append((path, json.loads(json.dumps(document))))
+    )
+    return documents
+
+
+def algorithms_of(data):
+    return [r["algorithm"] for r in data["results"]]
+
+
+def test_the_defaults_are_the_first_algorithm_seed_0_and_a_permutation(toy, capsys):
+    cli.simulate("toy")
+    (options,) = toy.ran
+    assert (options.algorithm, options.seed, options.mask, options.grid) == ("ifca", 0, "permutation", "default")
+    assert (options.devices, options.samples, options.rounds, options.device) == (None, None, None, "cpu")
+    assert options.settings == {}
+    assert capsys.readouterr().out.startswith("toy: a toy (a paper); seed 0, mask permutation\n")
+
+
+def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
+    cli.simulate(
+        "toy",
+        algorithm="fedavg",
+        devices=8,
+        samples=50,
+        rounds=2,
+        seed=7,
+        mask="none",
+        data_dir=tmp_path,
+        settings=["eps1=0.4", " x = y=z ", "eps1=0.5"],
+        grid="paper",
+        threads=3,
+        json=True,
+    )
+    (options,) = toy.ran
+    assert options.threads == 3
+    assert (options.algorithm, options.devices, options.samples, options.rounds) == ("fedavg", 8, 50, 2)
+    assert (options.seed, options.mask, options.data_dir, options.grid) == (7, "none", tmp_path, "paper")
+    assert options.settings == {"eps1": "0.5", "x": "y=z"}
+    assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "fedavg"
+
+
+def test_only_the_first_process_of_torchrun_prints_and_saves(toy, saved, monkeypatch, capsys):
+    """A single process of torchrun is rank 0 of 1, and its result says so."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    cli.simulate("toy", save=Path("run.json"), json=True)
+    assert json.loads(capsys.readouterr().out)["data"]["world"] == 1
+    assert [path.name for path, _ in saved] == ["run.json"]
+    monkeypatch.setenv("RANK", "1")
+    cli.simulate("toy", save=Path("other.json"), json=True)
+    cli.simulate(list_=True)
+    assert (len(toy.ran), len(saved)) == (2, 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_of_another_process_than_the_first_is_on_stderr_with_its_rank(toy, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "3")
+    toy.broken = ("ifca",)
+    with pytest.raises(typer.Exit) as caught:
+        cli.simulate("toy", json=True)
+    captured = capsys.readouterr()
+    assert (caught.value.exit_code, captured.out) == (ConfigError.exit_code, "")
+    assert captured.err == "rank 3:\nerror: broken\n"
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError, match="broken"):
+        cli.simulate("toy", json=True)
+
+
+def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
+    registry._added["toy"] = Study("toy", "", "", ("ifca", "fedavg"), {}, toy, resumable=("fedavg",))
+    cli.simulate("toy", algorithm="fedavg", checkpoint=tmp_path / "run.npz")
+    assert toy.ran[0].checkpoint == tmp_path / "run.npz"
+    with pytest.raises(UsageError, match="toy can't save a run of ifca in a checkpoint"):
+        cli.simulate("toy", checkpoint=tmp_path / "run.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"experiment": None}, "which experiment?", "shoal simulate --list names them"),
+        ({"mask": "rot13"}, "no mask 'rot13'", "use none or permutation or "),
+        ({"device": "tpu"}, "no device 'tpu'", "use cpu or cuda"),
+        ({"grid": "fine"}, "no grid 'fine'", "use default or paper"),
+        ({"experiment": "nothing"}, "no experiment 'nothing'", "there are ifca-synthetic, "),
+        ({"algorithm": "sgd"}, "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all for each in turn"),
+        ({"settings": ["eps1"]}, "'eps1' is not NAME=VALUE", "write eps1=VALUE"),
+        ({"settings": [" =3"]}, "' =3' is not NAME=VALUE", "write NAME=VALUE"),
+        (
+            {"algorithm": "all", "checkpoint": "x"},
+            "a checkpoint holds one run",
+            "run the algorithms one by one, each with its own file",
+        ),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_before_anything_runs(toy, arguments, message, hint):
+    with pytest.raises(UsageError) as caught:
+        cli.simulate(**{"experiment": "toy", **arguments})
+    assert str(caught.value) == message
+    assert caught.value.hint.startswith(hint)
+    assert toy.ran == []
+
+
+@pytest.mark.parametrize("option", ["save", "plot"])
+def test_outputs_without_a_folder_are_refused_before_anything_runs(toy, tmp_path, option):
+    with pytest.raises(UsageError, match="there is no folder"):
+        cli.simulate("toy", **{option: tmp_path / "none" / "x.png"})
+    assert toy.ran == []
+
+
+def test_a_machine_without_cuda_is_refused_before_anything_runs(toy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    with pytest.raises(ConfigError, match="there is no CUDA device here") as caught:
+        cli.simulate("toy", device="cuda")
+    assert caught.value.hint == "use --device cpu"
+    assert toy.ran == []
+
+
+def test_all_algorithms_are_one_document_and_one_is_itself(toy, saved, capsys, tmp_path):
+    cli.simulate("toy", algorithm="all", json=True, save=tmp_path / "x.json")
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["experiment"], algorithms_of(data)) == ("toy", ["ifca", "fedavg"])
+    assert [algorithms_of(document) for _, document in saved] == [["ifca"], ["ifca", "fedavg"]]
+    cli.simulate("toy", save=tmp_path / "y.json")
+    path, document = saved[-1]
+    assert (path, document["algorithm"]) == (tmp_path / "y.json", "ifca")
+
+
+def test_several_algorithms_run_in_the_order_given(toy, saved, tmp_path):
+    cli.simulate("toy", algorithm="fedavg, ifca", save=tmp_path / "x.json")
+    assert algorithms_of(saved[-1][1]) == ["fedavg", "ifca"]
+
+
+@pytest.mark.parametrize(("asked", "message"), [("ifca,nobody", "no algorithm 'nobody'"), ("ifca,ifca", "twice")])
+def test_unknown_and_repeated_algorithms_are_refused(toy, asked, message):
+    with pytest.raises(UsageError, match=message):
+        cli.simulate("toy", algorithm=asked)
+    assert toy.ran == []
+
+
+def test_a_failure_keeps_the_results_of_the_algorithms_before(toy, saved, tmp_path):
+    toy.broken = ("fedavg",)
+    with pytest.raises(ConfigError, match="broken"):
+        cli.simulate("toy", algorithm="all", save=tmp_path / "x.json")
+    assert [algorithms_of(document) for _, document in saved] == [["ifca"]]
+
+
+@pytest.mark.parametrize(("failures", "status"), [(1, None), (2, ConfigError.exit_code)])
+def test_a_file_that_can_not_be_saved_stops_no_run(toy, monkeypatch, capsys, tmp_path, failures, status):
+    """Results are printed, and only the last save decides on the exit status: it holds all of them."""
+    calls = []
+
+    def save(path, document):
+        calls.append(document)
+        if len(calls) <= failures:
+            raise ConfigError("the disk is full", hint="make room")
+
+    monkeypatch.setattr(record, "save", save)
+    if status is None:
+        cli.simulate("toy", algorithm="all", json=True, save=tmp_path / "x.json")
+    else:
+        with pytest.raises(typer.Exit) as caught:
+            cli.simulate("toy", algorithm="all", json=True, save=tmp_path / "x.json")
+        assert caught.value.exit_code == status
+    out, err = capsys.readouterr()
+    assert algorithms_of(json.loads(out)["data"]) == ["ifca", "fedavg"]
+    assert err == "error: the disk is full\nhint: make room\n" * failures
+
+
+def test_a_figure_that_fails_is_reported_after_the_results(toy, monkeypatch, capsys, tmp_path):
+    drawn = []
+
+    def plot(results, path, figure):
+        drawn.append((len(results), path, figure))
+        raise UsageError("nothing to draw")
+
+    monkeypatch.setattr(plots, "check", lambda _: None)
+    monkeypatch.setattr(plots, "plot", plot)
+    with pytest.raises(typer.Exit) as caught:
+        cli.simulate("toy", algorithm="all", json=True, plot=tmp_path / "x.png")
+    assert caught.value.exit_code == ConfigError.exit_code
+    assert drawn == [(2, tmp_path / "x.png", "accuracy")]
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ok"]
+    assert err == "error: nothing to draw\n"
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_the_list_names_the_data_that_is_missing(toy, monkeypatch, capsys, here):
+    monkeypatch.setattr("shoal_lab.experiments.data.datasets.is_here", lambda _name, _folder: here)
+    cli.simulate(list_=True, json=True)
+    entry = json.loads(capsys.readouterr().out)["data"]["experiments"][-1]
+    assert entry == {
+        "id": "toy",
+        "paper": "a paper",
+        "title": "a toy",
+        "algorithms": ["ifca", "fedavg"],
+        "needs": ["mnist"],
+        "missing": [] if here else ["mnist"],
+        "published": {"ifca": 95.0},
+    }
+    cli.simulate(list_=True)
+    last = capsys.readouterr().out.splitlines()[-1].strip()
+    assert last == f"algorithms: ifca, fedavg; data: mnist{'' if here else ', which is not here'}"
+    assert toy.ran == []

@@ -1,0 +1,67 @@
+"""Goals for single fleets: figures read from runs, means over seeds and goals for each seed, and their table."""
+
+from __future__ import annotations
+
+import pytest
+from shoal_lab.experiments.wild import goals
+from shoal_lab.experiments.wild.goals import GOALS, Goal
+from shoal_lab.experiments.wild.page import COLUMNS
+from shoal_lab.experiments.wild.scenarios import SCENARIOS
+
+RUN = {
+    "mean": 79.5,
+    "personal_mean": 84.0,
+    "personal_worst": 70.0,
+    "ari": 0.5,
+    "history": [{"round": 40, "accuracy": 81.0}, {"round": 50, "accuracy": 83.0}, {"round": 60, "accuracy": 84.0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "figure"),
+    [
+        (goals.mean, 79.5),
+        (goals.mean_at_half, 83.0),
+        (goals.personal_mean, 84.0),
+        (goals.personal_worst, 70.0),
+        (goals.groups_found, 0.5),
+    ],
+)
+def test_figures_are_read_from_a_run(read, figure):
+    assert read(RUN) == figure
+
+
+def test_a_run_that_was_not_measured_in_the_round_says_so():
+    with pytest.raises(KeyError, match="no accuracy after round 50"):
+        goals.mean_at_half({"history": []})
+
+
+@pytest.mark.parametrize(
+    ("every", "figures", "reached"),
+    [(False, (79, 81), True), (True, (79, 81), False), (True, (80, 81), True), (False, (), False)],
+)
+def test_a_goal_is_for_the_mean_or_for_each_seed(every, figures, reached):
+    goal = Goal("alike", "cfl", "the models", goals.mean, 80.0, every=every)
+    assert goal.reached([{"mean": one} for one in figures]) is reached
+
+
+def test_goals_are_for_known_fleets_and_strategies():
+    assert {g.scenario for g in GOALS} <= SCENARIOS.keys()
+    assert {g.strategy for g in GOALS} <= COLUMNS.keys()
+
+
+def test_the_table_says_what_is_reached_and_what_has_no_run():
+    found = goals.table({"alike-dirichlet-0.1": {"cfl": [RUN, {"personal_mean": 96.0}]}}, COLUMNS).splitlines()
+    single = found[2 : 2 + len(GOALS)]
+    assert single[-1] == "| `alike-dirichlet-0.1` | CFL | with the finish | 94.0 | 90.0; 84.0 96.0 | no |"
+    assert single[0].endswith("| 82.0 | - | - |")
+    assert found[-1] == "| `alike` | FedGroup | right number of groups | 5 of 5 | - | - |"
+
+
+@pytest.mark.parametrize(
+    ("clusters", "end"),
+    [((1, 1, 1, 1, 1), "5 of 5 | yes |"), ((1, 2, 1, 1, 1), "4 of 5 | no |"), ((1, 1), "2 of 2 | - |")],
+)
+def test_the_number_of_groups_is_counted_over_all_seeds(clusters, end):
+    runs = [{"clusters": n, "parameters": {"groups": 1}} for n in clusters]
+    assert goals.table({"alike": {"ifca": runs}}, COLUMNS).splitlines()[-3].endswith(f"| 5 of 5 | {end}")

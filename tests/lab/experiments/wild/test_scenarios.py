@@ -1,0 +1,67 @@
+"""The scenarios: that each can be made, that names and kinds agree, and that a third of those with images has a CNN."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from shoal_lab.experiments.wild import images, scenarios
+from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS, blocks
+
+from shoal.errors import UsageError
+from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
+
+
+def test_blocks_are_groups_in_order():
+    assert blocks(2, 1, 3) == (0, 0, 1, 2, 2, 2)
+
+
+def test_every_kind_has_scenarios_and_every_scenario_a_kind():
+    assert list(dict.fromkeys(s.kind for s in SCENARIOS.values())) == list(KINDS)
+    kinds = [s.kind for s in SCENARIOS.values()]
+    assert sum(a != b for a, b in itertools.pairwise(kinds)) == len(KINDS) - 1, "scenarios of a kind follow each other"
+
+
+def test_a_third_of_the_fleets_with_images_trains_a_cnn_too():
+    with_cnn = {name for name, s in SCENARIOS.items() if s.network == "cnn"}
+    assert with_cnn == {name for name in SCENARIOS if name.endswith("-cnn")}
+    images = {name for name, s in SCENARIOS.items() if s.data in scenarios.IMAGES and s.network == "mlp"}
+    assert len(with_cnn) * 3 >= len(images)
+    assert {SCENARIOS[name].kind for name in with_cnn} == {SCENARIOS[name].kind for name in images} - {"counts"}
+    for name in with_cnn:
+        assert SCENARIOS[name].groups == SCENARIOS[name.removesuffix("-cnn")].groups
+
+
+def test_devices_have_groups_sizes_and_pairs():
+    for name, s in SCENARIOS.items():
+        if s.data in scenarios.IMAGES:
+            assert s.groups, name
+            assert isinstance(s.samples, int) or len(s.samples) == len(s.groups), name
+            assert s.shift != "swapped" or len(s.pairs) > max(s.groups), name
+            assert s.later is None or (len(s.later) == len(s.groups) and not s.faulty), name
+
+
+def test_counts_by_a_power_law_run_from_12_to_600_training_images():
+    for name in ("power-permuted", "power-turned", "power-none"):
+        train = [int(images.TRAIN * count) for count in SCENARIOS[name].samples]
+        assert (train[0], train[-1]) == (12, 600)
+        assert np.allclose(np.diff(np.log(train)), np.log(50) / 19, atol=0.06)
+
+
+def test_few_devices_may_form_means_of_two():
+    few = {name: s for name, s in SCENARIOS.items() if s.kind == "few"}
+    assert {(s.min_contributors, len(s.groups) < 7) for s in few.values()} == {(2, True)}
+    assert {s.min_contributors for s in SCENARIOS.values() if s.kind != "few"} == {DEFAULT_MIN_CONTRIBUTORS}
+
+
+def test_drifting_devices_take_another_group():
+    some, before = SCENARIOS["drift-some"].later, SCENARIOS["drift-some"].groups
+    assert [i for i, (a, b) in enumerate(zip(before, some, strict=True)) if a != b] == [0, 5, 10, 15]
+    assert SCENARIOS["drift-all"].later == tuple((g + 1) % 4 for g in SCENARIOS["drift-all"].groups)
+
+
+def test_an_unknown_name_is_refused():
+    assert scenarios.find("alike").kind == "none"
+    with pytest.raises(UsageError, match="no scenario 'x'"):
+        scenarios.find("x")
