@@ -12,6 +12,8 @@ from typing import Final
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from shoal.version import VERSION
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = {"shoal", "crypto", "edge_client", "aggregator"}
 MAX_WHEEL_BYTES: Final = 4 << 20
@@ -44,7 +46,19 @@ def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]
     }
     assert page <= set(shipped)
     folders = {part for name in shipped for part in name.split("/")[:-1]}
-    assert folders & {"tests", "results", "docs", "deploy"} == set()
+    assert folders & {"tests", "results", "docs", "deploy", "lab", "attacks"} == set()
+
+
+def test_the_wheel_holds_no_attacks_and_no_mocks(shipped: dict[str, Path]) -> None:
+    """They are the lab's, a distribution of its own."""
+    found = [name for name, path in shipped.items() if re.search(r"shoal_lab|unittest|mock", path.read_text())]
+    assert found == ["shoal/__init__.py"], "it says where the lab is"
+
+
+def test_the_lab_is_of_the_same_version() -> None:
+    project = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    assert [r.partition("==")[2] for r in project["dependencies"] if r.startswith("shoal[")] == [VERSION]
 
 
 def test_each_file_is_installed_where_it_stands_in_the_repository(shipped: dict[str, Path]) -> None:
@@ -71,8 +85,9 @@ def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
 
 def test_make_repairs_an_environment_without_pip(tmp_path: Path) -> None:
     """Debian's python3 without python3-venv leaves such a one behind, and make would take it for ready."""
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "lab").mkdir()
+    for name in ("Makefile", "pyproject.toml", "lab/pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
     fill = tmp_path / "python3"
     fill.write_text(
         "#!/bin/sh\nfor p in python pip; do printf '#!/bin/sh\\n' > .venv/bin/$p; chmod +x .venv/bin/$p; done\n"

@@ -19,7 +19,7 @@ FILE = re.compile(
 FILE_NAME = re.compile(
     r"(?<![\w./*-])(?:\.\./)*((?:[\w-]+/)*[\w-]+\.(?:py|md))\b(?!:\w)"
 )  # file.py:function stands for any file
-NO_MODULES = "conf|acl|card|grant|strategies|splits|tasks"
+NO_MODULES = "conf|acl|card|grant|strategies|splits|tasks|commands"
 """Last parts of files, and of groups of entry points."""
 MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(NAMES)}|tests)(?!\.(?:{NO_MODULES})\b)(?:\.\w+)+")
 NAME = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)(?:\(\))?`(?!`)")
