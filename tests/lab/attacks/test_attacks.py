@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-from crypto.mask.modes.registry import MODES
 from shoal_lab.bench.attacks.features.rows import WAYS
 from shoal_lab.bench.attacks.registry import ATTACKS
+
+from crypto.mask.modes.registry import MODES
 from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch

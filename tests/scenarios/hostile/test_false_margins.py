@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-
 from shoal_lab.experiments.wild import tables
 from shoal_lab.experiments.wild.scenarios import Scenario, blocks
+
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.simulate import simulate
 from tests.helpers.fleets import same_partition

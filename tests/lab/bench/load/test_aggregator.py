@@ -3,10 +3,10 @@
 import json
 
 import pytest
-
-from aggregator.storage.run_status import read_records
 from shoal_lab.bench.load import aggregator as aggregator_load
 from shoal_lab.bench.load.aggregator import SIZES, Crowd, measure
+
+from aggregator.storage.run_status import read_records
 from tests.helpers.cases import with_long
 from tests.helpers.trees import python
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-
 from shoal_lab.bench.load import engine as engine_load
 from shoal_lab.bench.load.engine import FLEETS, measure_engine
+
 from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch

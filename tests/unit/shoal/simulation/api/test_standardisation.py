@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from shoal_lab.experiments.wild.runs import fleet_of
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal_lab.experiments.wild.runs import fleet_of
 from shoal.simulation.api.standardisation import scales_of, standardised_population, target_scale
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.metrics import adjusted_rand
