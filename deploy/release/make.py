@@ -150,7 +150,15 @@ def _hatch(source: Path, out: Path, target: str, made_at_s: int) -> None:
 def _list_packages(root: Path, stage: Path, version: str, made_at_s: int) -> None:
     """Write a CycloneDX list of the packages of each party that the wheel in ``stage`` is installed with."""
     (wheel,) = stage.glob("*.whl")
-    tested = _python("pip can't tell the versions that are installed here", "pip", "freeze", "--exclude", "shoal")
+    tested = _python(
+        "pip can't tell the versions that are installed here",
+        "pip",
+        "freeze",
+        "--exclude",
+        "shoal",
+        "--exclude",
+        "shoal-lab",
+    )
     for party in PARTIES:
         with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
             versions, place = Path(folder, "tested.txt"), Path(folder, "installed")

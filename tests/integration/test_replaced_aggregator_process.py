@@ -13,6 +13,7 @@ import pytest
 from aggregator.membership import AggregatorMembership
 from aggregator.storage.run_status import read_last_record
 from edge_client.membership import DeviceMembership
+from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.storage.state import DeviceState
 from shoal.errors import UntrustedError
 from shoal.owner.keys.directory import FleetDirectory
@@ -112,6 +113,8 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
     with burning(tmp_path, count) as (scene, names, first):
         stage, owner, server = scene.stage, scene.stage.fleet.path, scene.stage.aggregator_dir
         scene.until(lambda: stage.closed(first) >= 3)
+        online = [name for name in names if name != OFF]
+        scene.until(lambda: read_certificate_file(stage.device_dir(online[0]) / FOLDER).statements)
         stage.stop("aggregator", signal.SIGKILL)
         shutil.copytree(server, tmp_path / "old")
         shutil.rmtree(server)
@@ -125,7 +128,6 @@ def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
         grant = owner / "grants" / "aggregator.grant"
         scene.call("shoal-aggregator", "join", server, grant, "--owner", fleet.fingerprint)
         new = stage.start_aggregator()
-        online = [name for name in names if name != OFF]
         # Before any run: the new aggregator has said who it is.
         scene.until(lambda: all(scene.roster_of(n).aggregator == fleet.roster.aggregator for n in online))
         for name in online:

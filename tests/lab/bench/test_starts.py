@@ -6,11 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench import starts
+from shoal_lab.bench import cli, starts
 from shoal_lab.bench.starts import Start, StartFigures
 
 from edge_client.learning.training import FIRST_STEP
-from shoal import cli
 from shoal.simulation.process_fleet import StageError
 
 pytestmark = pytest.mark.torch

@@ -58,7 +58,7 @@ def test_the_version_is_the_installed_one(tmp_path):
     [
         ("edge", "simulate", "shoal.simulation"),
         ("edge", "Result", "shoal.simulation"),
-        ("aggregator", "split", "shoal_lab.experiments"),
+        ("aggregator", "split", "shoal.simulation"),
     ],
 )
 def test_an_image_says_what_it_lacks(tmp_path, image, name, missing):
@@ -89,7 +89,7 @@ def test_defaults_are_the_fleets():
     assert list(given) == [
         *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
         *("robust", "min_contributors", "settings", "local", "task", "progress", "personal", "private"),
-        *("standardise", "precision", "precision_down", "writer"),
+        *("standardise", "target", "precision", "precision_down", "writer"),
     ]
 
 

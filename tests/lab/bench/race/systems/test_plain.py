@@ -2,7 +2,8 @@
 
 import pytest
 from shoal_lab.bench.race.systems import plain
-from tests.unit.shoal_lab.bench.race.systems.conftest import ROUNDS
+
+from tests.lab.bench.race.systems.conftest import ROUNDS
 
 pytestmark = pytest.mark.torch
 

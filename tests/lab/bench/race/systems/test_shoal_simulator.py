@@ -4,7 +4,8 @@ import pytest
 from shoal_lab.bench.race.systems import shoal_simulator
 from shoal_lab.bench.race.systems.shoal_simulator import network
 from shoal_lab.bench.race.tasks import TASKS
-from tests.unit.shoal_lab.bench.race.systems.conftest import ROUNDS
+
+from tests.lab.bench.race.systems.conftest import ROUNDS
 
 pytestmark = pytest.mark.torch
 
