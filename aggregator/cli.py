@@ -467,12 +467,11 @@ def _groups(records: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def _split_refused(records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return round, cluster and reason of the last trial of a split, if it was refused."""
-    tried = [e for r in records for e in r["events"] if e["kind"] in ("split", "split-refused")]
-    return (
-        {k: tried[-1][k] for k in ("round", "cluster", "reason")}
-        if tried and tried[-1]["kind"] == "split-refused"
-        else None
-    )
+    tried = (e for r in reversed(records) for e in reversed(r["events"]) if e["kind"] in ("split", "split-refused"))
+    last = next(tried, None)
+    if last is None or last["kind"] == "split":
+        return None
+    return {name: last[name] for name in ("round", "cluster", "reason")}
 
 
 def _standing_apart(records: list[dict[str, Any]]) -> dict[str, int]:

@@ -43,7 +43,8 @@ class Commands(typer.core.TyperGroup):
         if app is None:
             if name in LAB_COMMANDS:
                 raise ConfigError(
-                    f"`shoal {name}` is in the package {LAB}, which is not installed", hint=f"pip install {LAB}"
+                    f"`shoal {name}` is in the package {LAB}, which is not installed",
+                    hint=f"pip install ./lab, in a checkout of Shoal, installs {LAB}",
                 )
             return None
         command = typer.main.get_command(app)

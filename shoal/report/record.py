@@ -84,10 +84,10 @@ def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = (), name:
         write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
         return
     with _locked(path.absolute().parent):
-        kept = {key_of(one): one for one in read_lines(path)} if path.exists() else {}
-        kept[key_of(document)] = document
-        lines = [json.dumps(compact(one), separators=(",", ":")) + "\n" for one in kept.values()]
-        write_atomic(path, "".join(lines).encode(), mode=0o644)
+        keys = [key_of(one) for one in read_lines(path)] if path.exists() else []
+        kept = dict(zip(keys, path.read_text().splitlines() if keys else (), strict=True))
+        kept[key_of(document)] = json.dumps(compact(document), separators=(",", ":"))
+        write_atomic(path, "".join(f"{line}\n" for line in kept.values()).encode(), mode=0o644)
 
 
 @contextmanager
