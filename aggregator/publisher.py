@@ -267,7 +267,7 @@ class Publisher:
 
 
 def _read_told(file: Path) -> Roster | None:
-    """Return the roster that was published last; None if there is none or its file is damaged."""
+    """Return the roster that was published last; None if absent or its file is damaged."""
     try:
         return decode(file.read_bytes(), Roster)
     except (OSError, WireError):

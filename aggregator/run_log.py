@@ -186,7 +186,7 @@ class RunLog:
         self._said, self._again_s = line, now_s + self._pause_s
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
-        """Log the result of a closed round, and warn of declines, limits and clusters whose model stands still."""
+        """Log the result of a closed round, and warn of declines, limits and clusters whose model has stalled."""
         self._go_on()
         report(self._run.run, record, seconds, bytes_up)
         if not record.declined.items() <= self._declined.items():

@@ -218,7 +218,7 @@ class RunService:
         return self._state
 
     def start(self, now_s: float) -> None:
-        """Subscribe, and begin the run or resume it from the store; a run that is over is only answered for."""
+        """Subscribe, and begin the run or resume it from the store. For a finished run, only acknowledge late uploads."""
         self._now_s = now_s
         self._mail.subscribe(self._transport)
         for kind in (TopicKind.UP, TopicKind.STATE):

@@ -47,7 +47,7 @@ def cli_page() -> str:
     lines = [
         "# Commands",
         "",
-        "For operators and researchers: every command of the four programs, with its options.",
+        "This page lists every command of the four programs, with its options.",
         GENERATED,
         "",
         "All programs have `--version`, `--help` and `-h`, and for shells `--install-completion` and `--show-completion`.",
@@ -159,7 +159,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "For operators: every setting of `shoal-edge run` and `shoal-aggregator serve`, and the limits.",
+        "This page lists every setting of `shoal-edge run` and `shoal-aggregator serve`, and the limits.",
         GENERATED,
         "",
         "`run`, `serve` and `doctor` read, in this order, flags, variables, systemd's",
@@ -240,7 +240,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "For operators: every metric that `shoal-aggregator serve --http` has under `/metrics`, in Prometheus' text format.",
+        "`shoal-aggregator serve --http` has these metrics under `/metrics`, in Prometheus' text format.",
         GENERATED,
         "",
         "No label names a device. Metrics of a run are there while one is served, those of rounds once one has closed, and",

@@ -54,7 +54,7 @@ def next_birth(membership: DeviceMembership) -> int:
 
 
 def _last_birth(path: Path) -> int:
-    """Return the stored incarnation; 0 if there is none, or the file is damaged."""
+    """Return the stored incarnation; 0 if absent, or the file is damaged."""
     if not path.exists():
         return 0
     try:

@@ -31,7 +31,7 @@ class Commands(typer.core.TyperGroup):
         return [*own, *(name for name in extension_names(COMMANDS_GROUP) if name not in own)]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a command; None if there is none of that name.
+        """Return a command; None for an unknown name.
 
         Raises:
             ConfigError: it is part of `LAB`, which is not installed, or its package can't be loaded.

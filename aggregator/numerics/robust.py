@@ -38,7 +38,7 @@ FILTER: Final = "filter"
 """The rule that leaves out what points against all others; it alone knows which devices it left out before."""
 
 LEAST_UPDATES: Final = 4
-"""Fewest updates among which one can stand apart from a majority; fewer get the plain mean."""
+"""Fewest updates among which one can be an outlier; fewer get the plain mean."""
 FALSE_SHARE: Final = 0.3
 """Largest share of the updates that a rule takes for false."""
 AGREEMENT: Final = 0.25
@@ -60,7 +60,7 @@ SMOOTHING: Final = 1e-3
 CLIPPING_STEPS: Final = 20
 """Steps of centred clipping."""
 APART_BELOW: Final = 0.25
-"""An update stands apart if it keeps less than this share of its weight in the plain mean."""
+"""An update is an outlier if it keeps less than this share of its weight in the plain mean."""
 SMALLEST: Final = 1e-9
 """Weights below this share of the largest count as 0."""
 

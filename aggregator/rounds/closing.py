@@ -24,8 +24,8 @@ class Watched:
 
     Attributes:
         levels: median norms of the last round's accepted updates.
-        standstill: clusters whose model stands still.
-        apart: devices whose updates stand apart.
+        standstill: clusters whose model has stalled.
+        apart: devices whose updates are outliers.
     """
 
     levels: Levels = field(default_factory=dict)

@@ -13,7 +13,7 @@ Where to look:
 - a second upload of a device in a round, and the limits on uploads: duplicates_and_limits.py
 - quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
-- devices whose updates stand apart for several rounds: standing_apart.py
+- devices whose updates are outliers for several rounds: standing_apart.py
 - the models that devices hold: opening.py, held_models.py and relay.py
 - the owner's orders to pause and to stop: orders.py
 """

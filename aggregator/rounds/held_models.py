@@ -193,7 +193,7 @@ class HeldModels:
 
     @classmethod
     def none(cls, key_version: int) -> HeldModels:
-        """Return the models of a run that is over: none."""
+        """Return an empty `HeldModels` for a finished run."""
         return cls(key_version, States({}, 0))
 
     def reach(self, start: Iterable[StateId], since: int = 0) -> frozenset[StateId]:
@@ -449,8 +449,8 @@ def after_round(
 def _spare(held: HeldModels, offers: Mapping[int, StateId], least: int) -> frozenset[StateId]:
     """Return the certified states that devices keep besides those of the next round, for models that few devices hold.
 
-    If fewer than ``least`` hold the model later, they can't certify its state. Then it goes back to one of these, and any device
-    that has kept it can seal it again, under whatever keys.
+    If fewer than ``least`` hold the model later, they can't certify its state. Then it is rolled back to one of these, and any
+    device that has kept it can seal it again, under whatever keys.
     """
     recent = [n.states for n in held.named.values() if n.round > held.closed - RETAINED_STEPS]
     few = {m for m, state in offers.items() if sum(state in states for states in recent) < FEW_HOLDERS * least}
@@ -575,7 +575,7 @@ def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ..
     """Return the steps that stay announced after a round.
 
     A round that moves no model retains the steps before it: devices that missed those need them as much as before. For the
-    same reason the recipes that led to a model which stands still are retained while others go on. Of each model at most
+    same reason the recipes that led to a stalled model are retained while others go on. Of each model at most
     RETAINED_STEPS recipes stay, and of all at most MAX_RETAINED_RECIPES.
     """
     if before and not new.step.recipes:

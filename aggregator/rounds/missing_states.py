@@ -93,7 +93,7 @@ def can_hand_on(held: HeldModels, plan: RoundPlan, states: Iterable[StateId], le
 def lost(
     held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str], least: int
 ) -> dict[int, StateId]:
-    """Return model -> the state that it goes back to, for models that the round needs and that no device holds any more.
+    """Return model -> the state that it is rolled back to, for models that the round needs and that no device holds any more.
 
     That is the state of its last certified checkpoint. A model without one stays where it is.
 
@@ -238,7 +238,7 @@ def _missed(
 def outdated(
     held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Iterable[str], least: int
 ) -> dict[int, StateId]:
-    """Return model -> the state that it goes back to, for models that available devices lack and that none can hand over.
+    """Return model -> the state that it is rolled back to, for models that available devices lack and that none can hand over.
 
     That is the state of its last certified checkpoint, if an available device can open it and pass it on.
 
@@ -258,7 +258,7 @@ def outdated(
 def uncertifiable(
     held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str], least: int
 ) -> dict[int, StateId]:
-    """Return model -> the state that it goes back to, for models that stand still since too few devices can certify them.
+    """Return model -> the state that it is rolled back to, for stalled models, since too few devices can certify them.
 
     Enough devices of the model are available, but fewer than ``least`` have its state or can get it, and with all who have
     signed it they are too few for a certificate. While others are away who hold it, the model waits for them: as many rounds as

@@ -16,7 +16,7 @@ round, if a device that takes part in it can seal the state, and the round offer
 strategy's other plan (`RoundPlan.otherwise`) is followed.
 
 Where the others are enough for a round, a cluster may still have too few devices that hold its model: fewer than a mean takes,
-and than certify a state. After some rounds such a model goes back to its last certified checkpoint as well
+and than certify a state. After some rounds such a model is rolled back to its last certified checkpoint as well
 (`aggregator.rounds.missing_states.uncertifiable`).
 
 All follows from the strategy's state, the models and the available devices, so a restarted aggregator opens the same round.

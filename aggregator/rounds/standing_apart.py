@@ -1,4 +1,4 @@
-"""Devices whose updates stand apart from those of their cluster in several rounds in a row.
+"""Devices whose updates are outliers in their cluster for several rounds in a row.
 
 A rule of `aggregator.numerics.robust` weighs the updates of each mean. Once is chance; after `ROUNDS_APART` rounds in a row the
 owner is told the device's name. Rounds in which a device was in no mean do not count.

@@ -1,4 +1,4 @@
-"""Clusters whose model stands still: which they are, the reason, and what the owner can do.
+"""Clusters whose model has stalled, with the reason and what the owner can do.
 
 A mean takes ``min_contributors`` updates, so a cluster that gets fewer in a round keeps its model, and keeps it for ever if
 that goes on. `observe` looks at every closed round that trains. It reports a cluster after `ROUNDS_STILL` rounds without a
@@ -41,12 +41,12 @@ READABLE: Final = "(devices can then read means of so few)"
 STANDS_STILL: Final = "cluster-stands-still"
 MOVES_AGAIN: Final = "cluster-moves-again"
 LEFT_EMPTY: Final = "cluster-left-empty"
-"""Kinds of the events: a cluster begins to stand still, its model changes again, or no device is in it any more."""
+"""Kinds of the events: a cluster stalls, its model changes again, or no device is in it any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StillCluster:
-    """A cluster whose model stands still.
+    """A cluster whose model has stalled.
 
     Attributes:
         cluster: its id.
@@ -71,7 +71,7 @@ class Standstill:
 
     Attributes:
         rounds: cluster -> rounds of training in a row in which its model did not change.
-        now: the clusters that stand still, by id.
+        now: the stalled clusters, by id.
         told: clusters whose standstill an event has reported, and no event has ended.
         turns: clusters that were reported because no device of theirs was drawn.
     """
@@ -108,7 +108,7 @@ class RoundFacts:
 def observe(
     before: Standstill, facts: RoundFacts, *, least: int, participation: float
 ) -> tuple[Standstill, tuple[Event, ...]]:
-    """Return the clusters that stand still after a closed round, and an event for each that begins or ends to do so.
+    """Return the clusters that are stalled after a closed round, and an event for each that stalls or resumes.
 
     Args:
         before: after the round before; stays as it is.

@@ -151,7 +151,7 @@ def decoded(kind: type[D], data: bytes | memoryview) -> D:
     """Return the document of an answer.
 
     Raises:
-        WireError: it is none of this kind.
+        WireError: the document is not a ``kind``.
     """
     try:
         page = decode_state(kind, json.loads(bytes(data)), mixed=True)

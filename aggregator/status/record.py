@@ -130,7 +130,7 @@ class Facts:
         broker: the address in the grant, in case that no daemon has written another.
         active: the devices of the roster.
         revoked: the devices that the owner has revoked.
-        run: the run to report; None if there is none.
+        run: the run to report; None if absent.
         disk_free_bytes: of the aggregator's directory; None if it can't be read.
         now_s: the time.
     """

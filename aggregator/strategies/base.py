@@ -138,7 +138,7 @@ def contribution_of(
 
     Args:
         upload: its header.
-        vector: (d,), float32, the masked update; None if there is none.
+        vector: (d,), float32, the masked update; None if absent.
         norm: the vector's l2 norm; None computes it.
         attached: the bytes that follow the update in the upload.
     """

@@ -104,7 +104,7 @@ class RobustMean:
         return mean if share == 1.0 else mean * np.float32(share)
 
     def _weighed(self, given: list[ClientUpdate], plain: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
-        """Return the weights of updates that were trained from one model, and note which stand apart."""
+        """Return the weights of updates that were trained from one model, and note the outliers."""
         model = given[0].model
         lengths = np.array([c.norm for c in given])
         # Cosines stand any length of an update; float32 products do not. The longest update has length 1 here.

@@ -10,7 +10,7 @@ Rules:
 
 - The wrapped strategy sees the plan without the extra origin, model and setting, and no statistics.
 - A round of too few statistics is repeated; it counts among the plan's rounds.
-- If devices lose the model (`aggregator.rounds.opening`), it goes back to its checkpoint, or to zero and is made again.
+- If devices lose the model (`aggregator.rounds.opening`), it is rolled back to its checkpoint, or to zero and is made again.
 
 Example: FedAvg of three devices plans statistics for round 1 and, after their mean, training for round 2.
 """

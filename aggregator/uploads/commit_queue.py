@@ -45,7 +45,7 @@ class CommitQueue:
         return tuple(self._valid.values())
 
     def of(self, device: str) -> OpenedUpload | None:
-        """Return the queued upload of ``device``, None if there is none."""
+        """Return the queued upload of ``device``, None if absent."""
         return self._committing.get(device) or self._valid.get(device)
 
     def append(self, upload: OpenedUpload) -> None:

@@ -25,7 +25,7 @@ class PartsGate:
         return tuple(self._held.values())
 
     def of(self, device: str) -> OpenedUpload | None:
-        """Return the upload of ``device`` that waits; None if there is none."""
+        """Return the upload of ``device`` that waits; None if absent."""
         return self._held.get(device)
 
     def hold(self, upload: OpenedUpload) -> OpenedUpload | None:

@@ -110,7 +110,7 @@ def _decoded(body: bytes | memoryview, length: int, precision: str, cuts: Sequen
 
 
 def residual_for(stored: Residual | None, run_id: bytes, round_: int, wasted: bytes) -> Residual | None:
-    """Return the residual that a job of a round may add; None if there is none, or it is of another run, stale or wasted.
+    """Return the residual that a job of a round may add; None if absent, or it is of another run, stale or wasted.
 
     Args:
         stored: the residual of the newest upload.

@@ -292,7 +292,7 @@ def seal_pieces(
         plan: of the run; without workers there is one message, which holds the update.
         aggregator: receives the header.
         upload: the header, without the digests of parts, which are added.
-        body: the masked update, in the plan's precision; empty if there is none.
+        body: the masked update, in the plan's precision; empty if absent.
         attached: bytes that follow the update.
     """
     parts = [_sealed_part(identity, plan, upload, worker, part) for worker, part in enumerate(_cut(plan, body))]

@@ -340,7 +340,7 @@ class StateStore:
 
         Args:
             states: all states to hold.
-            applied: the newest round whose step is applied, or made up for by checkpoints; 0 if there is none yet.
+            applied: the newest round whose step is applied, or superseded by a checkpoint; 0 before the first.
             waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
             taking: a later round, whose keys become pending in the same write.
             transcript: the run's transcript from now on; None leaves it as it is.
@@ -454,7 +454,7 @@ class StateStore:
         return self._folder / STATE_FILES.replace("*", digest.hex())
 
     def _remove_left_over(self) -> None:
-        """Remove the files of the states that are held no more; one that can't be removed is tried again next time."""
+        """Delete files of states that are no longer held; retry next time for a file that can't be deleted."""
         over = self._left_over - {held.digest for held in self._held} - self._certified
         self._left_over = {digest for digest in over if not _remove(self._path(digest))}
 

@@ -53,8 +53,8 @@ class Declines:
 
     Attributes:
         index: the device's index in the roster.
-        unfollowed: id of a run that the device could not follow, and the reason; None if there is none.
-        last: nonce of the last declined announcement, and the reason; None if there is none.
+        unfollowed: id of a run that the device could not follow, and the reason; None if absent.
+        last: nonce of the last declined announcement, and the reason; None if absent.
     """
 
     index: int

@@ -85,7 +85,7 @@ class DeviceSession:
         round: the machine of the round.
         declines: the rounds and runs that the device has declined.
         roster, presence, lookout: the machines of the roster, of the presence, and of lost messages.
-        late: a run that the device can only begin with a checkpoint; None if there is none.
+        late: a run that the device can only begin with a checkpoint; None if absent.
         labels: topic labels of the means and checkpoints that it follows.
         sizes: see `Sizes`.
         latest: the newest announcement; waiting: an announcement whose run package has not arrived yet.

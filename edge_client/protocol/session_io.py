@@ -141,7 +141,7 @@ class RunRefused:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocated:
-    """Topic labels of the checkpoint with which the device begins the run of ``announcement``; empty if there is none yet."""
+    """Topic labels of the checkpoint with which the device begins the run of ``announcement``; empty before the first."""
 
     announcement: Announcement
     labels: tuple[str, ...]
@@ -290,7 +290,7 @@ class TakeNotice:
 
     Attributes:
         sent_at_s: unix seconds by the aggregator's clock when it was published, or later.
-        choice: the owner's signed choice of models; empty if there is none that is new.
+        choice: the owner's signed choice of models; empty without a new one.
     """
 
     sent_at_s: int

@@ -57,7 +57,7 @@ class Uplink(Generic[R]):
         notes: sends reminders.
         topic: topic of the device's uploads.
         part_topic: returns the topic of the device's parts to the worker with this number.
-        sealed: the upload stored before a restart; empty if there is none.
+        sealed: the upload stored before a restart; empty if absent.
         residual: what the stored upload left, for the next one; None if there is nothing.
 
     Attributes:

@@ -29,7 +29,7 @@ class RunFollower:
 
     Attributes:
         held: the models of the run in force; None before the first run.
-        late: a run that this device can only begin with a checkpoint; None if there is none.
+        late: a run that this device can only begin with a checkpoint; None if absent.
         newest: id of the last run that the device tried to begin, even if it failed; empty if that package was not signed by
             the owner, or its run was older than an earlier one.
     """

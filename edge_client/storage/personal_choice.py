@@ -60,7 +60,7 @@ class PersonalChoice:
     length: U32
 
     def of_cluster(self) -> PersonalChoice:
-        """Return the choice of a person who goes back to the cluster's model; the figures stay."""
+        """Return the choice after a person has selected the cluster's model; the figures stay."""
         return replace(self, choice=_CLUSTER, by_hand=True, length=0)
 
     def document(self) -> dict[str, Any]:

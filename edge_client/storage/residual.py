@@ -24,7 +24,7 @@ STORED: Final = "int8"
 @message(82)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualHead:
-    """The head of a residual: its upload's run, round, model and transfer id, and its coordinates, 0 if there is none."""
+    """The head of a residual: its upload's run, round, model and transfer id, and its coordinates, 0 if absent."""
 
     run_id: Fixed16
     round: U32
@@ -79,7 +79,7 @@ class Residual:
 def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None:
     """Return the residual of an upload at the beginning of ``data``.
 
-    A slot is overwritten in place, so other bytes may follow or stand there instead: None then, or if a power cut tore it.
+    A slot is overwritten in place, so it may hold other data: None then, or if a power cut tore it.
 
     Args:
         data: the bytes of a pending slot after the upload.

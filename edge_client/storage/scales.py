@@ -48,7 +48,7 @@ class Scales:
         self._folder = directory / FOLDER
 
     def load(self, run_id: bytes) -> Scale | None:
-        """Return the scale of a run; None if there is none.
+        """Return the scale of a run; None if absent.
 
         Raises:
             IntegrityError: the file is damaged, or of another run.

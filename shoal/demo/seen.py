@@ -58,7 +58,7 @@ class Seen:
 
 
 def stored_update(run_directory: Path, length: int) -> tuple[int, Float32Vector] | None:
-    """Return a round and one of its masked updates, (length,) float32, from the aggregator's disk; None if there is none."""
+    """Return a round and one of its masked updates, (length,) float32, from the aggregator's disk; None if absent."""
     with contextlib.closing(
         sqlite3.connect(f"{(run_directory / DATABASE).absolute().as_uri()}?mode=ro", uri=True)
     ) as db:

@@ -231,7 +231,7 @@ def _check_same(sequence: int, signed: bytes, known_sequence: int, known_digest:
 
 
 def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
-    """Return sequence and SHA-256 of a roster file, expired or not; (0, b"") if there is none that the owner signed."""
+    """Return sequence and SHA-256 of a roster file, expired or not; (0, b"") without one that the owner signed."""
     try:
         signed = read_private(path)
         return open_document(signed, Roster, owner_key).sequence, digest_of(signed)

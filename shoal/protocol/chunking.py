@@ -91,7 +91,7 @@ class ChunkHeader:
 
     Attributes:
         kind: kind of message in the transfer.
-        round: round number, 0 if there is none.
+        round: round number, 0 if absent.
         index: number of this chunk, below ``total``.
         total: number of chunks of the transfer.
         offset: position of this chunk in the payload, in bytes.
@@ -162,7 +162,7 @@ def split(
     Args:
         payload: at least one byte, at most MAX_TRANSFER_BYTES.
         kind: kind of message in it.
-        round: round number, 0 if there is none.
+        round: round number, 0 if absent.
         chunk_bytes: payload bytes of every chunk but the last.
         indices: chunks to make, for a retransmission; all by default.
         name: the payload's transfer id if it is known, which saves hashing.

@@ -42,7 +42,7 @@ class TopicKind(Enum):
 
     Attributes:
         base: the pattern without ``/#``.
-        variable: the name in braces; empty if there is none.
+        variable: the name in braces; empty if absent.
         has_chunks: whether the pattern ends with ``/#``.
     """
 

@@ -125,7 +125,7 @@ class DataDeclaration:
         return bool(self.low)
 
     def class_of(self, name: str) -> int | None:
-        """Return the number of the class of that name; None if there is none."""
+        """Return the number of the class of that name; None if absent."""
         try:
             return self.labels.index(name)
         except ValueError:

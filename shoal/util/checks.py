@@ -26,7 +26,7 @@ class Check:
         name: one word.
         result: ``warning`` if everything works, but may not for long or not as well as it could.
         detail: the finding.
-        advice: the next step for the operator; empty if there is none.
+        advice: the next step for the operator; empty if absent.
     """
 
     name: str

@@ -26,7 +26,7 @@ def usable_cores(groups: Path = CGROUPS, own_group: Path = OWN_GROUP) -> int:
 
 
 def _quotas(groups: Path, own_group: Path) -> Iterator[float]:
-    """Yield the quota, in cores, of each control group that this process is in; infinity if there is none."""
+    """Yield the quota, in cores, of each control group that this process is in; infinity without one."""
     yield math.inf
     try:
         line = next(line for line in own_group.read_text().splitlines() if line.startswith("0::"))

@@ -1,4 +1,4 @@
-"""Lines of progress for work that takes longer than a person waits without asking whether it still goes on.
+"""Progress lines for long operations.
 
 Example: ``with working("compiling the task"): ...`` prints nothing for two seconds, and then
 ``compiling the task: 2 s``, ``compiling the task: 7 s`` and so on to stderr.

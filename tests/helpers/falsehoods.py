@@ -28,7 +28,7 @@ class Raw:
 
 @dataclasses.dataclass(frozen=True)
 class Falsehood:
-    """A false value: ``make(true, last, other)`` returns it, None if there is none.
+    """A false value: ``make(true, last, other)`` returns it, None if absent.
 
     ``last`` is the field's value in the device's last message of the kind, ``other`` that in another device's; both may be None.
     """

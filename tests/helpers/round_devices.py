@@ -59,7 +59,7 @@ class Retaining(Line):
                 del self.retained[topic]
 
     def whole(self, topic):
-        """Return the sealed message at a topic, None if there is none."""
+        """Return the sealed message at a topic, None if absent."""
         if topic not in self.retained:
             return None
         return bytes(Reassembler().add("x", self.retained[topic], 0.0).payload)
@@ -143,7 +143,7 @@ class RoundFleet:
         return bytes(open_from_group(server.group, sealed, head, at, server.identity.member.sign_key))
 
     def at(self, label):
-        """Return the plaintext at the label of a mean or a checkpoint, None if there is none."""
+        """Return the plaintext at the label of a mean or a checkpoint, None if absent."""
         sealed = self.line.whole(TOPICS.model(label))
         return None if sealed is None else self.opened(sealed)
 

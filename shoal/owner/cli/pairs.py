@@ -32,7 +32,7 @@ def whole(text: str, name: str) -> int:
     """Return a whole number given as text.
 
     Raises:
-        UsageError: it is none; ``name`` is the option's.
+        UsageError: the text is not of that form; the error names the option ``name``.
     """
     try:
         return int(text)

@@ -259,7 +259,7 @@ class Registrar:
 
     @property
     def newest_roster(self) -> int:
-        """Sequence of the newest roster of this owner's that the broker has delivered; 0 if there is none."""
+        """Sequence of the newest roster of this owner's that the broker has delivered; 0 if absent."""
         return self._left[0]
 
     def _on_roster(self, payload: bytes, now_s: float) -> None:

@@ -105,7 +105,7 @@ class TokenStore:
         self._write(dataclasses.replace(file, used_by=by))
 
     def used_by(self, by: str) -> str:
-        """Return the id of the token that the device with fingerprint ``by`` has used; empty if there is none."""
+        """Return the id of the token that the device with fingerprint ``by`` has used; empty if absent."""
         return next((name for name, file in self._all(lambda _: None) if file.used_by == by), "")
 
     def old(self, now_s: int, complain: Callable[[str], None]) -> list[str]:

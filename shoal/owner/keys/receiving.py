@@ -80,7 +80,7 @@ class ReceivingBook:
         """Return a device's entry.
 
         Raises:
-            IntegrityError: there is none.
+            IntegrityError: the key does not exist.
         """
         found = self.devices.get(name)
         if found is None:

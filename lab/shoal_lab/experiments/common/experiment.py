@@ -127,7 +127,7 @@ class Result:
         clusters: number of clusters at the end.
         rounds: number of rounds with training.
         cpu_seconds_per_round: CPU time of this process.
-        published: the paper's figure for this algorithm, or a mapping of several; None if there is none.
+        published: the paper's figure for this algorithm, or a mapping of several; None if absent.
         history: a mapping for each round or point, with round, accuracy, loss and purity if they were measured.
         parameters: every parameter that affects the result, so that it can be reproduced.
         accuracy_last: percent after the last round, if the protocol takes the maximum.
