@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,13 @@ PAGE: Final = ROOT / "docs" / "architecture.md"
 PACKAGES: Final = ("shoal", "crypto", "edge_client", "aggregator")
 BEGIN: Final = "<!-- imports: written by docs/import_graph.py -->"
 END: Final = "<!-- end of imports -->"
+
+PARTS: Final = ("shoal.owner", "shoal.simulation", "shoal.membership")
+"""The packages of ``shoal`` that the diagram shows by themselves."""
+FRONT: Final = ("shoal.cli", "shoal.__main__", "shoal.demo", "shoal.new")
+"""The parts of ``shoal`` that import a party's folder or the simulation."""
+PROGRAMS: Final = "shoal: cli, demo, new"
+SHARED: Final = "shoal: shared by all"
 
 Graph = Mapping[str, frozenset[str]]
 """For each node the nodes that it imports, itself excluded."""
@@ -67,10 +75,14 @@ def package_of(module: str) -> str:
     return ".".join(parts[: 2 if parts[0] == "shoal" else 1])
 
 
-def folder_of(module: str) -> str:
-    """Return a module's node in the diagram: its package, with both parts of ``crypto`` apart."""
-    parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] in ("shoal", "crypto") else 1])
+def room_of(module: str) -> str | None:
+    """Return a module's node in the diagram: a party's folder, a half of ``crypto``, or what a part of ``shoal`` is for."""
+    if module.split(".")[0] == "crypto":
+        return ".".join(module.split(".")[:2]) if "." in module else None
+    package = package_of(module)
+    if not package.startswith("shoal.") or package in PARTS:
+        return package if package != "shoal" else PROGRAMS
+    return PROGRAMS if package in FRONT else SHARED
 
 
 def child_of(package: str) -> Callable[[str], str | None]:
@@ -112,11 +124,16 @@ def reduced(graph: Graph) -> Graph:
     }
 
 
+def rooms() -> Graph:
+    """Return the imports between the rooms of the diagram."""
+    return contract(module_graph(), room_of)
+
+
 def diagram() -> str:
-    """Return the diagram of our folders as a Mermaid block, importers above what they import."""
-    graph = reduced(contract(module_graph(), folder_of))
+    """Return the diagram of our rooms as a Mermaid block, importers above what they import."""
+    graph = reduced(rooms())
     arrows = sorted((node, target) for node, targets in graph.items() for target in targets)
-    names = {node: node.replace(".", "_") for arrow in arrows for node in arrow}
+    names = {node: re.sub(r"\W+", "_", node) for arrow in arrows for node in arrow}
     lines = [f'    {name}["{node.replace(".", "/")}"]' for node, name in sorted(names.items())]
     lines += [f"    {names[node]} --> {names[target]}" for node, target in arrows]
     return "\n".join(["```mermaid", "flowchart TD", *lines, "```"])

@@ -7,6 +7,7 @@ import pytest
 from docs import import_graph as graphs
 
 LARGEST_FOLDER = 20
+MOST_ROOMS = 10
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,12 @@ def imports():
 def test_the_page_shows_the_imports_as_they_are():
     page = graphs.PAGE.read_text()
     assert page == graphs.with_diagram(page, graphs.diagram()), "run: python docs/import_graph.py --write"
+
+
+def test_the_page_has_few_rooms_and_no_cycle():
+    graph = graphs.rooms()
+    assert len(graph) <= MOST_ROOMS
+    assert graphs.cycles(graph) == []
 
 
 def test_no_cycle_between_packages(imports):
