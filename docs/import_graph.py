@@ -77,8 +77,9 @@ def package_of(module: str) -> str:
 
 def room_of(module: str) -> str | None:
     """Return a module's node in the diagram: a party's folder, a half of ``crypto``, or what a part of ``shoal`` is for."""
-    if module.split(".")[0] == "crypto":
-        return ".".join(module.split(".")[:2]) if "." in module else None
+    top, *below = module.split(".")
+    if top == "crypto":
+        return f"crypto.{below[0]}" if below else None
     package = package_of(module)
     if not package.startswith("shoal.") or package in PARTS:
         return package if package != "shoal" else PROGRAMS
