@@ -27,6 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from typer.main import get_command  # noqa: E402 - the path above leads to our modules
 
+from shoal.util.full_help import reveal  # noqa: E402
+
 FOLDER: Final = ROOT / "docs" / "reference"
 SCRIPTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 PROGRAMS: Final = {"shoal-fleet": "owner", "shoal-aggregator": "aggregator", "shoal-edge": "edge", "shoal": ""}
@@ -76,7 +78,8 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 def _described(words: tuple[str, ...], command: Any) -> Iterator[str]:
     hints = typing.get_type_hints(inspect.unwrap(command.callback))
-    shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
+    reveal(command)
+    shown = [p for p in command.params if p.name != "help"]
     arguments = [p for p in shown if p.param_type_name == "argument"]
     options = [p for p in shown if p.param_type_name == "option"]
     named = [_argument(p) for p in arguments]

@@ -417,7 +417,7 @@ def _value(text: str, kind: type[Any], name: str, also: str = "") -> Any:
     except (ValueError, KeyError) as error:
         raise ConfigError(
             f"setting {name} is {wanted(kind)}{also and f' or {also}'}, not {text!r}",
-            hint="`shoal-fleet run start --help` says what each takes",
+            hint="`shoal-fleet run start --help-all` says what each takes",
         ) from error
 
 

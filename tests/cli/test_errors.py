@@ -66,16 +66,20 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         ),
         (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run start"),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
-        (["--algorithm", "fedavg", "--quorum", "2"], "quorum 2 and participation 1:", "`shoal-fleet run start --help`"),
+        (
+            ["--algorithm", "fedavg", "--quorum", "2"],
+            "quorum 2 and participation 1:",
+            "`shoal-fleet run start --help-all`",
+        ),
         (
             ["--algorithm", "fedavg", "--weighting", "foo"],
             "weighting 'foo' is neither",
-            "`shoal-fleet run start --help`",
+            "`shoal-fleet run start --help-all`",
         ),
         (
             ["--algorithm", "fedavg", "--norm-limit", "-1"],
             "the norm limit is a number above 0",
-            "`shoal-fleet run start --help`",
+            "`shoal-fleet run start --help-all`",
         ),
         (
             ["--algorithm", "ifca", "--set", "k=0"],

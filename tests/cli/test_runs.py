@@ -43,9 +43,15 @@ def sign_logistic(call):
     write_signed(bundle, Source("logistic", {"inputs": inputs}), owner, call.home / "task")
 
 
-def test_the_help_lists_every_algorithm_with_its_settings(call):
+def test_help_of_start(call):
     told = call("shoal-fleet", "run", "start", "--help").out
+    assert "--rounds" in told
+    assert "--norm-limit" not in told
+    assert "one-shot" in told
+    assert len(told.splitlines()) <= 60
+    told = call("shoal-fleet", "run", "start", "--help-all").out
     assert "default: random" in " ".join(told.split())
+    assert "--norm-limit" in told
     for words in (
         "fedgroup: FedGroup",
         "groups=auto alpha=20 measure=edc",
@@ -87,7 +93,7 @@ def test_too_much_norm_noise_is_a_mistake_of_usage(call, fleet, task):
 
 def test_a_run_takes_cfl_unless_told_otherwise_and_says_so(call, fleet, task):
     told = call("shoal-fleet", "run", "start", "owner", "--task", task, "--set", "epsilon=1", status=3)
-    assert "algorithm cfl, the default; `--help` lists all" in told.err
+    assert "algorithm cfl, the default; `--help` lists the others" in told.err
     assert "cfl has no setting 'epsilon'" in told.err
     named = call(
         "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "cfl", "--set", "epsilon=1", status=3

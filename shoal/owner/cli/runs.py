@@ -23,6 +23,7 @@ from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
 from shoal.util.console import note, say, say_json
+from shoal.util.full_help import HelpAll, reveals
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -49,9 +50,14 @@ class RunCommand(TyperCommand):
     """`shoal-fleet run start`, whose help ends with the algorithms and settings as the strategies define them."""
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
-        """Write each algorithm with its settings."""
-        from shoal.owner.runs.algorithms import describe  # imports numpy, so only when help is printed
+        """Write the names of the algorithms, or in the full help each with its settings."""
+        from aggregator.strategies.registry import strategy_names  # imports numpy, so only when help is printed
+        from shoal.owner.runs.algorithms import describe
 
+        if not reveals(self):
+            formatter.write(f"\nAlgorithms: {', '.join(strategy_names())}.\n")
+            formatter.write("--help-all lists what --set takes for each.\n")
+            return
         formatter.write("\nAlgorithms, and what --set takes for each:\n")
         for text in describe():
             formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
@@ -88,7 +94,8 @@ def start(
         list[str] | None,
         typer.Option(
             help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE; defaults to --local's "
-            "values."
+            "values.",
+            hidden=True,
         ),
     ] = None,
     rounds: Annotated[
@@ -100,30 +107,37 @@ def start(
             "--mode",
             "--mask",
             help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
+            hidden=True,
         ),
     ] = defaults.DEFAULT_MODE,
     norm_limit: Annotated[
         float,
         typer.Option(
-            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case."
+            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case.",
+            hidden=True,
         ),
     ] = defaults.DEFAULT_NORM_LIMIT,
     max_samples: Annotated[
         int,
         typer.Option(
-            help="Largest sample count that a device reports, even if it has more samples.", min=1, max=2**32 - 1
+            help="Largest sample count that a device reports, even if it has more samples.",
+            min=1,
+            max=2**32 - 1,
+            hidden=True,
         ),
     ] = defaults.DEFAULT_MAX_SAMPLES,
     weight_cap: Annotated[
         float,
         typer.Option(
-            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
+            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit.",
+            hidden=True,
         ),
     ] = defaults.DEFAULT_WEIGHT_CAP,
     robust: Annotated[
         str,
         typer.Option(
-            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}."
+            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}.",
+            hidden=True,
         ),
     ] = defaults.DEFAULT_ROBUST,
     precision_up: Annotated[
@@ -131,25 +145,26 @@ def start(
         typer.Option(
             "--precision",
             help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}.",
+            hidden=True,
         ),
     ] = defaults.DEFAULT_PRECISION_UP,
     precision_down: Annotated[
-        str, typer.Option(help="Encoding of the means that devices receive, of the same list.")
+        str, typer.Option(help="Encoding of the means that devices receive, of the same list.", hidden=True)
     ] = defaults.DEFAULT_PRECISION_DOWN,
     min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
         defaults.DEFAULT_MIN_CONTRIBUTORS
     ),
-    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = (
-        defaults.DEFAULT_QUORUM
-    ),
+    quorum: Annotated[
+        float, typer.Option(help="Share of the devices that closes a round after its deadline.", hidden=True)
+    ] = (defaults.DEFAULT_QUORUM),
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = (
         defaults.DEFAULT_PARTICIPATION
     ),
-    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = (
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.", hidden=True)] = (
         defaults.DEFAULT_DEADLINE_S
     ),
     weighting: Annotated[
-        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.", hidden=True)
     ] = defaults.DEFAULT_WEIGHTING,
     norm_noise: Annotated[
         float,
@@ -158,10 +173,12 @@ def start(
             "data by the update's norm; 0 is off.",
             min=0,
             max=limits.MAX_NORM_NOISE,
+            hidden=True,
         ),
     ] = defaults.DEFAULT_NORM_NOISE,
     evaluate_every: Annotated[
-        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
+        int,
+        typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS, hidden=True),
     ] = defaults.DEFAULT_EVALUATE_EVERY,
     begin_with: Annotated[
         Path | None,
@@ -173,7 +190,7 @@ def start(
         ),
     ] = None,
     from_model: Annotated[
-        int | None, typer.Option(help="With --from: begin with this model of several.", min=0)
+        int | None, typer.Option(help="With --from: begin with this model of several.", min=0, hidden=True)
     ] = None,
     seed: Annotated[
         int | None,
@@ -181,6 +198,7 @@ def start(
             help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
             min=0,
             max=2**64 - 1,
+            hidden=True,
         ),
     ] = None,
     wait: Wait = WAIT_S,
@@ -189,6 +207,7 @@ def start(
     key: Key = None,
     chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
+    _all: HelpAll = False,
 ) -> None:
     """Sign a run and send it to the aggregator: the plan, which limits the aggregator, and the sealed task and origins.
 
@@ -211,7 +230,7 @@ def start(
     if from_model is not None and begin_with is None:
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and task is None:
-        raise UsageError("--task is missing", hint="shoal-fleet run start --help lists all options")
+        raise UsageError("--task is missing", hint="shoal-fleet run start --help-all lists all options")
     fleet = open_fleet(directory)
     link = (ca, cert, key, chunk_bytes, wait)
     if task is None:
@@ -227,7 +246,7 @@ def start(
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
     if algorithm is None:
-        note(f"algorithm {defaults.DEFAULT_ALGORITHM}, the default; `--help` lists all")
+        note(f"algorithm {defaults.DEFAULT_ALGORITHM}, the default; `--help` lists the others")
     options = RunOptions(
         algorithm=algorithm or defaults.DEFAULT_ALGORITHM,
         settings=pairs(setting or []),

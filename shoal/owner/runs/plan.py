@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
-RANGES_HINT: Final = "`shoal-fleet run start --help` lists the range of each option"
+RANGES_HINT: Final = "`shoal-fleet run start --help-all` lists the range of each option"
 
 
 @dataclass(frozen=True, slots=True)

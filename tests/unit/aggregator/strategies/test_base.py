@@ -221,7 +221,7 @@ def test_settings_are_read_by_their_types_and_the_rest_are_defaults():
         (
             {"k": "2.5"},
             "setting k is a whole number or auto, not '2.5'",
-            "`shoal-fleet run start --help` says what each takes",
+            "`shoal-fleet run start --help-all` says what each takes",
         ),
         ({"k": "0"}, "k is at least 1, or auto", "with k=auto the strategy finds it"),
         ({"restarts": "0"}, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults"),

@@ -269,17 +269,6 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"
 
 
-def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
-    with pytest.raises(SystemExit) as caught:
-        typer.main.get_command(main.app)(["run", "start", "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    listed = shown.partition("what --set takes for each:")[2]
-    for name in ("fedavg", "ifca", "cfl", "fedgroup"):
-        assert f"\n  {name}" in listed
-    assert "restarts" in listed
-
-
 def test_every_command_is_there():
     names = set(typer.main.get_command(main.app).commands)
     assert names == {
