@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from aggregator.shards.coordinator import WorkerMessages
     from aggregator.shards.space import JobLink
-    from aggregator.status.facts import RunFacts
+    from aggregator.status.facts import RunStatus
     from shoal.protocol.documents import RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -428,7 +428,7 @@ class Daemon:
             self._manager.status(service_line(self._live.facts(self._run_facts())), now_s)
         self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
 
-    def _run_facts(self) -> RunFacts | None:
+    def _run_facts(self) -> RunStatus | None:
         return None if self._service is None else self._service.facts()
 
     def _served_plan(self) -> RunPlan | None:

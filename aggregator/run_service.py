@@ -73,7 +73,7 @@ from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
     from aggregator.shards.space import JobLink
-    from aggregator.status.facts import RunFacts
+    from aggregator.status.facts import RunStatus
     from shoal.protocol.shards import PartReport
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -408,7 +408,7 @@ class RunService:
             return ""
         return waiting_words(self._run, self._messages.absent, self.uploads.lacks)
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> RunStatus:
         """Return the facts of the run for `shoal-aggregator status`."""
         deadline_at_s = self._since_s + int(self._run.deadline_s)
         facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aggregator.status.facts import Live, LiveFacts
 from aggregator.status.gathering import free_bytes_of, stored_run
 from aggregator.status.record import SILENT_S, Facts, FleetStatus, build
 from aggregator.storage.run_status import take_records
@@ -30,24 +29,6 @@ if TYPE_CHECKING:
 
 UPDATE_S: Final = 1.0
 """Least time between two snapshots."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """The facts that the daemon's loop hands over.
-
-    Attributes:
-        facts: as `shoal-aggregator status` reads them from the daemon's file.
-        at_s: unix seconds at which the loop did so.
-        plan: of the run that is served; None if none is.
-        active, revoked: the devices of the roster.
-    """
-
-    facts: LiveFacts
-    at_s: int
-    plan: RunPlan | None
-    active: tuple[str, ...]
-    revoked: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,25 +109,30 @@ class Feed:
     ) -> None:
         self.fleet = fleet
         self._directory, self._directory_of, self._clock = directory, directory_of, clock
-        self._published: Published | None = None
+        self._published: tuple[Facts, RunPlan | None] | None = None
         self._lock = threading.Lock()
         self._stored: _StoredHistory | None = None
         self._snapshot: Snapshot | None = None
         self._built_s = 0.0
 
-    def publish(self, published: Published) -> None:
-        """Replace the facts; for the daemon's loop, which never waits here."""
-        self._published = published
+    def publish(self, facts: Facts, plan: RunPlan | None) -> None:
+        """Replace the facts; for the daemon's loop, which never waits here.
+
+        Args:
+            facts: all but the run's stored rounds and the free space, which `current` reads.
+            plan: of the run that is served; None if none is.
+        """
+        self._published = facts, plan
 
     @property
     def not_ready(self) -> str:
         """Why the aggregator can't serve its fleet now; empty if it can."""
-        published = self._published
-        if published is None:
+        live = None if self._published is None else self._published[0].live
+        if live is None:
             return "the aggregator has just started"
-        if self._clock() - published.at_s > SILENT_S:
+        if self._clock() - live.alive_at_s > SILENT_S:
             return "no sign of life from the aggregator's loop"
-        return "" if published.facts.connection.connected else "not connected to the broker"
+        return "" if live.connection.connected else "not connected to the broker"
 
     def current(self) -> Snapshot | None:
         """Return the state, at most UPDATE_S old; None before the first `publish`."""
@@ -154,28 +140,18 @@ class Feed:
             if self._snapshot is None or time.monotonic() - self._built_s >= UPDATE_S:
                 published = self._published
                 if published is not None:
-                    self._snapshot = self._built(published)
+                    self._snapshot = self._built(*published)
                     self._built_s = time.monotonic()
             return self._snapshot
 
-    def _built(self, published: Published) -> Snapshot:
+    def _built(self, facts: Facts, plan: RunPlan | None) -> Snapshot:
         before = self._snapshot
-        changed, trouble = self._follow(published)
+        changed, trouble = self._follow(plan)
         stored = self._stored
         free = free_bytes_of(self._directory)
         now_s = int(self._clock())
-        facts = Facts(
-            fleet=self.fleet,
-            running=True,
-            live=Live(published.facts, published.at_s),
-            broker=published.facts.connection.broker,
-            active=published.active,
-            revoked=published.revoked,
-            run=None if stored is None else stored_run(stored.plan, stored.newest()),
-            disk_free_bytes=free,
-            now_s=now_s,
-        )
-        status = build(facts)
+        run = None if stored is None else stored_run(stored.plan, stored.newest())
+        status = build(dataclasses.replace(facts, run=run, disk_free_bytes=free, now_s=now_s))
         text = _json(status.document())
         runs, runs_text = ((), "[]") if before is None else (before.runs, before.runs_text)
         if changed or before is None:
@@ -196,9 +172,9 @@ class Feed:
             trouble=trouble,
         )
 
-    def _follow(self, published: Published) -> tuple[bool, str]:
+    def _follow(self, plan: RunPlan | None) -> tuple[bool, str]:
         """Read the rounds that have closed; return whether the history changed, and why it can't be read."""
-        plan, changed = published.plan, False
+        changed = False
         if plan is None:
             changed, self._stored = self._stored is not None, None
             return changed, ""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from aggregator.page.feed import Feed, Snapshot
-    from aggregator.status.record import RunStatus, VitalsStatus
+    from aggregator.status.facts import RunStatus
+    from shoal.protocol.messages import Vitals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLUSTERS: Final = 32
@@ -92,7 +93,7 @@ def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
         yield _gauge("disk_free_bytes", "Free space for the aggregator's directory.", snapshot.disk_free_bytes)
 
 
-def _vitals(found: list[VitalsStatus]) -> Iterator[Metric]:
+def _vitals(found: list[Vitals]) -> Iterator[Metric]:
     """Yield the worst figures among the devices that report their condition; none of a kind that no device can measure."""
     yield _gauge("devices_reporting", "Devices that report their condition.", len(found))
     worst = (
@@ -108,11 +109,11 @@ def _vitals(found: list[VitalsStatus]) -> Iterator[Metric]:
             yield _gauge(name, words, choose(known))
 
 
-def _load(vitals: VitalsStatus) -> float | None:
+def _load(vitals: Vitals) -> float | None:
     return None if vitals.load is None or not vitals.cores else vitals.load / vitals.cores
 
 
-def _battery(vitals: VitalsStatus) -> float | None:
+def _battery(vitals: Vitals) -> float | None:
     return None if vitals.battery_percent is None else vitals.battery_percent / 100
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aggregator.page.access import Access, Listen
-from aggregator.page.feed import UPDATE_S, Feed, Published
+from aggregator.page.feed import UPDATE_S, Feed
 from aggregator.page.home_assistant import HomeAssistant
+from aggregator.status.record import Facts
 from aggregator.storage.signed_runs import directory_of
 from shoal.errors import ConfigError, ShoalError, reason_of
 
@@ -70,16 +72,18 @@ class FleetPage:
         if (self.server is None and self._sensors is None) or now_s - self._published_s < UPDATE_S:
             return
         self._published_s = now_s
-        roster = self._membership.roster
-        self.feed.publish(
-            Published(
-                facts=facts(),
-                at_s=int(time.time()),
-                plan=plan(),
-                active=roster.active(),
-                revoked=tuple(roster.revoked),
-            )
+        roster, at_s = self._membership.roster, int(time.time())
+        live = dataclasses.replace(facts(), alive_at_s=at_s)
+        known = Facts(
+            fleet=self._membership.fleet,
+            running=True,
+            live=live,
+            broker=live.connection.broker,
+            active=roster.active(),
+            revoked=tuple(roster.revoked),
+            now_s=at_s,
         )
+        self.feed.publish(known, plan())
 
     def close(self) -> None:
         """End all threads."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aggregator.rounds.held_models import segment_name
-from aggregator.status.facts import WorkerFacts
+from aggregator.status.facts import WorkerStatus
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.signed import open_document
 from shoal.errors import UntrustedError
@@ -73,14 +73,14 @@ class WorkerMessages:
         """Names of the workers that are not connected."""
         return tuple(worker.name for worker in self._run.workers if worker.name not in self._online)
 
-    def facts(self, lacks: Mapping[int, int]) -> tuple[WorkerFacts, ...]:
+    def facts(self, lacks: Mapping[int, int]) -> tuple[WorkerStatus, ...]:
         """Return the facts of each worker for `shoal-aggregator status`.
 
         Args:
             lacks: worker's number -> uploads whose parts it has not reported.
         """
         return tuple(
-            WorkerFacts(
+            WorkerStatus(
                 name=worker.name,
                 online=worker.name in self._online,
                 last_report_s=self._reported_s.get(worker.name),

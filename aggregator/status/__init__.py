@@ -1,9 +1,9 @@
 """The state of the fleet: one frozen record, which `status` prints as text and as JSON.
 
-    facts.py       facts known to the daemon alone: connection, presences, the open round; `LiveFacts`
+    facts.py       what the daemon alone knows: connection, presences, the open round; `LiveFacts`
     watch.py       the recorders of these facts inside the daemon
     live_file.py   the small file ``live.json`` through which the daemon hands them to other processes
-    record.py      the record, `FleetStatus`, and the pure function that builds it from facts; `build`
+    record.py      the record, `FleetStatus`, and the pure function that completes the daemon's records; `build`
     gathering.py   reads the facts of a directory: lock, live.json, roster, run
     text.py        the record as lines for people
 

@@ -30,7 +30,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         now_s: unix seconds; None for now.
     """
     running, live = in_use(member.directory), read_live(member.directory)
-    open_run = None if live is None or not running else live.facts.run
+    open_run = None if live is None or not running else live.run
     served = None if open_run is None or open_run.phase == RunPhase.FINISHED.value else open_run.run
     facts = Facts(
         fleet=member.fleet,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aggregator.status.facts import DeviceFacts, Live, LiveFacts
+from aggregator.status.facts import DeviceStatus, LiveFacts
 from aggregator.status.record import ALIVE_EVERY_S
 from shoal.errors import ConfigError, DocumentError, ShoalError, reason_of
 from shoal.util.files import write_atomic
@@ -26,7 +26,7 @@ from shoal.util.state_codec import decode_state, encode_state
 from shoal.version import VERSION, WIRE
 
 if TYPE_CHECKING:
-    from aggregator.status.facts import RunFacts
+    from aggregator.status.facts import RunStatus
     from aggregator.status.watch import FleetWatch
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -37,21 +37,21 @@ PAUSE_PER_COST: Final = 100.0
 """Pauses are at least this many times as long as the last write took, up to MOST_PAUSE_S: for 500 devices a write takes 6 ms."""
 
 
-def read_live(directory: Path) -> Live | None:
+def read_live(directory: Path) -> LiveFacts | None:
     """Return the facts that the last daemon wrote; None if there are none, or the file can't be read."""
     path = directory / LIVE_FILE
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            return Live(decode_state(LiveFacts, json.load(file), mixed=True), int(found.st_mtime))
+            facts = decode_state(LiveFacts, json.load(file), mixed=True)
+            return dataclasses.replace(facts, alive_at_s=int(os.fstat(file.fileno()).st_mtime))
     except (OSError, ValueError, RecursionError, DocumentError):
         return None  # damaged: the next start replaces it
 
 
-def known_devices(directory: Path) -> Mapping[str, DeviceFacts]:
+def known_devices(directory: Path) -> Mapping[str, DeviceStatus]:
     """Return the facts of the devices that the last daemon wrote; empty without any."""
     live = read_live(directory)
-    return {} if live is None else live.facts.devices
+    return {} if live is None else live.devices
 
 
 class LiveFile:
@@ -71,7 +71,7 @@ class LiveFile:
         self._failed = False
         self._pause_s = WRITE_EVERY_S
 
-    def keep_up(self, run: Callable[[], RunFacts | None], now_s: float) -> None:
+    def keep_up(self, run: Callable[[], RunStatus | None], now_s: float) -> None:
         """Write the facts if they have changed and that is due.
 
         Args:
@@ -102,7 +102,7 @@ class LiveFile:
         reason = "" if error is None else reason_of(error)
         self._write(dataclasses.replace(self.facts(None), ended_at_s=int(self._watch.clock()), error=reason, hint=hint))
 
-    def facts(self, run: RunFacts | None) -> LiveFacts:
+    def facts(self, run: RunStatus | None) -> LiveFacts:
         """Return the daemon's facts now.
 
         Args:

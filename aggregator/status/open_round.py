@@ -10,13 +10,13 @@ from aggregator.rounds.quorum_and_deadline import members, online_needed, upload
 from aggregator.rounds.state import not_waited_for
 from aggregator.run_log import awaited_keys
 from aggregator.shortage import is_paused, shortage
-from aggregator.status.facts import RunFacts
+from aggregator.status.facts import RunStatus
 
 if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
 
-def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, computing: bool = False) -> RunFacts:
+def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, computing: bool = False) -> RunStatus:
     """Return the facts of a run.
 
     Args:
@@ -27,24 +27,26 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, co
     """
     phase, short = phase_of(state), None if computing else shortage(state)
     waiting: tuple[str, ...] = ()
-    needed = received = 0
+    quorum = received = 0
     too_small = short is not None and not short.late
     if is_paused(state) or too_small:
         deadline_at_s = None  # the run waits for the owner, and no device is late
     if phase is RunPhase.GATHERING and not is_paused(state):
         waiting = tuple(sorted(members(state) - state.online))
-        needed, received = online_needed(state), len(state.online)
+        quorum, received = online_needed(state), len(state.online)
     elif phase in (RunPhase.ROUND, RunPhase.FINAL):
         waiting = () if computing else tuple(d for d in state.waiting if d in state.devices)
-        needed, received = uploads_needed(state), len(state.received)
-    return RunFacts(
+        quorum, received = uploads_needed(state), len(state.received)
+    return RunStatus(
         run=state.run.run,
+        algorithm=state.run.algorithm,
+        rounds=state.run.rounds,
         phase=phase.value,
         round=state.round,
         since_s=since_s,
         deadline_at_s=None if phase is RunPhase.FINISHED else deadline_at_s,
         deadline_passed=state.deadline_passed and not too_small,
-        needed=needed,
+        quorum=quorum,
         received=received,
         waiting=waiting,
         not_waited_for=not_waited_for(state),

@@ -10,11 +10,11 @@
 
 Example: a device that was killed.
 
-    >>> from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts
+    >>> from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts
     >>> from aggregator.status.record import Facts, build
     >>> up = ConnectionFacts(broker="mqtt://reef:1883", connected=True, since_s=1000)
-    >>> gone = DeviceFacts(online=False, since_s=5000, last_seen_s=4990)
-    >>> live = Live(LiveFacts(version="0.1.0", started_at_s=990, connection=up, devices={"dev-1": gone}), 5060)
+    >>> gone = {"dev-1": DeviceStatus(name="dev-1", online=False, since_s=5000, last_seen_s=4990)}
+    >>> live = LiveFacts(version="0.1.0", started_at_s=990, connection=up, devices=gone, alive_at_s=5060)
     >>> facts = Facts(fleet="reef", running=True, live=live, broker="", active=("dev-1",), now_s=5061)
     >>> build(facts).devices[0].reason, build(facts).devices[0].online
     ('offline', False)
@@ -33,7 +33,15 @@ from aggregator.rounds.standstill import named
 from aggregator.rounds.state import SILENT_ROUNDS
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
-from aggregator.status.facts import DeviceFacts, Live, RunFacts, WorkerFacts
+from aggregator.status.facts import (
+    INTERNAL,
+    ClusterStatus,
+    DeviceStatus,
+    LiveFacts,
+    MissingDevice,
+    RunStatus,
+    WorkerStatus,
+)
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import DeclineReason
@@ -137,7 +145,7 @@ class Facts:
 
     fleet: str
     running: bool
-    live: Live | None
+    live: LiveFacts | None
     broker: str
     active: tuple[str, ...]
     revoked: tuple[str, ...] = ()
@@ -152,135 +160,6 @@ class Problem:
 
     reason: str
     advice: str
-
-
-@dataclass(frozen=True, slots=True)
-class MissingDevice:
-    """A device that the open round, or the gathering before it, still waits for."""
-
-    device: str
-    since_s: int | None
-    reason: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
-    """A cluster: accuracy on its devices' test shares and mean loss, None where no device has reported one."""
-
-    id: int
-    members: tuple[str, ...]
-    accuracy: float | None
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """The run that is served, or the next, or the last. Times are unix seconds.
-
-    Attributes:
-        round: the open round; without one, the last closed.
-        phase: value of a `RunPhase`, or NOT_SERVED.
-        since_s: since when the round is open, or devices are gathered; None in other phases.
-        deadline_at_s: end of the time for it.
-        deadline_passed: whether it is over.
-        quorum: uploads with which the open round closes; while gathering, devices that must be online.
-        received: durable uploads to the open round; while gathering, devices that are online.
-        missing: the devices that it waits for; empty while the aggregator can't know.
-        clusters: by id.
-        order: the owner's order in words, such as "paused by the owner"; empty for a run that goes on.
-        computing: whether the aggregator is closing the open round: similarities, splits and means of many updates take long.
-    """
-
-    run: int
-    algorithm: str
-    round: int
-    rounds: int
-    phase: str
-    since_s: int | None = None
-    deadline_at_s: int | None = None
-    deadline_passed: bool = False
-    quorum: int = 0
-    received: int = 0
-    missing: tuple[MissingDevice, ...] = ()
-    clusters: tuple[ClusterStatus, ...] = ()
-    order: str = ""
-    computing: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VitalsStatus:
-    """The condition of a device at a time in unix seconds; None where it can't be measured. See `Vitals` for the figures."""
-
-    at_s: int
-    uptime_seconds: int | None = None
-    disk_free_bytes: int | None = None
-    memory_bytes: int | None = None
-    memory_free_bytes: int | None = None
-    load: float | None = None
-    cores: int | None = None
-    temperature_c: float | None = None
-    battery_percent: int | None = None
-    charging: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceStatus:
-    """One device, of which nothing but the name is known by default. Times are unix seconds, None where unknown.
-
-    Attributes:
-        online: None while the aggregator can't know.
-        since_s: since when it is online or offline.
-        last_seen_s: time of its last signed message; a connected device is silent between rounds.
-        cluster: in the run; None before it has one.
-        version: of its software; empty before it has connected.
-        clock_ahead_s: its clock less the aggregator's, when it last connected.
-        model_run: number of the run whose finished model it answers with; 0 without one.
-        vitals: its condition, if its operator lets it report that.
-        wire: the wire version that it speaks; None before it has connected.
-        version_state: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's; empty if unknown.
-        version_advice: advice about another version; empty if it is the same or unknown.
-        left_out: number of damaged samples that it leaves out of its data.
-        accuracy: on its own test share, 0 to 1, in the newest round that tested; None if it was not asked or has no such share.
-        reason, advice: why it can't take part, and advice; empty if it can, or if that is unknown.
-    """
-
-    name: str
-    online: bool | None = None
-    since_s: int | None = None
-    last_seen_s: int | None = None
-    last_upload_s: int | None = None
-    cluster: int | None = None
-    version: str = ""
-    clock_ahead_s: int | None = None
-    model_run: int | None = None
-    vitals: VitalsStatus | None = None
-    reason: str = ""
-    advice: str = ""
-    wire: int | None = None
-    version_state: str = ""
-    version_advice: str = ""
-    left_out: int = 0
-    accuracy: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """One of the workers of a sharded aggregator. Times are unix seconds.
-
-    Attributes:
-        online: None while the coordinator can't know.
-        last_report_s: its last report or answer to a job since the coordinator began to serve the run; None before the first.
-        waits_for: what the open round waits for at this worker; empty if it waits for nothing.
-        reason, advice: why it can't work, and advice; empty if it can, or if that is unknown.
-    """
-
-    name: str
-    online: bool | None = None
-    last_report_s: int | None = None
-    waits_for: str = ""
-    reason: str = ""
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +198,12 @@ class FleetStatus:
 
 
 def _document(value: Any) -> Any:
+    if isinstance(value, DeviceStatus) and value.vitals is not None:
+        vitals = dataclasses.asdict(value.vitals)
+        vitals = {"at": _time(value.vitals_at_s), "uptime_seconds": vitals.pop("uptime_s"), **vitals}
+        return {**_document(dataclasses.replace(value, vitals=None)), "vitals": vitals}
     if dataclasses.is_dataclass(value):
-        named = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        named = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if INTERNAL not in f.metadata]
         return {k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else _document(v) for k, v in named}
     return [_document(item) for item in value] if isinstance(value, tuple | list) else value
 
@@ -345,14 +228,13 @@ class _Builder:
         self.facts = facts
         live = facts.live
         # A daemon that has just started has not replaced its predecessor's file yet.
-        current = live is not None and not (facts.running and live.facts.ended_at_s is not None)
-        self.live = live.facts if live is not None and current else None
+        self.live = None if live is None or (facts.running and live.ended_at_s is not None) else live
         self.connection = None if self.live is None else self.live.connection
         self.connected = facts.running and self.connection is not None and self.connection.connected
         self.silent = facts.running and live is not None and facts.now_s - live.alive_at_s > SILENT_S
         self.watched = self.connected and not self.silent
-        self.version = "" if live is None else live.facts.version
-        self.heard = {} if live is None else live.facts.devices
+        self.version = "" if live is None else live.version
+        self.heard = {} if live is None else live.devices
         self.served = self.live.run if self.live is not None and facts.running else None
         lost_s = None if self.connection is None else self.connection.lost_s
         self.lost_s = None
@@ -374,7 +256,7 @@ class _Builder:
             run=None if facts.run is None else self.run(facts.run, devices),
             devices=(*devices.values(), *revoked),
             version=self.version,
-            wire=None if facts.live is None else facts.live.facts.wire,
+            wire=None if facts.live is None else facts.live.wire,
             workers=self.workers(),
             chunk_bytes=limits.CHUNK_BYTES if self.connection is None else self.connection.chunk_bytes,
         )
@@ -383,14 +265,15 @@ class _Builder:
         live = self.facts.live
         if self.facts.running:
             return None if self.connection is None else self.connection.since_s
-        return None if live is None else live.facts.ended_at_s or live.alive_at_s
+        return None if live is None else live.ended_at_s or live.alive_at_s
 
     def problems(self) -> list[Problem]:
         facts, found = self.facts, []
         if not facts.running and facts.live is not None:
-            ended = facts.live.facts
             idle = facts.run is None or facts.run.finished
-            if not (idle and ended.ended_at_s is not None and not ended.error):  # it may end once its work is done
+            if not (
+                idle and facts.live.ended_at_s is not None and not facts.live.error
+            ):  # it may end once its work is done
                 found.append(_ended(facts.live))
         elif facts.running and not self.connected:
             broker = facts.broker if self.connection is None else self.connection.broker
@@ -417,7 +300,7 @@ class _Builder:
             found += self._run_problems(self.served)
         return found
 
-    def _run_problems(self, served: RunFacts) -> list[Problem]:
+    def _run_problems(self, served: RunStatus) -> list[Problem]:
         found = []
         if served.obstacle:
             found.append(Problem(served.obstacle, "the owner runs shoal-fleet publish FLEET_DIR"))
@@ -432,16 +315,16 @@ class _Builder:
     def workers(self) -> tuple[WorkerStatus, ...]:
         return () if self.served is None else tuple(map(self._worker, self.served.workers))
 
-    def _worker(self, facts: WorkerFacts) -> WorkerStatus:
-        online = facts.online if self.watched and (facts.online or self._presences_are_here()) else None
-        lacking = f"the parts of {counted(facts.lacking, 'upload')}" if facts.lacking else ""
-        return WorkerStatus(
-            name=facts.name,
+    def _worker(self, heard: WorkerStatus) -> WorkerStatus:
+        online = heard.online if self.watched and (heard.online or self._presences_are_here()) else None
+        lacking = f"the parts of {counted(heard.lacking, 'upload')}" if heard.lacking and online else ""
+        gone = online is False
+        return dataclasses.replace(
+            heard,
             online=online,
-            last_report_s=facts.last_report_s,
-            waits_for="its connection" if online is False else lacking if online else "",
-            reason="is not connected" if online is False else "",
-            advice=WORKER_HINT if online is False else "",
+            waits_for="its connection" if gone else lacking,
+            reason="is not connected" if gone else "",
+            advice=WORKER_HINT if gone else "",
         )
 
     def _presences_are_here(self) -> bool:
@@ -449,40 +332,31 @@ class _Builder:
         return self.connection is not None and self.facts.now_s - self.connection.since_s >= FIRST_PRESENCES_S
 
     def device(self, name: str) -> DeviceStatus:
-        heard = self.heard.get(name) or DeviceFacts()
+        heard = self.heard.get(name) or DeviceStatus(name=name)
         online = self.online(heard)
         reason, advice = self.reason(name, heard, online)
         run = self.facts.run
-        clusters = {} if run is None else run.clusters
         correct, tested = (0, 0) if run is None else run.tests.get(name, (0, 0))
         state = versions.compared(heard.version, self.version)
-        return DeviceStatus(
-            name=name,
+        return dataclasses.replace(
+            heard,
             online=online,
             since_s=heard.since_s if online is not None else None,
-            last_seen_s=heard.last_seen_s,
-            last_upload_s=heard.last_upload_s,
-            cluster=clusters.get(name),
-            version=heard.version,
-            clock_ahead_s=heard.clock_ahead_s,
-            model_run=heard.answers,
-            vitals=_vitals(heard),
+            cluster=None if run is None else run.clusters.get(name),
             reason=reason,
             advice=advice,
-            wire=heard.wire,
             version_state=state,
             version_advice=versions.advice(state, self.version),
-            left_out=heard.left_out,
             accuracy=correct / tested if tested else None,
         )
 
-    def online(self, heard: DeviceFacts) -> bool | None:
+    def online(self, heard: DeviceStatus) -> bool | None:
         if not self.watched or heard.online is not None:
             return heard.online if self.watched else None
         # The broker retains each device's presence: without one, the device has never connected.
         return False if self._presences_are_here() else None
 
-    def reason(self, name: str, heard: DeviceFacts, online: bool | None) -> tuple[str, str]:
+    def reason(self, name: str, heard: DeviceStatus, online: bool | None) -> tuple[str, str]:
         """Return why a device can't take part, and advice; empty if it can, or if that is unknown."""
         if name in self.facts.revoked:
             return REVOKED, "switch it off; it learns so when it connects, and ends with status 6"
@@ -511,7 +385,7 @@ class _Builder:
             return f"its disk is almost full: {free} bytes were free", DECLINE_HINTS[DeclineReason.DISK]
         return "", ""
 
-    def _absence(self, heard: DeviceFacts) -> tuple[str, str]:
+    def _absence(self, heard: DeviceStatus) -> tuple[str, str]:
         if heard.declined == DeclineReason.DISK.name.lower():
             return f"offline: its {DECLINE_REASONS[DeclineReason.DISK]}", DECLINE_HINTS[DeclineReason.DISK]
         if heard.last_seen_s is None and heard.online is None:
@@ -521,39 +395,25 @@ class _Builder:
         return "offline", OFFLINE_HINT
 
     def run(self, stored: StoredRun, devices: Mapping[str, DeviceStatus]) -> RunStatus:
-        clusters = tuple(_clusters(stored, devices))
-        served = self.served
+        served, clusters = self.served, tuple(_clusters(stored, devices))
         if served is None or served.run != stored.run:
-            phase = RunPhase.FINISHED.value if stored.finished else NOT_SERVED
-            round_ = min(stored.closed, stored.rounds)
             return RunStatus(
                 run=stored.run,
                 algorithm=stored.algorithm,
-                round=round_,
+                round=min(stored.closed, stored.rounds),
                 rounds=stored.rounds,
-                phase=phase,
+                phase=RunPhase.FINISHED.value if stored.finished else NOT_SERVED,
                 clusters=clusters,
                 order=stored.order,
             )
-        return RunStatus(
-            run=stored.run,
-            algorithm=stored.algorithm,
-            # A stopped run's final round follows the last one planned, not the last one done.
-            round=stored.closed if served.phase == RunPhase.FINISHED.value else served.round,
-            rounds=stored.rounds,
-            phase=served.phase,
-            since_s=served.since_s,
-            deadline_at_s=served.deadline_at_s,
-            deadline_passed=served.deadline_passed,
-            quorum=served.needed,
-            received=served.received,
-            missing=tuple(self._missing(served, devices)) if self.watched else (),
-            clusters=clusters,
-            order=served.order,
-            computing=served.computing,
-        )
+        # A stopped run's final round follows the last one planned, not the last one done.
+        last = stored.closed if served.phase == RunPhase.FINISHED.value else served.round
+        missing = tuple(self._missing(served, devices)) if self.watched else ()
+        # An answer to the owner has a limited length: what has been decided by is left out of it.
+        known = dataclasses.replace(served, waiting=(), not_waited_for=(), workers=())
+        return dataclasses.replace(known, round=last, missing=missing, clusters=clusters)
 
-    def _missing(self, served: RunFacts, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:
+    def _missing(self, served: RunStatus, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:
         found = []
         for name in served.waiting:
             device = devices.get(name)
@@ -574,30 +434,12 @@ class _Builder:
         return middle if abs(middle) > CLOCK_OFF_S and 2 * off > len(known) else 0
 
 
-def _vitals(heard: DeviceFacts) -> VitalsStatus | None:
-    found = heard.vitals
-    if found is None or heard.vitals_at_s is None:
-        return None
-    return VitalsStatus(
-        at_s=heard.vitals_at_s,
-        uptime_seconds=found.uptime_s,
-        disk_free_bytes=found.disk_free_bytes,
-        memory_bytes=found.memory_bytes,
-        memory_free_bytes=found.memory_free_bytes,
-        load=found.load,
-        cores=found.cores,
-        temperature_c=found.temperature_c,
-        battery_percent=found.battery_percent,
-        charging=found.charging,
-    )
-
-
-def _ended(live: Live) -> Problem:
+def _ended(live: LiveFacts) -> Problem:
     """Return how a daemon that does not run any more has ended."""
-    if live.facts.ended_at_s is None:
+    if live.ended_at_s is None:
         return Problem("the aggregator ended without a word: it was killed, or the machine stopped", START_HINT)
-    if live.facts.error:
-        return Problem(f"the aggregator ended: {live.facts.error}", live.facts.hint or START_HINT)
+    if live.error:
+        return Problem(f"the aggregator ended: {live.error}", live.hint or START_HINT)
     return Problem("the aggregator was stopped", START_HINT)
 
 

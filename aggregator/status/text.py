@@ -16,8 +16,9 @@ from shoal.util.console import counted
 from shoal.util.times import second, span
 
 if TYPE_CHECKING:
-    from aggregator.status.facts import LiveFacts
-    from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus, VitalsStatus
+    from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
+    from aggregator.status.record import FleetStatus
+    from shoal.protocol.messages import Vitals
 
 KILO: Final = 1000
 
@@ -61,7 +62,9 @@ def device_lines(status: FleetStatus) -> list[str]:
     if len(partial) > NAMES_SHOWN:
         lines.append(f"  and {len(partial) - NAMES_SHOWN} more leave out some: --json lists all")
     reporting = [d for d in devices if d.vitals is not None]
-    lines += [f"  {d.name} reports {vitals_words(d.vitals)}" for d in reporting[:NAMES_SHOWN] if d.vitals is not None]
+    lines += [
+        f"  {d.name} reports {vitals_words(d.vitals, d.vitals_at_s)}" for d in reporting[:NAMES_SHOWN] if d.vitals
+    ]
     if len(reporting) > NAMES_SHOWN:
         lines.append(f"  and {len(reporting) - NAMES_SHOWN} more report their condition: --json lists all")
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
@@ -99,8 +102,8 @@ def version_lines(status: FleetStatus) -> list[str]:
     return lines
 
 
-def vitals_words(vitals: VitalsStatus) -> str:
-    """Return the condition of a device as one line; figures that it can't measure are left out."""
+def vitals_words(vitals: Vitals, at_s: int | None) -> str:
+    """Return the condition of a device at a time as one line; figures that it can't measure are left out."""
     cores = "" if vitals.cores is None else f" on {counted(vitals.cores, 'core')}"
     whole = "" if vitals.memory_bytes is None else f" of {_size(vitals.memory_bytes)}"
     charging = ", charging or full" if vitals.charging else ""
@@ -110,9 +113,9 @@ def vitals_words(vitals: VitalsStatus) -> str:
         "" if vitals.load is None else f"load {vitals.load:.2g}{cores}",
         "" if vitals.temperature_c is None else f"{vitals.temperature_c:.0f} °C",
         "" if vitals.battery_percent is None else f"battery {vitals.battery_percent} %{charging}",
-        "" if vitals.uptime_seconds is None else f"up {span(vitals.uptime_seconds)}",
+        "" if vitals.uptime_s is None else f"up {span(vitals.uptime_s)}",
     ]
-    return f"{', '.join(part for part in parts if part) or 'no figure'} ({second(vitals.at_s)})"
+    return f"{', '.join(part for part in parts if part) or 'no figure'} ({second(at_s or 0)})"
 
 
 def _size(size_bytes: int) -> str:
@@ -139,8 +142,8 @@ def service_line(facts: LiveFacts) -> str:
         return "idle: waiting for a run"
     order = f", {run.order}" if run.order else ""
     if run.phase == RunPhase.GATHERING.value:
-        return f"run {run.run}: {run.received} devices online, {run.needed} needed{order}"
-    return f"run {run.run}, round {run.round}: {run.received} uploads, {run.needed} needed{order}"
+        return f"run {run.run}: {run.received} devices online, {run.quorum} needed{order}"
+    return f"run {run.run}, round {run.round}: {run.received} uploads, {run.quorum} needed{order}"
 
 
 def round_line(run: RunStatus) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from aggregator.status.facts import ConnectionFacts, DeviceFacts
+from aggregator.status.facts import ConnectionFacts, DeviceStatus
 from shoal.transport.base import Connected, Disconnected
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class DeviceWatch:
         known: facts of an earlier daemon, of which the times are taken over: its presences are no longer true.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, known: Mapping[str, DeviceFacts] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, known: Mapping[str, DeviceStatus] | None = None) -> None:
         self._clock = clock
         self._devices = {
             name: dataclasses.replace(facts, online=None, since_s=None, declined="", refused="")
@@ -42,7 +42,7 @@ class DeviceWatch:
         }
 
     @property
-    def devices(self) -> Mapping[str, DeviceFacts]:
+    def devices(self) -> Mapping[str, DeviceStatus]:
         """The facts by device; a copy."""
         return dict(self._devices)
 
@@ -73,7 +73,7 @@ class DeviceWatch:
             wire=presence.wire,
             last_seen_s=facts.last_seen_s if retained else now_s,
             clock_ahead_s=ahead_s if measured else facts.clock_ahead_s,
-            answers=presence.answers,
+            model_run=presence.answers,
             left_out=presence.left_out,
             doubted=presence.doubted,
             vitals=presence.vitals,
@@ -108,8 +108,8 @@ class DeviceWatch:
         """Record that a device has signed a false message."""
         self._devices[device] = dataclasses.replace(self._of(device), refused=reason[:MOST_REASON])
 
-    def _of(self, device: str) -> DeviceFacts:
-        return self._devices.get(device) or DeviceFacts()
+    def _of(self, device: str) -> DeviceStatus:
+        return self._devices.get(device) or DeviceStatus(name=device)
 
     def _now_s(self) -> int:
         return int(self._clock())
@@ -164,7 +164,7 @@ class FleetWatch:
     """
 
     def __init__(
-        self, broker: str = "", clock: Callable[[], float] = time.time, known: Mapping[str, DeviceFacts] | None = None
+        self, broker: str = "", clock: Callable[[], float] = time.time, known: Mapping[str, DeviceStatus] | None = None
     ) -> None:
         self.clock = clock
         self.connection = ConnectionWatch(broker, clock)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aggregator.status.facts import ConnectionFacts, Live, LiveFacts
+from aggregator.status.facts import ConnectionFacts, LiveFacts
 from aggregator.status.record import Facts, build
 from crypto.seal.signed import _purpose
 from edge_client.learning import update
@@ -501,6 +501,6 @@ class Scene:
         """Return the fleet's state as the aggregator answers it to the owner."""
         service, now_s = self.fleet.service, int(time.time())
         connection = ConnectionFacts(broker="", connected=True, since_s=now_s - 3600)
-        facts = LiveFacts(version="", started_at_s=0, connection=connection, devices=service.watch.devices.devices)
-        live = Live(facts, now_s)
+        known = service.watch.devices.devices
+        live = LiveFacts(version="", started_at_s=0, connection=connection, devices=known, alive_at_s=now_s)
         return build(Facts(fleet="demo", running=True, live=live, broker="", active=self.all, now_s=now_s))

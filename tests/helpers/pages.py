@@ -9,10 +9,11 @@ import time
 import numpy as np
 
 from aggregator.page.access import Access, Listen
-from aggregator.page.feed import Feed, Published
+from aggregator.page.feed import Feed
 from aggregator.page.metrics import Metrics
 from aggregator.page.server import PageServer
-from aggregator.status.facts import ConnectionFacts, DeviceFacts, LiveFacts, RunFacts
+from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, RunStatus
+from aggregator.status.record import Facts
 from aggregator.storage.store import Store
 from tests.helpers.plans import run_plan
 
@@ -80,16 +81,18 @@ def record(round_, devices, *, final=False, missing=(), **changes):
 
 def facts(devices, round_, *, received=0, connected=True, changes=None, run=1, computing=False):
     """Return the facts of a daemon whose run has opened ``round_``; ``changes`` has a device's fields unlike a healthy one's."""
-    healthy = DeviceFacts(online=True, since_s=NOW_S, last_seen_s=NOW_S, last_upload_s=NOW_S, version="0.1.0")
-    known = {d: dataclasses.replace(healthy, **(changes or {}).get(d, {})) for d in devices}
+    healthy = DeviceStatus(name="", online=True, since_s=NOW_S, last_seen_s=NOW_S, last_upload_s=NOW_S, version="0.1.0")
+    known = {d: dataclasses.replace(healthy, name=d, **(changes or {}).get(d, {})) for d in devices}
     waiting = tuple(devices[received:])
-    open_run = RunFacts(
+    open_run = RunStatus(
         run=run,
+        algorithm="cfl",
+        rounds=60,
         phase="round",
         round=round_,
         since_s=NOW_S,
         deadline_at_s=NOW_S + 60,
-        needed=len(devices),
+        quorum=len(devices),
         received=received,
         waiting=waiting,
         computing=computing,
@@ -130,14 +133,11 @@ class PagePlace:
 
     def publish(self, *, at_s=None, plan="", **options):
         """Publish facts with the next round open."""
+        live = facts(self.devices, self.closed + 1, **options)
+        live = dataclasses.replace(live, alive_at_s=int(time.time()) if at_s is None else at_s)
         self.feed.publish(
-            Published(
-                facts=facts(self.devices, self.closed + 1, **options),
-                at_s=int(time.time()) if at_s is None else at_s,
-                plan=self.plan if plan == "" else plan,
-                active=self.devices,
-                revoked=(),
-            )
+            Facts(fleet=self.feed.fleet, running=True, live=live, broker=BROKER, active=self.devices, now_s=0),
+            self.plan if plan == "" else plan,
         )
 
     def __enter__(self):

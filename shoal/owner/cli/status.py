@@ -90,7 +90,8 @@ def _answer(fleet: FleetDirectory, tls: Tls, wait: float) -> tuple[FleetStatus, 
 
 def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatus:
     """Return the record of a fleet whose aggregator has not answered."""
-    from aggregator.status.record import DeviceStatus, FleetStatus, Problem
+    from aggregator.status.facts import DeviceStatus
+    from aggregator.status.record import FleetStatus, Problem
 
     assert trouble is not None, "there is no answer for a reason"
     problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", trouble.hint)

@@ -343,7 +343,7 @@ def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place, monkeypatch)
     monkeypatch.setattr("aggregator.daemon.signal.signal", lambda *_handler: None)
     with pytest.raises(BrokerUnreachableError):
         daemon_of(place).serve()
-    facts = read_live(place.server).facts
+    facts = read_live(place.server)
     assert (facts.connection.connected, facts.connection.broker) == (False, "mqtt://127.0.0.1:1")
     assert facts.ended_at_s is not None
     assert "no MQTT broker can be used at mqtt://127.0.0.1:1" in facts.error
@@ -354,10 +354,10 @@ def test_the_connection_is_recorded_while_no_run_is_served(place):
     daemon = daemon_of(place)
     daemon._handle(Connected(session_present=False), None)
     daemon._keep_status()
-    assert read_live(place.server).facts.connection.connected
+    assert read_live(place.server).connection.connected
     daemon._handle(Disconnected("gone"), None)
     daemon._keep_status()
-    assert read_live(place.server).facts.connection.reason == "gone"
+    assert read_live(place.server).connection.reason == "gone"
 
 
 # ----------------------------------------------------------------------------------------------- the owner's requests

@@ -6,7 +6,8 @@ import pytest
 
 from aggregator import doctor
 from aggregator.doctor import diagnose
-from aggregator.status.record import DeviceStatus, FleetStatus, Problem
+from aggregator.status.facts import DeviceStatus
+from aggregator.status.record import FleetStatus, Problem
 from aggregator.storage.backup import restore, save
 from aggregator.storage.store import DATABASE
 from shoal.version import VERSION

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
-from aggregator.status.facts import ConnectionFacts, DeviceFacts, LiveFacts
+from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts
 from aggregator.status.live_file import LIVE_FILE
 from aggregator.storage.owner_orders import OwnerOrders
 from crypto.seal.identity import Identity
@@ -102,7 +102,8 @@ def test_a_request_that_a_later_version_has_is_answered(desk):
 
 
 def test_the_answer_names_the_devices_that_do_not_speak_the_runs_wire_version(desk):
-    heard = {"dev-1": DeviceFacts(online=True, version="0.9.0", wire=WIRE + 1), "dev-2": DeviceFacts(wire=WIRE)}
+    newer = DeviceStatus(name="dev-1", online=True, version="0.9.0", wire=WIRE + 1)
+    heard = {"dev-1": newer, "dev-2": DeviceStatus(name="dev-2", wire=WIRE)}
     up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
     facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
     (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))

@@ -8,7 +8,7 @@ from aggregator.rounds.held_models import HeldModels
 from aggregator.shards import membership as workers
 from aggregator.shards.coordinator import WorkerMessages, waiting_words
 from aggregator.shards.worker import read_order, worker_presence
-from aggregator.status.facts import WorkerFacts
+from aggregator.status.facts import WorkerStatus
 from aggregator.strategies.base import RoundPlan, train_assignment
 from crypto.seal.envelope import seal_message_to_member
 from shoal.errors import UntrustedError
@@ -111,8 +111,8 @@ def test_reports_and_answers_come_to_their_takers_and_status_knows_when(scene):
     assert scene.reports == [scene.report(0)]
     assert scene.answers == [done]
     assert scene.messages.facts({1: 3}) == (
-        WorkerFacts(name="worker-0", online=True, last_report_s=NOW),
-        WorkerFacts(name="worker-1", lacking=3),
+        WorkerStatus(name="worker-0", online=True, last_report_s=NOW),
+        WorkerStatus(name="worker-1", online=False, lacking=3),
     )
 
 

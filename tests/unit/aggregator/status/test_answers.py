@@ -7,7 +7,8 @@ import pytest
 
 from aggregator.status import answers
 from aggregator.status.answers import LogPage, RunEntry, RunList, StatusPage, cut, decoded, encoded
-from aggregator.status.record import DeviceStatus, FleetStatus, RunStatus
+from aggregator.status.facts import DeviceStatus, RunStatus
+from aggregator.status.record import FleetStatus
 from shoal.errors import WireError, printable
 
 RUN = RunEntry(run=2, run_id=b"r" * 16, algorithm="cfl", phase="round", round=4, rounds=9)

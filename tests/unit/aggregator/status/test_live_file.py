@@ -6,7 +6,7 @@ import os
 import pytest
 
 from aggregator.status import live_file
-from aggregator.status.facts import RunFacts
+from aggregator.status.facts import RunStatus
 from aggregator.status.live_file import LIVE_FILE, MOST_PAUSE_S, WRITE_EVERY_S, LiveFile, known_devices, read_live
 from aggregator.status.record import ALIVE_EVERY_S
 from aggregator.status.watch import FleetWatch
@@ -15,8 +15,18 @@ from shoal.protocol.messages import DeclineReason
 from shoal.transport.base import Connected
 from shoal.version import VERSION
 
-RUN = RunFacts(
-    run=1, phase="round", round=2, since_s=5, deadline_at_s=9, needed=2, received=1, waiting=("dev-2",), advice="wait"
+RUN = RunStatus(
+    run=1,
+    algorithm="cfl",
+    rounds=3,
+    phase="round",
+    round=2,
+    since_s=5,
+    deadline_at_s=9,
+    quorum=2,
+    received=1,
+    waiting=("dev-2",),
+    advice="wait",
 )
 
 
@@ -34,11 +44,11 @@ def test_what_is_written_is_read_back(tmp_path, watch, file):
     watch.connection.on_event(Connected(session_present=False))
     watch.devices.uploaded("dev-1")
     file.keep_up(lambda: RUN, 100.0)
-    facts, alive_at_s = read_live(tmp_path)
+    facts = read_live(tmp_path)
     assert (facts.version, facts.started_at_s, facts.ended_at_s) == (VERSION, 7000, None)
     assert (facts.connection, facts.run) == (watch.connection.facts, RUN)
     assert facts.devices == watch.devices.devices == known_devices(tmp_path)
-    assert alive_at_s == int((tmp_path / LIVE_FILE).stat().st_mtime)
+    assert facts.alive_at_s == int((tmp_path / LIVE_FILE).stat().st_mtime)
     assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -67,10 +77,10 @@ def test_where_a_write_takes_long_pauses_are_longer(tmp_path, watch, file, monke
 def test_a_change_of_connection_or_run_does_not_wait(tmp_path, file):
     file.keep_up(lambda: None, 0.0)
     file.keep_up(lambda: RUN, 0.1)
-    assert read_live(tmp_path).facts.run is None
+    assert read_live(tmp_path).run is None
     file.hurry()
     file.keep_up(lambda: RUN, 0.2)
-    assert read_live(tmp_path).facts.run == RUN
+    assert read_live(tmp_path).run == RUN
 
 
 def test_an_unchanged_file_is_only_touched(tmp_path, file):
@@ -96,13 +106,13 @@ def test_a_file_that_was_removed_comes_back(tmp_path, file):
 def test_the_end_is_written_with_its_error(tmp_path, file):
     file.keep_up(lambda: RUN, 0.0)
     file.end(StorageError("the disk is full", hint="free some space"))
-    facts = read_live(tmp_path).facts
+    facts = read_live(tmp_path)
     assert (facts.ended_at_s, facts.error, facts.hint, facts.run) == (7000, "the disk is full", "free some space", None)
     file.end(None)
-    facts = read_live(tmp_path).facts
+    facts = read_live(tmp_path)
     assert (facts.ended_at_s, facts.error, facts.hint) == (7000, "", "")
     file.end(KeyError("x"))
-    assert read_live(tmp_path).facts.error == "'x'"
+    assert read_live(tmp_path).error == "'x'"
 
 
 def test_a_failure_to_write_is_told_once_and_tried_again(tmp_path, watch, file, caplog):

@@ -18,10 +18,10 @@ def test_while_devices_are_gathered_those_that_are_not_online_are_waited_for():
     state, _ = online(engine, state, "dev-1")
     found = facts(state)
     assert (found.run, found.phase, found.round, found.since_s, found.deadline_at_s) == (1, "gathering", 0, 100, 160)
-    assert (found.received, found.needed, found.waiting) == (1, 5, DEVICES[1:])
+    assert (found.received, found.quorum, found.waiting) == (1, 5, DEVICES[1:])
     late, _ = engine.handle(state, DeadlinePassed(0))
     found = facts(late)
-    assert (found.needed, found.deadline_passed) == (2, True)
+    assert (found.quorum, found.deadline_passed) == (2, True)
     assert found.shortage == "1 here and 2 must be (min_contributors 2)"
     assert "start dev-2" in found.advice
 
@@ -31,7 +31,7 @@ def test_in_a_round_those_that_have_not_uploaded_are_waited_for():
     state, _ = give(engine, state, "dev-1", "dev-3")
     state, _ = engine.handle(state, WentOffline("dev-2"))
     found = facts(state)
-    assert (found.phase, found.round, found.received, found.needed) == ("round", 1, 2, 4)
+    assert (found.phase, found.round, found.received, found.quorum) == ("round", 1, 2, 4)
     assert found.waiting == ("dev-2", "dev-4", "dev-5")
     assert (found.deadline_passed, found.shortage, found.obstacle) == (False, "", "")
 
@@ -52,7 +52,7 @@ def test_a_finished_run_waits_for_nothing():
     for _ in range(2):
         state, _ = give(engine, state, *state.waiting)
     found = facts(state)
-    assert (found.phase, found.deadline_at_s, found.waiting, found.needed) == ("finished", None, (), 0)
+    assert (found.phase, found.deadline_at_s, found.waiting, found.quorum) == ("finished", None, (), 0)
 
 
 def test_a_paused_run_waits_for_the_owner_and_for_no_device():

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import record
-from aggregator.status.facts import ConnectionFacts, DeviceFacts, Live, LiveFacts, RunFacts, WorkerFacts
+from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, RunStatus, WorkerStatus
 from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
 from shoal import limits
 from shoal.protocol.messages import DeclineReason, Vitals
@@ -14,14 +14,18 @@ from shoal.protocol.messages import DeclineReason, Vitals
 NOW = 1_795_000_000
 NAMES = ("dev-1", "dev-2", "dev-3")
 UP = ConnectionFacts(broker="mqtt://reef:1883", connected=True, since_s=NOW - 9000)
-HERE = DeviceFacts(online=True, since_s=NOW - 8000, last_seen_s=NOW - 60, last_upload_s=NOW - 60, version="0.1.0")
-ROUND = RunFacts(
+HERE = DeviceStatus(
+    name="", online=True, since_s=NOW - 8000, last_seen_s=NOW - 60, last_upload_s=NOW - 60, version="0.1.0"
+)
+ROUND = RunStatus(
     run=4,
+    algorithm="cfl",
+    rounds=20,
     phase="round",
     round=7,
     since_s=NOW - 20,
     deadline_at_s=NOW + 100,
-    needed=3,
+    quorum=3,
     received=2,
     waiting=("dev-2",),
 )
@@ -31,10 +35,9 @@ RUN = StoredRun(run=4, algorithm="cfl", rounds=20, closed=6, clusters={"dev-1": 
 def live(*, connection=UP, devices=None, run=ROUND, alive_s=1, **changes):
     """Return the daemon's facts: all devices are online, and a round is open."""
     heard = dict.fromkeys(NAMES, HERE) | (devices or {})
-    facts = LiveFacts(
-        version="0.1.0", started_at_s=NOW - 9001, connection=connection, devices=heard, run=run, **changes
-    )
-    return Live(facts, NOW - alive_s)
+    heard = {name: dataclasses.replace(known, name=name) for name, known in heard.items()}
+    given = {"connection": connection, "devices": heard, "run": run, "alive_at_s": NOW - alive_s}
+    return LiveFacts(version="0.1.0", started_at_s=NOW - 9001, **given, **changes)
 
 
 def status(found=None, *, running=True, **changes):
@@ -264,7 +267,7 @@ def test_keys_that_are_awaited_are_a_problem_of_the_run():
 @pytest.mark.parametrize(("age_s", "online"), [(record.FIRST_PRESENCES_S, False), (1, None)])
 def test_a_device_of_which_the_broker_retains_nothing_has_never_connected(age_s, online):
     young = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - age_s)
-    found = device(status(live(connection=young, devices={"dev-2": DeviceFacts()})))
+    found = device(status(live(connection=young, devices={"dev-2": DeviceStatus(name="")})))
     assert (found.online, found.reason) == (online, "" if online is None else "has not connected yet")
 
 
@@ -277,7 +280,7 @@ def test_figures_of_clusters_are_those_of_their_devices():
 
 
 def test_devices_whose_model_is_a_guess_are_a_problem():
-    guess, good = DeviceFacts(online=True, doubted=True), DeviceFacts(online=True)
+    guess, good = DeviceStatus(name="", online=True, doubted=True), DeviceStatus(name="", online=True)
     built = status(live(devices={"dev-1": guess, "dev-2": good, "dev-3": guess, "gone": guess}))
     assert [p.reason for p in built.problems] == [
         "2 of 3 devices do no better than their most common label: dev-1, dev-3"
@@ -343,7 +346,7 @@ def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
 
 def test_the_condition_that_a_device_reports_is_in_the_record():
     vitals = Vitals(disk_free_bytes=1 << 40, load=0.5, cores=4, temperature_c=48.5)
-    reporting = dataclasses.replace(HERE, vitals=vitals, vitals_at_s=NOW - 30, answers=3)
+    reporting = dataclasses.replace(HERE, vitals=vitals, vitals_at_s=NOW - 30, model_run=3)
     built = status(live(devices={"dev-2": reporting}))
     assert device(built).reason == ""
     assert device(built).model_run == 3
@@ -392,8 +395,8 @@ def test_a_device_that_does_not_speak_the_runs_wire_version_is_told_as_such():
 SHARDED = dataclasses.replace(
     ROUND,
     workers=(
-        WorkerFacts(name="worker-0", online=True, last_report_s=NOW - 60, lacking=1),
-        WorkerFacts(name="worker-1"),
+        WorkerStatus(name="worker-0", online=True, last_report_s=NOW - 60, lacking=1),
+        WorkerStatus(name="worker-1", online=False),
     ),
 )
 

@@ -6,16 +6,9 @@ import pytest
 
 from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.status import text
-from aggregator.status.facts import ConnectionFacts, LiveFacts, RunFacts
-from aggregator.status.record import (
-    DeviceStatus,
-    FleetStatus,
-    MissingDevice,
-    Problem,
-    RunStatus,
-    VitalsStatus,
-    WorkerStatus,
-)
+from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, MissingDevice, RunStatus, WorkerStatus
+from aggregator.status.record import FleetStatus, Problem
+from shoal.protocol.messages import Vitals
 
 AT = 1_795_000_000
 STATUS = FleetStatus(
@@ -57,13 +50,12 @@ RUN = RunStatus(
     ],
 )
 def test_the_line_for_the_service_manager(connected, run, line):
-    facts = {"run": 4, "round": 7, "since_s": AT, "deadline_at_s": None, "needed": 3, "received": 2, "waiting": ()}
     found = LiveFacts(
         version="0.1.0",
         started_at_s=AT,
         connection=ConnectionFacts(broker="mqtt://reef:1883", connected=connected, since_s=AT),
         devices={},
-        run=None if run is None else RunFacts(**facts, **run),
+        run=None if run is None else dataclasses.replace(RUN, **run),
     )
     assert text.service_line(found) == line
 
@@ -185,9 +177,8 @@ def test_a_finished_run_has_no_more_rounds_than_planned():
     assert text.run_words(run).endswith("finished, round 20 of 20")
 
 
-VITALS = VitalsStatus(
-    at_s=AT,
-    uptime_seconds=7300,
+VITALS = Vitals(
+    uptime_s=7300,
     disk_free_bytes=12_300_000_000,
     memory_bytes=1_000_000_000,
     memory_free_bytes=412_000_000,
@@ -200,21 +191,23 @@ VITALS = VitalsStatus(
 
 
 def test_a_device_that_reports_its_condition_has_a_line():
-    found = with_devices(device("dev-1", vitals=VITALS), device("dev-2"))
+    found = with_devices(device("dev-1", vitals=VITALS, vitals_at_s=AT), device("dev-2"))
     assert text.device_lines(found) == [
         "devices: 2 of 2 online",
         "  dev-1 reports disk 12.3 GB free, memory 412 MB of 1 GB free, load 0.52 on 4 cores, 51 °C, battery 80 %, "
         "charging or full, up 2 h 1 min (2026-11-18T11:06:40Z)",
     ]
-    many = text.device_lines(with_devices(*(device(f"dev-{i}", vitals=VITALS) for i in range(NAMES_SHOWN + 2))))
+    many = text.device_lines(
+        with_devices(*(device(f"dev-{i}", vitals=VITALS, vitals_at_s=AT) for i in range(NAMES_SHOWN + 2)))
+    )
     assert len(many) == NAMES_SHOWN + 2
     assert many[-1] == "  and 2 more report their condition: --json lists all"
 
 
 def test_figures_that_a_device_can_not_measure_are_left_out():
-    assert text.vitals_words(VitalsStatus(at_s=AT)) == "no figure (2026-11-18T11:06:40Z)"
-    few = VitalsStatus(at_s=AT, disk_free_bytes=999, load=3.0, cores=1, battery_percent=7, charging=False)
-    assert text.vitals_words(few).startswith("disk 999 B free, load 3 on 1 core, battery 7 % (")
+    assert text.vitals_words(Vitals(), AT) == "no figure (2026-11-18T11:06:40Z)"
+    few = Vitals(disk_free_bytes=999, load=3.0, cores=1, battery_percent=7, charging=False)
+    assert text.vitals_words(few, AT).startswith("disk 999 B free, load 3 on 1 core, battery 7 % (")
 
 
 def test_the_versions_are_told_with_what_to_do_about_others():

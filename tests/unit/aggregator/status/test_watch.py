@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.status.facts import DeviceFacts
+from aggregator.status.facts import DeviceStatus
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
 from shoal.protocol.messages import DeclineReason, Presence, doubted_field
 from shoal.transport.base import Connected, Disconnected, Message
@@ -38,8 +38,15 @@ def come(devices, presence, *, retained=False, settled=True):
 
 def test_a_device_comes_and_goes(devices, clock):
     here = come(devices, says(True))
-    assert here == DeviceFacts(
-        online=True, since_s=5000, last_seen_s=5000, version="0.1.0", clock_ahead_s=0, answers=0, wire=WIRE
+    assert here == DeviceStatus(
+        name="dev-1",
+        online=True,
+        since_s=5000,
+        last_seen_s=5000,
+        version="0.1.0",
+        clock_ahead_s=0,
+        model_run=0,
+        wire=WIRE,
     )
     clock.now_s = 5004
     assert come(devices, says(True)).since_s == 5000, "said twice after each connection"
@@ -57,7 +64,7 @@ def test_a_device_says_that_its_model_is_a_guess_until_it_says_no_more(devices):
 
 def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
     here = come(devices, says(True, sent_at_s=4000), retained=True)
-    assert here == DeviceFacts(online=True, version="0.1.0", answers=0, wire=WIRE)
+    assert here == DeviceStatus(name="dev-1", online=True, version="0.1.0", model_run=0, wire=WIRE)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +106,11 @@ def test_a_decline_stands_until_the_device_uploads_or_starts_again(devices, cloc
 
 
 def test_of_an_earlier_daemon_only_the_times_are_true():
-    before = DeviceFacts(online=True, since_s=1, last_seen_s=2, last_upload_s=3, version="0.1.0", declined="data")
+    before = DeviceStatus(
+        name="dev-1", online=True, since_s=1, last_seen_s=2, last_upload_s=3, version="0.1.0", declined="data"
+    )
     known = DeviceWatch(known={"dev-1": before}).devices
-    assert known == {"dev-1": DeviceFacts(last_seen_s=2, last_upload_s=3, version="0.1.0")}
+    assert known == {"dev-1": DeviceStatus(name="dev-1", last_seen_s=2, last_upload_s=3, version="0.1.0")}
 
 
 def test_a_connection_begins_ends_and_comes_back(clock):
