@@ -1,8 +1,8 @@
-"""Write the summaries of docs/results.md and docs/which-algorithm.md.
+"""Write the tables of docs/results.md, docs/which-algorithm.md, docs/poison.md and deploy/README.md.
 
     python docs/write_results.py --write     # without --write the pages are compared, with exit status 1 if one differs
 
-They come from the table of docs/algorithms.md and the wild fleets in results/.
+They come from the table of docs/algorithms.md and from the kept results in results/.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from shoal_lab.bench.load import table as load_table
+from shoal_lab.bench.poison import page as poison_page
 from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -23,6 +25,10 @@ PAPERS: Final = ("<!-- papers: python docs/write_results.py --write -->", "<!-- 
 CHOICE_PAGE: Final = DOCS / "which-algorithm.md"
 CHOICE: Final = ("<!-- choice: python docs/write_results.py --write -->", "<!-- end of choice -->")
 WILD: Final = ("<!-- wild: python docs/write_results.py --write -->", "<!-- end of wild -->")
+POISON_PAGE: Final = DOCS / "poison.md"
+POISON: Final = ("<!-- poison: python docs/write_results.py --write -->", "<!-- end of poison -->")
+LOADS_PAGE: Final = ROOT / "deploy" / "README.md"
+LOADS: Final = ("<!-- loads: python docs/write_results.py --write -->", "<!-- end of loads -->")
 ROTATED: Final = "digits turned by quarter turns, four groups"
 CHOSEN: Final = {
     "ifca-rotated-mnist --algorithm global --devices 1200 --samples 200 --mask permutation": (
@@ -79,13 +85,15 @@ def _ours(cell: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return docs/results.md and docs/which-algorithm.md with their tables as they are now."""
-    found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE)}
+    """Return the pages with their tables as the kept results give them."""
+    found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE, POISON_PAGE, LOADS_PAGE)}
     wild = load()
     for path, (begin, end), table in (
         (PAGE, PAPERS, papers()),
         (PAGE, WILD, kinds_table(wild)),
         (CHOICE_PAGE, CHOICE, choice_table(wild)),
+        (POISON_PAGE, POISON, poison_page.block()),
+        (LOADS_PAGE, LOADS, load_table.block()),
     ):
         found[path] = found[path].split(begin)[0] + f"{begin}\n{table}\n{end}" + found[path].split(end)[1]
     return found

@@ -47,7 +47,7 @@ def test_no_folder_is_too_large():
 
 
 def test_imports_inside_functions_and_for_type_checkers_count(imports):
-    assert "shoal_lab.bench.numerics.training" in imports["shoal_lab.bench.numerics.kernels"]
+    assert "shoal_lab.bench.rounds" in imports["shoal_lab.bench.cli"]
     assert "shoal.owner.keys.directory" in imports["shoal.owner.keys.run_list"]
 
 

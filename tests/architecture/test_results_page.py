@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from shoal_lab.bench.load import table as load_table
-from shoal_lab.bench.poison import page as poison_page
 from shoal_lab.experiments import table
 from shoal_lab.experiments.wild import page as wild_page
 
@@ -28,13 +27,6 @@ def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
         begin, end = wild_page.MARK.format(name), wild_page.END.format(name)
         shown = page.partition(begin)[2].partition(end)[0].strip()
         assert shown == made(results), "run python -m shoal_lab.experiments.wild.page --write"
-
-
-def test_the_page_of_poison_holds_the_tables_of_the_kept_results():
-    page, rows = poison_page.PAGE.read_text(), poison_page.load()
-    assert rows
-    shown = page.partition(poison_page.BEGIN)[2].partition(poison_page.END)[0].strip()
-    assert shown == poison_page.block(rows).strip(), "run python -m shoal_lab.bench.poison.page --write"
 
 
 def test_the_page_for_researchers_has_the_figures_of_the_race():
@@ -74,12 +66,6 @@ def test_every_kept_run_has_its_parameters():
     for run in table.load_all():
         assert run.data["experiment"] == run.words[0], run.file
         assert run.data["parameters"] if "parameters" in run.data else len(run.data) > 12, run.file
-
-
-def test_the_page_of_deploy_holds_the_table_of_the_kept_loads():
-    page = load_table.PAGE.read_text()
-    shown = page.partition(load_table.BEGIN)[2].partition(load_table.END)[0].strip()
-    assert shown == load_table.block(), "run python -m shoal_lab.bench.load.table --write"
 
 
 def test_no_kept_load_lost_an_upload_or_a_chunk():

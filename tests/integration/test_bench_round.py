@@ -21,7 +21,7 @@ MODEL_BYTES = 4 * (784 * 200 + 200 + 200 * 10 + 10)
 
 def test_it_times_rounds_and_what_bounds_them(compile_once, monkeypatch):
     monkeypatch.setattr(rounds, "compile_task", compile_once)
-    data = rounds.measure(2, "mosquitto", rounds=3, mode="permutation").data()
+    data = rounds.measure(2, "mosquitto", rounds=3, mode="permutation")
     assert (data["devices"], data["rounds"], data["broker"], data["mode"]) == (2, 3, "mosquitto", "permutation")
     assert data["model_bytes"] == MODEL_BYTES
     assert data["seconds_per_round_min"] <= data["seconds_per_round_median"] <= data["seconds_per_round_max"]

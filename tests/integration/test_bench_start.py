@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.long
 def test_it_times_a_first_start_and_another():
-    data = measure(1, "mosquitto").data()
+    data = measure(1, "mosquitto")
     assert (data["starts"], data["broker"]) == (1, "mosquitto")
     assert data["seconds_first"] == [data["seconds_first_median"]]
     for kind in ("first", "again"):

@@ -40,7 +40,7 @@ def keep(name, data):
 def test_runs_in_a_row_all_end():
     found = []
     for _ in range(RUNS):
-        found.append(measure(DEVICES, rounds=ROUNDS).data())
+        found.append(measure(DEVICES, rounds=ROUNDS))
         keep("runs-in-a-row", {"runs": found})
     assert [d["uploads_counted"] for d in found] == [DEVICES * (ROUNDS + 1)] * RUNS
 
@@ -48,7 +48,7 @@ def test_runs_in_a_row_all_end():
 @pytest.mark.timeout(HOUR_S)
 @pytest.mark.parametrize("fault", ["aggregator", "broker"])
 def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
-    data = measure(DEVICES, rounds=ROUNDS, fault=fault, spread_s=SPREAD_S).data()
+    data = measure(DEVICES, rounds=ROUNDS, fault=fault, spread_s=SPREAD_S)
     keep(f"kill-{fault}", {"killed": fault, **data})
     assert data["uploads_counted"] == data["uploads_expected"] == DEVICES * (ROUNDS + 1)
 
@@ -57,7 +57,7 @@ def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
 def test_the_fleet_page_costs_little():
     """Pairs in turn, since the machine's speed changes; times are saved, and only memory, which does not, is asserted."""
     pairs = [
-        [measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, prepared=True, page=on).data() for on in (False, True)]
+        [measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, prepared=True, page=on) for on in (False, True)]
         for _ in range(PAGE_PAIRS)
     ]
     ratios = [on["seconds_per_round_median"] / off["seconds_per_round_median"] for off, on in pairs]
@@ -69,8 +69,7 @@ def test_the_fleet_page_costs_little():
 
 @pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)
 def test_a_soak_stays_flat(tmp_path):
-    found = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
-    data = found.data()
+    data = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
     keep("soak", data)
-    soak.plot(found, tmp_path / "soak.png")
+    soak.plot(data, tmp_path / "soak.png")
     assert data["flat"] == dict.fromkeys(data["flat"], True)

@@ -1,9 +1,18 @@
-"""`shoal bench`: measurements of the real code."""
+"""`shoal bench`: measurements of the real code.
+
+A bench is a module with ``measure``, which returns a document, and ``words``, which returns its lines of text. Its command here
+declares the options, and imports the module only when it runs.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,16 +20,47 @@ from shoal import limits
 from shoal.errors import UsageError
 from shoal.owner.runs.defaults import DEFAULT_MODE
 from shoal.report.delivery import AsJson, BrokerName, HtmlFile, SaveFile, broker_name, deliver, stop_cleanly
-from shoal.util.console import counted, forbid_inspection, mask_words, note, say
+from shoal.util.console import forbid_inspection, note, say
 from shoal.util.files import write_atomic
-
-if TYPE_CHECKING:
-    from shoal_lab.bench.numerics.kernel_result import KernelResult
 
 app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True, rich_markup_mode=None)
 
+Algorithm = Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)]
+Seeds = Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)]
+Rounds = Annotated[int, typer.Option(help="Rounds of each run.", min=1)]
 
-@app.command("round")
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The document of a bench, its text, and what is written besides."""
+
+    data: dict[str, Any]
+    words: Callable[[dict[str, Any]], Iterable[str]]
+    write: Callable[[], None] = lambda: None
+
+
+def _bench(measure: Callable[..., Report]) -> Callable[..., Report]:
+    """Make ``measure`` a command that also takes --save and --json, and delivers its report."""
+
+    @functools.wraps(measure)
+    def command(*, save: Path | None, json: bool, **options: Any) -> None:
+        forbid_inspection()
+        stop_cleanly()
+        report = measure(**options)
+        deliver(report.data, json, lambda: say("\n".join(report.words(report.data))), save, report.write)
+
+    def delivery(save: SaveFile = None, json: AsJson = False) -> None: ...
+
+    parts = [inspect.signature(function, eval_str=True).parameters for function in (measure, delivery)]
+    merged = {name: parameter for part in parts for name, parameter in part.items()}
+    command.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in merged.items()}
+    app.command(measure.__name__.removeprefix("bench_"))(command)
+    return measure
+
+
+@_bench
 def bench_round(
     devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
     rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
@@ -28,104 +68,42 @@ def bench_round(
         str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
     ] = DEFAULT_MODE,
     broker: BrokerName = "auto",
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
-    from shoal_lab.bench.rounds import measure
+    from shoal_lab.bench import rounds as bench
 
-    forbid_inspection()
-    stop_cleanly()
-    data = measure(devices, broker_name(broker), rounds, mode).data()
-    deliver(data, json, lambda: _show_round(data), save)
+    return Report(bench.measure(devices, broker_name(broker), rounds, mode), bench.words)
 
 
-def _show_round(data: dict[str, Any]) -> None:
-    say(
-        f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
-        f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
-        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {mask_words(data['mode'])}"
-    )
-    say(
-        f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "
-        f"{1e3 * data['seconds_training_alone']:.1f} ms on {data['cores']} cores"
-    )
-    say(
-        f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
-        f"aggregator {data['aggregator_rss_mb_max']:.0f} MB"
-    )
-
-
-@app.command("start")
+@_bench
 def bench_start(
     starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
     broker: BrokerName = "auto",
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure the seconds from a device's start to its first loss and first update, without the run on its disk and with it."""
-    from shoal_lab.bench.starts import measure
+    from shoal_lab.bench import starts as bench
 
-    forbid_inspection()
-    stop_cleanly()
-    data = measure(starts, broker_name(broker)).data()
-    deliver(data, json, lambda: _show_starts(data), save)
+    return Report(bench.measure(starts, broker_name(broker)), bench.words)
 
 
-def _show_starts(data: dict[str, Any]) -> None:
-    for kind, words in (("first", "fetching the run"), ("again", "with the run on its disk")):
-        for name, end in (
-            (f"seconds_to_loss_{kind}", f"first loss ({data[f'cpu_seconds_to_loss_{kind}_median']:.2f} s of CPU)"),
-            (f"seconds_{kind}", "first update"),
-        ):
-            times = data[name]
-            say(
-                f"{words}: {data[f'{name}_median']:.2f} s to the {end} (median of {data['starts']}, "
-                f"{min(times):.2f} to {max(times):.2f})"
-            )
-
-
-@app.command("aggregator")
+@_bench
 def bench_aggregator(
     devices: Annotated[
         list[int] | None, typer.Option(help="Fleet size; may be given again; default: 100, 1000 and 5000.", min=1)
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+    algorithm: Algorithm = "fedavg",
+) -> Report:
     """Measure the CPU time of a round in the aggregator's service, for fleets of several sizes and 7850 coordinates.
 
     It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, and the devices: uploads are
     made beforehand and handed to the service in one process. `shoal bench load` measures the whole daemon.
     """
-    from shoal_lab.bench.load.aggregator import SIZES, measure
-    from shoal_lab.bench.load.engine import measure_engine
+    from shoal_lab.bench.load import aggregator
 
-    forbid_inspection()
-    loads = [measure(n, algorithm).data() for n in devices or SIZES]
-    engine = measure_engine(algorithm)
-    data = {"algorithm": algorithm, "loads": loads, "engine": engine}
-
-    def show() -> None:
-        _show_loads(loads)
-        _show_engine(engine)
-
-    deliver(data, json, show, save)
+    return Report(aggregator.measure(devices or aggregator.SIZES, algorithm), aggregator.words)
 
 
-def _show_loads(loads: list[dict[str, Any]]) -> None:
-    say(
-        f"{'devices':>7} {'CPU s a round':>14} {'CPU ms an upload':>17} {'CPU ms a presence':>18} {'bytes published':>16}"
-    )
-    for d in loads:
-        say(
-            f"{d['devices']:7} {d['cpu_seconds_per_round']:14.3f} {d['cpu_ms_per_upload']:17.2f} "
-            f"{d['cpu_ms_per_presence']:18.2f} {d['published_bytes_per_round']:16}"
-        )
-
-
-@app.command("load")
+@_bench
 def bench_load(
     devices: Annotated[
         int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
@@ -133,7 +111,7 @@ def bench_load(
     model: Annotated[
         str, typer.Option(help="logistic (784-10, 31400 bytes) or mlp (784-200-10, 636040).")
     ] = "logistic",
-    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    algorithm: Algorithm = "fedavg",
     rounds: Annotated[int, typer.Option(help="Training rounds, the first of them a warm-up.", min=1)] = 5,
     open_files: Annotated[int, typer.Option(help="Soft and hard limit on the aggregator's open files.", min=64)] = 1024,
     prepared: Annotated[
@@ -152,23 +130,19 @@ def bench_load(
     core_each: Annotated[
         bool, typer.Option("--core-each", help="Bind each process of the aggregator to one core, in turn.")
     ] = False,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure rounds through mosquitto and `shoal-aggregator serve`, with many device runtimes in a few processes.
 
     Training is replaced by a gradient that costs next to nothing; everything else is real. With --prepared no device
     runtimes run, so that the aggregator is measured alone.
     """
-    from shoal_lab.bench.load.measurement import measure
+    from shoal_lab.bench.load import measurement
 
-    forbid_inspection()
-    stop_cleanly()
     if churn and prepared:
         raise UsageError("--prepared has no devices that could leave", hint="leave out --prepared or --churn")
-    found = measure(
+    data = measurement.measure(
         devices,
-        model=_model(model),
+        model=model,
         algorithm=algorithm,
         rounds=rounds,
         open_files=open_files,
@@ -178,115 +152,42 @@ def bench_load(
         shards=shards,
         core_each=core_each,
     )
-    data = found.data() | ({"page": True} if page else {})
-    deliver(data, json, lambda: _show_load(data), save)
+    return Report(data | ({"page": True} if page else {}), measurement.words)
 
 
-@app.command("soak")
+@_bench
 def bench_soak(
     devices: Annotated[
         int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
     ] = 30,
     minutes: Annotated[float, typer.Option(help="Length of the soak.", min=0.1)] = 30.0,
-    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    algorithm: Algorithm = "fedavg",
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
     from shoal.report.plot import check
     from shoal.report.record import check_place
     from shoal_lab.bench.load import soak
 
-    if plot is not None:
-        check(plot)
-        check_place(plot, "--plot")
-    forbid_inspection()
-    stop_cleanly()
-    found = soak.measure(devices, minutes, algorithm)
-    data = found.data()
-
-    def write_figure() -> None:
-        if plot is not None:
-            soak.plot(found, plot)
-
-    deliver(data, json, lambda: _show_soak(data), save, write_figure)
+    if plot is None:
+        return Report(soak.measure(devices, minutes, algorithm), soak.words)
+    check(plot)
+    check_place(plot, "--plot")
+    data = soak.measure(devices, minutes, algorithm)
+    return Report(data, soak.words, partial(soak.plot, data, plot))
 
 
-def _show_soak(data: dict[str, Any]) -> None:
-    say(
-        f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
-        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
-    )
-    say(f"{'':28} {'first third':>14} {'last third':>14}")
-    for name, flat in data["flat"].items():
-        first, last = data["first_third"][name], data["last_third"][name]
-        say(f"{name:28} {first:14.4g} {last:14.4g}  {'flat' if flat else 'rises'}")
-
-
-def _model(name: str) -> Any:
-    if name not in ("logistic", "mlp"):
-        raise UsageError(f"no model {name!r}", hint="use logistic or mlp")
-    return name
-
-
-def _show_load(data: dict[str, Any]) -> None:
-    say(
-        f"{counted(data['devices'], 'device')}, {data['algorithm']}, model of {data['model_bytes']} bytes, "
-        f"{counted(data['rounds'], 'round')}: {data['seconds_per_round_median']:.3f} s a round (median)"
-    )
-    say(
-        f"aggregator: {data['aggregator_cpu_ms_per_upload']:.2f} ms of CPU an upload, peak {data['aggregator_rss_mb_max']:.0f} "
-        f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round"
-    )
-    say(
-        f"its main thread: {data['main_thread_cpu_ms_per_upload']:.2f} ms of CPU an upload; broker and devices took "
-        f"{100 * data['others_cpu_share']:.0f} % of all CPU time"
-    )
-    if "uploads_per_s_median" in data:
-        say(f"{data['uploads_per_s_median']:.0f} uploads a second from the first one to the last answer (median)")
-    say(
-        f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
-        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
-    )
-    if data.get("churn"):
-        say(
-            f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
-            f"round, {data['out_of_step']} out of step"
-        )
-
-
-def _show_engine(fleets: list[dict[str, Any]]) -> None:
-    say("the engine's rules alone, without messages, seals and disk:")
-    for d in fleets:
-        say(
-            f"{d['devices']:7} devices: {d['us_per_presence']:.1f} us a presence, {d['us_per_upload']:.1f} us an upload"
-        )
-
-
-@app.command("numerics")
+@_bench
 def bench_numerics(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Compare the CPU time of each numeric kernel with its ceiling and its naive form, on one thread."""
-    import dataclasses
+    from shoal_lab.bench.numerics import kernels
 
-    from shoal_lab.bench.numerics.kernels import measure
-
-    results = measure(quick)
-    data = {"kernels": [dataclasses.asdict(r) for r in results]}
-    deliver(data, json, lambda: _show_kernels(results), save)
+    return Report(kernels.measure(quick), kernels.words)
 
 
-def _show_kernels(results: list[KernelResult]) -> None:
-    say(f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}")
-    for r in results:
-        say(f"{r.name:24} {r.n:7} {r.d:9} {r.seconds:10.4f}  {r.ceiling_ratio:9.2f}  {r.naive_ratio:8.1f}")
-
-
-@app.command("privacy")
+@_bench
 def bench_privacy(
     mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
@@ -294,28 +195,21 @@ def bench_privacy(
         Path | None, typer.Option(help="Attack MNIST, from its files in this folder.", file_okay=False)
     ] = None,
     html: HtmlFile = None,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure the cost of each mask mode, the aggregator's computations under it, and each attack's success beside chance."""
-    from shoal_lab.bench.privacy.benchmark import measure
+    from shoal_lab.bench.privacy import benchmark
     from shoal_lab.bench.privacy.page import page
-    from shoal_lab.bench.privacy.table import lines
 
-    report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
-
-    def show() -> None:
-        for line in lines(report):
-            say(line)
+    document, pictures = benchmark.measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
 
     def write_page() -> None:
         if html is not None:
-            write_atomic(html, page(report).encode(), mode=0o644)
+            write_atomic(html, page(document, pictures).encode(), mode=0o644)
 
-    deliver(report.data(), json, show, save, write_page)
+    return Report(document, benchmark.words, write_page)
 
 
-@app.command("poison")
+@_bench
 def bench_poison(
     attack: Annotated[list[str] | None, typer.Option(help="Attack; may be given again. All by default.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Robust rule; may be given again. All by default.")] = None,
@@ -327,36 +221,28 @@ def bench_poison(
     ] = None,
     mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. rotation by default.")] = None,
     strategy: Annotated[str, typer.Option(help="Algorithm.")] = "fedavg",
-    seed: Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 100,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+    seed: Seeds = None,
+    rounds: Rounds = 100,
+    data_dir: DataDir = None,
+) -> Report:
     """Let three of ten devices attack, or up to three of twenty, and compare the honest ones under each robust rule."""
-    from shoal_lab.bench.poison import benchmark
-    from shoal_lab.bench.poison.page import lines
+    from shoal_lab.bench.poison import benchmark, page
 
-    options = benchmark.Options(
-        attacks=tuple(attack or ()),
-        rules=tuple(rule or ()),
-        data=tuple(data or ()),
-        modes=tuple(mode or ()),
+    found = benchmark.measure(
+        attacks=attack or (),
+        rules=rule or (),
+        data=data or (),
+        modes=mode or (),
         strategy=strategy,
-        seeds=tuple(seed or (0,)),
+        seeds=seed or (0,),
         rounds=rounds,
         data_dir=data_dir,
+        progress=note,
     )
-    found = benchmark.data(benchmark.measure(options, note), options)
-
-    def show() -> None:
-        for line in lines(found["rows"]):
-            say(line)
-
-    deliver(found, json, show, save)
+    return Report(found, lambda document: page.lines(document["rows"]))
 
 
-@app.command("links")
+@_bench
 def bench_links(
     task: Annotated[
         list[str] | None,
@@ -369,33 +255,26 @@ def bench_links(
         list[str] | None, typer.Option(help="Precision of both ways; may be given again. All by default.")
     ] = None,
     algorithm: Annotated[str, typer.Option(help="Algorithm.")] = "cfl",
-    seed: Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 60,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+    seed: Seeds = None,
+    rounds: Rounds = 60,
+    data_dir: DataDir = None,
+) -> Report:
     """Compare precisions of updates and means: bytes, accuracy over rounds, groups found."""
     from shoal_lab.bench import links
 
-    options = links.Options(
-        tasks=tuple(task or links.DEFAULT_TASKS),
-        precisions=tuple(precision or ()),
+    found = links.measure(
+        tasks=task or (),
+        precisions=precision or (),
         algorithm=algorithm,
         rounds=rounds,
-        seeds=tuple(seed or (0,)),
+        seeds=seed or (0,),
         data_dir=data_dir,
+        progress=note,
     )
-    found = links.data(links.measure(options, note), options)
-
-    def show() -> None:
-        for line in links.lines(found["rows"]):
-            say(line)
-
-    deliver(found, json, show, save)
+    return Report(found, links.words)
 
 
-@app.command("race")
+@_bench
 def bench_race(
     task: Annotated[
         list[str] | None, typer.Option(help="mlp, logistic or cnn; may be given again. All by default.")
@@ -409,31 +288,22 @@ def bench_race(
         bool, typer.Option("--install", help="Install peers that are missing, about 1 GB each, below the cache folder.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the devices' samples and the starting models.", min=0)] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
-    save: SaveFile = None,
-    json: AsJson = False,
-) -> None:
+    data_dir: DataDir = None,
+) -> Report:
     """Compare CPU seconds a round with plain torch, pfl-research and Flower's simulation, on the same work and one core.
 
     100 devices with 200 samples of MNIST train an epoch a round. The systems take turns, and their accuracies are compared. Peers
     have environments of their own; those that are not installed are skipped.
     """
     from shoal_lab.bench.race import benchmark
-    from shoal_lab.bench.race.tasks import TASKS
 
-    stop_cleanly()
-    options = benchmark.Options(
-        tasks=tuple(task or TASKS),
-        systems=tuple(system or benchmark.SYSTEMS),
+    found = benchmark.measure(
+        tasks=task or (),
+        systems=system or (),
         rounds=rounds,
         install=install,
         data_dir=data_dir,
         seed=seed,
+        progress=note,
     )
-    found = benchmark.data(*benchmark.measure(options, note), options)
-
-    def show() -> None:
-        for line in benchmark.lines(found):
-            say(line)
-
-    deliver(found, json, show, save)
+    return Report(found, benchmark.words)

@@ -9,9 +9,7 @@ Example: ``shoal bench links --task digits --precision float32 --precision int8`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -54,73 +52,51 @@ SHARES: Final = (0.6, 0.8)
 DEFAULT_TASKS: Final = (DIGITS, "permuted-4", "rotated-4", "unequal-14-4-2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run.
-
-    Attributes:
-        task, algorithm, seed: what was run; length: coordinates of a vector.
-        precision: of both ways.
-        bytes_up, bytes_down: of the updates that devices sent and the means that they fetched, in the whole run, as sealed and
-            cut into chunks; vector_up, vector_down: of the vectors in them alone.
-        accuracy: share of right labels over all test shares at the end, in percent; accuracies: (round, percent) before it.
-        ari: adjusted Rand index of the clusters at the end against the hidden groups; None if there are none.
-        cosine_error: largest error of a cosine between two updates that one round's rounding makes, over the measured rounds.
-    """
-
-    task: str
-    algorithm: str
-    seed: int
-    length: int
-    precision: str
-    bytes_up: int
-    bytes_down: int
-    vector_up: int
-    vector_down: int
-    accuracy: float
-    accuracies: tuple[tuple[int, float], ...]
-    ari: float | None
-    cosine_error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What to run.
-
-    Attributes:
-        tasks: `DIGITS` and names of wild scenarios.
-        precisions: of both ways; all if empty.
-        algorithm, rounds, seeds: of each run.
-        data_dir: folder that is searched first for MNIST and Fashion-MNIST.
-    """
-
-    tasks: tuple[str, ...] = DEFAULT_TASKS
-    precisions: tuple[str, ...] = ()
-    algorithm: str = "cfl"
-    rounds: int = ROUNDS
-    seeds: tuple[int, ...] = (0,)
-    data_dir: Path | None = None
-
-
-def measure(options: Options, progress: Callable[[str], None]) -> list[Row]:
+def measure(
+    *,
+    tasks: Sequence[str] = (),
+    precisions: Sequence[str] = (),
+    algorithm: str = "cfl",
+    rounds: int = ROUNDS,
+    seeds: Sequence[int] = (0,),
+    data_dir: Path | None = None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
     """Return a row for each task, seed and precision, and tell of each run as it ends.
+
+    A row has the task, algorithm, seed, precision and the coordinates of a vector, and
+
+    - ``bytes_up``, ``bytes_down``: of the updates that devices sent and the means that they fetched, in the whole run, as sealed
+      and cut into chunks; ``vector_up``, ``vector_down``: of the vectors in them alone;
+    - ``accuracy``: share of right labels over all test shares at the end, in percent; ``accuracies``: (round, percent) before it;
+    - ``ari``: adjusted Rand index of the clusters at the end against the hidden groups; None if there are none;
+    - ``cosine_error``: largest error of a cosine between two updates that one round's rounding makes, over the measured rounds.
+
+    Args:
+        tasks: `DIGITS` and names of wild scenarios; `DEFAULT_TASKS` if empty.
+        precisions: of both ways; all if empty.
+        algorithm: of each run.
+        rounds: of each run.
+        seeds: of the data and the runs.
+        data_dir: folder that is searched first for MNIST and Fashion-MNIST.
+        progress: is told of each run.
 
     Raises:
         UsageError: a name is unknown.
         MissingDataError: the files of a data set are not here.
     """
-    for precision in options.precisions:
+    for precision in precisions:
         if precision not in limits.PRECISIONS:
             raise UsageError(f"no precision {precision!r}", hint=f"there are {', '.join(limits.PRECISIONS)}")
     rows = []
-    for task in options.tasks:
-        for seed in options.seeds:
-            fleet = deal(task, seed, options.data_dir)
-            for precision in options.precisions or limits.PRECISIONS:
-                row = _run(fleet, task, precision, seed, options)
-                progress(f"{task}, seed {seed}: {precision}: {row.accuracy:.1f} %")
+    for task in tasks or DEFAULT_TASKS:
+        for seed in seeds:
+            fleet = deal(task, seed, data_dir)
+            for precision in precisions or limits.PRECISIONS:
+                row = _run(fleet, task, precision, seed, algorithm, rounds)
+                progress(f"{task}, seed {seed}: {precision}: {row['accuracy']:.1f} %")
                 rows.append(row)
-    return rows
+    return {"rounds": rounds, "rows": rows}
 
 
 def deal(task: str, seed: int, data_dir: Path | None) -> Fleet:
@@ -148,14 +124,14 @@ def _digits(seed: int) -> Fleet:
     return Fleet(population=population, network=OneHidden(side * side, HIDDEN_UNITS, 10), local=LOCAL)
 
 
-def _run(fleet: Fleet, task: str, precision: str, seed: int, options: Options) -> Row:
-    chosen = fleet_run(options.algorithm, {}, precision_up=precision, precision_down=precision)
+def _run(fleet: Fleet, task: str, precision: str, seed: int, algorithm: str, rounds: int) -> dict[str, Any]:
+    chosen = fleet_run(algorithm, {}, precision_up=precision, precision_down=precision)
     errors = [0.0]
-    every = max(1, options.rounds // EVALUATIONS)
+    every = max(1, rounds // EVALUATIONS)
 
     def watch(seen: Observation) -> None:
         links = seen.workforce.models.links
-        if fleet.later is not None and seen.round == options.rounds // 2:
+        if fleet.later is not None and seen.round == rounds // 2:
             seen.workforce.use_data(fleet.later)
         if links.exact:
             errors.append(
@@ -166,27 +142,27 @@ def _run(fleet: Fleet, task: str, precision: str, seed: int, options: Options) -
 
     participation = 1.0 if task == DIGITS else scenarios.find(task).participation
     sim_options = fleet_options(
-        chosen, rounds=options.rounds, local=fleet.local, seed=seed, participation=participation, evaluate_every=every
+        chosen, rounds=rounds, local=fleet.local, seed=seed, participation=participation, evaluate_every=every
     )
-    done = simulate(options.algorithm, chosen.settings, fleet.population, fleet.network, sim_options, watch=watch)
+    done = simulate(algorithm, chosen.settings, fleet.population, fleet.network, sim_options, watch=watch)
     (up, uploads), (down, means) = done.workforce.models.links.up, done.workforce.models.links.down
     head_up, head_down = heads()
     accuracies = tuple((r.round, float(r.accuracy)) for r in done.history if r.accuracy is not None)
-    return Row(
-        task=task,
-        algorithm=options.algorithm,
-        seed=seed,
-        length=done.run.length,
-        precision=precision,
-        bytes_up=up + uploads * head_up + _chunk_heads(up, uploads),
-        bytes_down=down + means * head_down + _chunk_heads(down, means),
-        vector_up=up,
-        vector_down=down,
-        accuracy=accuracies[-1][1],
-        accuracies=accuracies,
-        ari=_ari(done, fleet),
-        cosine_error=max(errors),
-    )
+    return {
+        "task": task,
+        "algorithm": algorithm,
+        "seed": seed,
+        "length": done.run.length,
+        "precision": precision,
+        "bytes_up": up + uploads * head_up + _chunk_heads(up, uploads),
+        "bytes_down": down + means * head_down + _chunk_heads(down, means),
+        "vector_up": up,
+        "vector_down": down,
+        "accuracy": accuracies[-1][1],
+        "accuracies": accuracies,
+        "ari": _ari(done, fleet),
+        "cosine_error": max(errors),
+    }
 
 
 def _ari(done: SimResult, fleet: Fleet) -> float | None:
@@ -252,13 +228,9 @@ def heads() -> tuple[int, int]:
     return len(sealed_up), len(seal_to_group(server, group, down, encode(mean)))
 
 
-def data(rows: Sequence[Row], options: Options) -> dict[str, Any]:
-    """Return the figures as ``--json`` prints them."""
-    return {"rounds": options.rounds, "rows": [dataclasses.asdict(row) for row in rows]}
-
-
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def words(data: Mapping[str, Any]) -> list[str]:
     """Return a table for each task: bytes against float32, accuracy over rounds, and groups."""
+    rows = data["rows"]
     found = []
     for task, seed in dict.fromkeys((row["task"], row["seed"]) for row in rows):
         mine = [row for row in rows if (row["task"], row["seed"]) == (task, seed)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -35,6 +35,7 @@ from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
 from shoal.types import Float32Vector
+from shoal.util.console import counted, mask_words
 
 MODEL_SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}
 SAMPLES: Final = 1000
@@ -46,61 +47,13 @@ TRAININGS: Final = 9
 LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundFigures:
-    """Results of the benchmark.
-
-    Attributes:
-        seconds: the aggregator's time of each round, from opening it to opening the next.
-        training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
-        cores: cores that this run may use.
-        devices: number of device processes.
-        model_bytes: size of the model's vector.
-        broker: kind of the broker.
-        mode: mask mode of the run.
-        device_rss_mb_max: peak memory of the largest device process, in MB of 2^20 bytes.
-        aggregator_rss_mb_max: peak memory of the aggregator, in the same unit.
-    """
-
-    seconds: tuple[float, ...]
-    training_s: float
-    cores: int
-    devices: int
-    model_bytes: int
-    broker: str
-    mode: str
-    device_rss_mb_max: float
-    aggregator_rss_mb_max: float
-
-    @property
-    def bound_s(self) -> float:
-        """Lower bound of a round on this machine: every device's gradient steps, spread evenly over the cores."""
-        return self.training_s * max(1.0, self.devices / self.cores)
-
-    def data(self) -> dict[str, Any]:
-        """Return the figures as `--json` prints them."""
-        return {
-            "seconds_per_round_median": median(self.seconds),
-            "seconds_per_round_min": min(self.seconds),
-            "seconds_per_round_max": max(self.seconds),
-            "rounds": len(self.seconds),
-            "seconds_training_alone": self.training_s,
-            "seconds_bound_by_training": self.bound_s,
-            "bound_ratio": median(self.seconds) / self.bound_s,
-            "cores": self.cores,
-            "devices": self.devices,
-            "model_bytes": self.model_bytes,
-            "broker": self.broker,
-            "mode": self.mode,
-            "device_rss_mb_max": self.device_rss_mb_max,
-            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
-        }
-
-
 def measure(
     devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS, mode: str = DEFAULT_MODE
-) -> RoundFigures:
+) -> dict[str, Any]:
     """Run the benchmark once.
+
+    ``seconds_bound_by_training`` is the lower bound of a round on this machine: every device's gradient steps, spread evenly over
+    the cores. ``bound_ratio`` is a round in units of it. Memory is in MB of 2^20 bytes.
 
     Args:
         devices: number of device processes.
@@ -138,20 +91,53 @@ def measure(
             for name, source in zip(names, data, strict=True):
                 stage.start_device(name, source, "--log", "warning")
             records = stage.wait(plan.run, timeout_s=60 + 5 * rounds)
-            seconds = tuple(r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds])
-            device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
-            aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
-            return RoundFigures(
-                seconds=seconds,
-                training_s=training_s,
-                cores=len(os.sched_getaffinity(0)),
-                devices=devices,
-                model_bytes=4 * plan.length,
-                broker=broker.kind,
-                mode=plan.mode,
-                device_rss_mb_max=device_rss,
-                aggregator_rss_mb_max=aggregator_rss,
-            )
+            return {
+                **figures(
+                    [r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds]], training_s, devices
+                ),
+                "model_bytes": 4 * plan.length,
+                "broker": broker.kind,
+                "mode": plan.mode,
+                "device_rss_mb_max": max(stage.programs[n].peak_rss_mb() for n in names),
+                "aggregator_rss_mb_max": stage.programs["aggregator"].peak_rss_mb(),
+            }
+
+
+def figures(seconds: Sequence[float], training_s: float, devices: int, cores: int = 0) -> dict[str, Any]:
+    """Return the times of rounds, and their ratio to what training alone takes.
+
+    Args:
+        seconds: the aggregator's time of each round, from opening it to opening the next.
+        training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
+        devices: number of device processes.
+        cores: cores that they share; 0 stands for those that this process may use.
+    """
+    cores = cores or len(os.sched_getaffinity(0))
+    bound_s = training_s * max(1.0, devices / cores)
+    return {
+        "seconds_per_round_median": median(seconds),
+        "seconds_per_round_min": min(seconds),
+        "seconds_per_round_max": max(seconds),
+        "rounds": len(seconds),
+        "seconds_training_alone": training_s,
+        "seconds_bound_by_training": bound_s,
+        "bound_ratio": median(seconds) / bound_s,
+        "cores": cores,
+        "devices": devices,
+    }
+
+
+def words(data: Mapping[str, Any]) -> list[str]:
+    """Return the figures as text."""
+    return [
+        f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
+        f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
+        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {mask_words(data['mode'])}",
+        f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "
+        f"{1e3 * data['seconds_training_alone']:.1f} ms on {data['cores']} cores",
+        f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
+        f"aggregator {data['aggregator_rss_mb_max']:.0f} MB",
+    ]
 
 
 def make_task() -> tuple[TaskBundle, NDArray[np.float32]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -51,34 +51,33 @@ class Start:
     loss_cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StartFigures:
-    """Results of the benchmark.
-
-    Attributes:
-        first: each start without the run on the device's disk.
-        again: each start with it.
-        broker: kind of the broker.
-    """
-
-    first: tuple[Start, ...]
-    again: tuple[Start, ...]
-    broker: str
-
-    def data(self) -> dict[str, Any]:
-        """Return the figures as `--json` prints them."""
-        found: dict[str, Any] = {}
-        for kind, starts in (("first", self.first), ("again", self.again)):
-            for name, values in (
-                (f"seconds_{kind}", [start.update_s for start in starts]),
-                (f"seconds_to_loss_{kind}", [start.loss_s for start in starts]),
-                (f"cpu_seconds_to_loss_{kind}", [start.loss_cpu_s for start in starts]),
-            ):
-                found |= {f"{name}_median": median(values), name: values}
-        return {**found, "starts": len(self.first), "broker": self.broker}
+def figures(first: Sequence[Start], again: Sequence[Start], broker: str) -> dict[str, Any]:
+    """Return each time of each start, and their medians: of the starts without the run on the device's disk, and with it."""
+    found: dict[str, Any] = {}
+    for kind, starts in (("first", first), ("again", again)):
+        for name, values in (
+            (f"seconds_{kind}", [start.update_s for start in starts]),
+            (f"seconds_to_loss_{kind}", [start.loss_s for start in starts]),
+            (f"cpu_seconds_to_loss_{kind}", [start.loss_cpu_s for start in starts]),
+        ):
+            found |= {f"{name}_median": median(values), name: values}
+    return {**found, "starts": len(first), "broker": broker}
 
 
-def measure(starts: int = STARTS, broker_kind: str = "auto") -> StartFigures:
+def words(data: Mapping[str, Any]) -> list[str]:
+    """Return the figures as text."""
+    return [
+        f"{said}: {data[f'{name}_median']:.2f} s to the {end} (median of {data['starts']}, "
+        f"{min(data[name]):.2f} to {max(data[name]):.2f})"
+        for kind, said in (("first", "fetching the run"), ("again", "with the run on its disk"))
+        for name, end in (
+            (f"seconds_to_loss_{kind}", f"first loss ({data[f'cpu_seconds_to_loss_{kind}_median']:.2f} s of CPU)"),
+            (f"seconds_{kind}", "first update"),
+        )
+    ]
+
+
+def measure(starts: int = STARTS, broker_kind: str = "auto") -> dict[str, Any]:
     """Run the benchmark once, each start in a fleet of its own.
 
     Args:
@@ -104,7 +103,7 @@ def measure(starts: int = STARTS, broker_kind: str = "auto") -> StartFigures:
                     first.append(_start(stage, run, source))
                     stage.stop(DEVICE, signal.SIGKILL)
                     again.append(_start(stage, run, source))
-            return StartFigures(tuple(first), tuple(again), broker.kind)
+            return figures(first, again, broker.kind)
 
 
 def _start(stage: Stage, run: int, source: Path) -> Start:

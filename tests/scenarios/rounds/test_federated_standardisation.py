@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.features.reading import blocks
+from shoal_lab.bench.attacks.features import blocks
 
 from aggregator.uploads.validation import UploadVerifier
 from edge_client.learning.data import Dataset, split

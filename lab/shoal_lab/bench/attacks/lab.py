@@ -6,30 +6,39 @@ masked by `crypto.mask`. The lab holds every secret; each attack uses only the v
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from crypto.mask.derivation import MaskKey, derive
-from crypto.mask.masking import mask
+from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import RoundKeys, VersionKey
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
+from edge_client.run.policy import check_announcement, check_mean
 from shoal.demo.data import load_images
+from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import TaskSource, build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Announcement
+from shoal.protocol.states import MeanHeader, MeanRef, Offer, Recipe, RetainedStep, RoundModels, StateId, Step, Term
+from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
-from shoal.types import Float32Vector, Segment
+from shoal.types import Float32Vector, MaskedVector, Segment
 
 T = TypeVar("T")
 
@@ -44,6 +53,12 @@ ONE_EPOCH: Final = LocalTraining(epochs=1, batch_size=10, lr=LR)
 MOST_IMAGES: Final = 10_000
 """Number of MNIST's images that are private, and of those that the attacker has."""
 
+MIN_CONTRIBUTORS: Final = 3
+ROUNDS: Final = 50
+
+Rows = NDArray[np.float32]
+Lifetime = Literal["run", "round"]
+LIFETIMES: Final[tuple[Lifetime, ...]] = ("run", "round")
 Keeps = Literal["order", "values", "magnitudes", "lengths"]
 """The part of a vector that a mode preserves: everything; the multiset of values; that of absolute values; only the norm."""
 
@@ -195,15 +210,8 @@ class Lab:
         return "magnitudes" if np.array_equal(np.sort(abs(image)), np.sort(abs(vector))) else "lengths"
 
     def places(self, mode: str, round_: int = 1) -> NDArray[np.int64]:
-        """Return the clear coordinate that each masked one is a copy of, up to sign: the truth that attacks are scored by.
-
-        Shape (d,), int64; -1 for a mixture of coordinates. Read from the mask's own output on 1, 2, 3, ...
-        """
-        ramp = np.arange(1, self.length + 1, dtype=np.float32)
-        image = np.abs(self.masked(ramp, mode, round_))
-        index = np.clip(np.rint(image).astype(np.int64), 1, self.length)
-        copied = self.keeps(mode) != "lengths"
-        return np.where(copied & (index == image), index - 1, -1)
+        """Return the clear coordinate that each masked one copies: the truth that attacks are scored by, see `FleetKeys`."""
+        return FleetKeys(self, mode, "round", self.length).places(round_)
 
     def layer_of(self, mode: str) -> NDArray[np.int64]:
         """Return the tensor that contributes most to each masked coordinate, relative to its size, (d,), int64.
@@ -229,7 +237,7 @@ class Lab:
     def module(self) -> nn.Module:
         """Return the torch module at the origin, for an attacker who differentiates it."""
         model = build("mlp", inputs=self.side**2, hidden=self.hidden, classes=CLASSES).model
-        load(model, self.origin)
+        nn.utils.vector_to_parameters(torch.from_numpy(self.origin.copy()), model.parameters())
         return model
 
     def once(self, what: object, make: Callable[[], T]) -> T:
@@ -243,18 +251,6 @@ class Lab:
         """Drop the keys and vectors that belong to one mode."""
         for what in [w for w in self._cache if isinstance(w, tuple) and mode in w]:
             del self._cache[what]
-
-
-def load(model: nn.Module, theta: Float32Vector) -> None:
-    """Put ``theta`` (d,), in the module's own assignment, into ``model``."""
-    import torch
-
-    at = 0
-    with torch.no_grad():
-        for parameter in model.parameters():
-            n = parameter.numel()
-            parameter.copy_(torch.from_numpy(theta[at : at + n].copy()).view_as(parameter))
-            at += n
 
 
 def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab:
@@ -272,4 +268,83 @@ def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab
     return Lab(Images(x[mine], y[mine]), Images(x[yours], y[yours]), side, quick, name)
 
 
-__all__ = ["CLASSES", "LR", "ONE_EPOCH", "ONE_STEP", "Images", "Keeps", "Lab", "load", "make_lab"]
+def signed_plan(lab: Lab, mode: str) -> RunPlan:
+    """Return the plan of a FedAvg run of 50 rounds as the owner makes it, for the lab's task and keys."""
+    return lab.once(("plan", mode), lambda: _signed_plan(lab, mode))
+
+
+def _signed_plan(lab: Lab, mode: str) -> RunPlan:
+    options = RunOptions("fedavg", rounds=ROUNDS, mode=mode, min_contributors=MIN_CONTRIBUTORS, seed=0)
+    with tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder:
+        stage = Stage(Path(folder), "mqtt://nobody", ("dev-00",))
+        plan = stage.add_run(lab.bundle, lab.origin[None], options)
+    return dataclasses.replace(plan, fleet=FLEET, run_id=RUN_ID)
+
+
+def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS) -> Float32Vector:
+    """Return the model (d,) that a device makes of its origin and the masked ``mean`` (d,) of round 1, which may be forged.
+
+    Raises:
+        UntrustedError: the device's policy refuses it.
+        IntegrityError: it can't be unmasked.
+    """
+    plan, values = signed_plan(lab, mode), np.asarray(mean, np.float32)
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    recipe = Recipe(0, 1, (Term(0, 0, 1.0),), 1.0)
+    step = RetainedStep(Step(1, (recipe,), (recipe.state,)), (MeanRef(0, "x", b"\1" * 16, contributors),))
+    announcement = Announcement(
+        fleet=plan.fleet,
+        run=plan.run,
+        run_id=plan.run_id,
+        roster_sequence=plan.roster_sequence,
+        round=2,
+        nonce=bytes(16),
+        deadline_s=60.0,
+        finished=False,
+        assignments=(),
+        assignment_of=(),
+        held=RoundModels(plan.key_version, (Offer(0, StateId(0, 1)),), (step,)),
+    )
+    check_announcement(announcement, plan)
+    key = lab.key(mode)
+    header = MeanHeader(
+        fleet=plan.fleet, run_id=plan.run_id, round=1, key_id=key.key_id, model=0, length=plan.length, segment=""
+    )
+    check_mean(header, plan, "", 4 * values.size, norm, plan.norm_limit)
+    return lab.origin + unmask(MaskedVector(values, key.key_id), key)
+
+
+class FleetKeys:
+    """The keys that a run's devices share, by round: a fresh one in each, as fleets have, or that of round 1 for the run.
+
+    One key a run is for comparison only: it shows what fresh keys are good for. No fleet has it.
+    """
+
+    def __init__(self, lab: Lab, mode: str, lifetime: Lifetime, length: int, owner: str = "fleet") -> None:
+        """Prepare keys for vectors of ``length`` coordinates; another ``owner`` has independent keys."""
+        self.mode, self.lifetime, self.length = mode, lifetime, length
+        self._derive = lru_cache(maxsize=4)(lambda round_: lab.derive(mode, length, round_, owner))
+
+    def key(self, round_: int) -> MaskKey:
+        """Return the mask key of a round; under lifetime ``run`` every round has that of round 1."""
+        return self._derive(round_ if self.lifetime == "round" else 1)
+
+    def masked(self, rows: Rows, round_: int) -> Rows:
+        """Return ``rows`` (n, d) masked under a round's key."""
+        key = self.key(round_)
+        return np.stack([mask(np.ascontiguousarray(row, np.float32), key).values for row in rows])
+
+    def unmasked(self, rows: Rows, round_: int) -> Rows:
+        """Return ``rows`` (n, d) without the mask of a round's key."""
+        key = self.key(round_)
+        return np.stack([unmask(MaskedVector(np.ascontiguousarray(row, np.float32), key.key_id), key) for row in rows])
+
+    def places(self, round_: int) -> NDArray[np.int64]:
+        """Return the clear coordinate that each masked one copies, up to sign, (d,), int64; -1 for a mixture.
+
+        Read from the mask's own output on 1, 2, 3, ...
+        """
+        ramp = np.arange(1, self.length + 1, dtype=np.float32)
+        image = np.abs(self.masked(ramp[None], round_)[0])
+        copied = np.array_equal(np.sort(image), ramp)
+        return image.astype(np.int64) - 1 if copied else np.full(self.length, -1, np.int64)

@@ -11,44 +11,35 @@ its own. Those of the aggregator and of the broker are in the directory for temp
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import dataclasses
 import functools
 import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
-from aggregator import membership as aggregators
-from aggregator.shards import membership as shard_members
 from aggregator.storage.run_status import rounds_closed, stored_vector_bytes
+from aggregator.storage.store import DATABASE
 from crypto.seal.identity import Identity
 from edge_client import membership as enrolment
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
 from shoal.membership.directory import KEY_FILE
-from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, origins_needed, write_run
+from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
-from shoal.protocol.documents import RunPlan
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.simulation.process_fleet import ONE_THREAD, Program, StageError, cpu_seconds
+from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.open_files import raise_open_files
-from shoal_lab.bench.load.driver import DriverReport, DriverSpec
-
-Model = Literal["logistic", "mlp"]
+from shoal_lab.bench.load.driver import DriverReport
 
 FLEET: Final = "load"
 MODELS: Final[dict[str, dict[str, int]]] = {
@@ -62,7 +53,6 @@ LOCAL: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
 DEVICES_PER_DRIVER: Final = 250
 STALLED_S: Final = 300.0
 """The bench gives up if no round has closed and no upload has been stored for this long."""
-STOP_S: Final = 20.0
 UNLIKE_A_FLEET: Final[Mapping[str, Any]] = {"min_contributors": 1, "quorum": 1.0, "deadline_s": 3600.0}
 """Options that are not a fleet's defaults. Every cluster moves in every round, however few devices it has, and a round with a
 lost upload ends only when the upload arrives."""
@@ -77,8 +67,6 @@ COPIES_PER_DEVICE: Final = 6
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place for a private directory of random name
 LOOPBACK: Final = "lo"
 """Network interface of the sums between coordinator and workers."""
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +74,8 @@ class Sample:
     """State of the processes at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes.
 
     ``main_cpu_s`` is the CPU of the aggregator's main thread, which runs its loop; it is part of ``aggregator_cpu_s``.
-    ``shard_cpu_s`` has one entry for each worker.
+    ``shard_cpu_s`` has one entry for each worker; ``coordinator_vector_bytes`` are the updates and means that the aggregator's
+    own process stores, ``database_bytes`` its database with SQLite's side files.
     """
 
     at_s: float
@@ -101,195 +90,150 @@ class Sample:
     shard_rss_mb_max: float = 0.0
     shard_cpu_s: tuple[float, ...] = ()
     coordinator_vector_bytes: int = 0
+    database_bytes: int = 0
 
 
-class LoadFleet:
-    """A fleet of n devices with one run, and the processes that serve it; a context manager that ends them all.
+def run_options(algorithm: str, rounds: int, unlike: Mapping[str, Any] = UNLIKE_A_FLEET) -> RunOptions:
+    """Return the options of a run, of which ``unlike`` are not a fleet's defaults."""
+    return RunOptions(algorithm, SETTINGS.get(algorithm, {}), rounds=rounds, local=LOCAL, seed=0, **unlike)
+
+
+class FleetPlace(Stage):
+    """A stage with a fleet of n devices and one run.
+
+    Args:
+        root: directory for all but the devices.
+        states: directory with one subdirectory a device.
+        broker: the broker's address.
+        size: number of devices.
+        model: name in MODELS.
+        options: of the run, see `run_options`.
+        shards: workers of the aggregator; 1 is an aggregator without workers.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        states: Path,
+        broker: str,
+        *,
+        size: int,
+        model: str = "logistic",
+        options: RunOptions,
+        shards: int = 1,
+    ) -> None:
+        self.states = states
+        self.size, self.rounds, self.algorithm, self.shards = size, options.rounds, options.algorithm, shards
+        self.names = [f"dev-{place:05}" for place in range(size)]
+        super().__init__(root, broker, (), FLEET, shards)
+        self.fleet.add_devices(enrolment.init(self.device_dir(name), name).read_bytes() for name in self.names[1:])
+        # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
+        self.add_device(self.names[0])
+        self.identities = [Identity.load(self.device_dir(name) / KEY_FILE) for name in self.names]
+        bundle = _compiled(model)
+        self.model_bytes = 4 * bundle.length
+        self.plan = self.add_run(bundle, draw_origins(bundle.manifest, origins_needed(options), 0), options)
+        self.run_dir = self.aggregator_dir / f"run-{self.plan.run:06d}"
+
+    def device_dir(self, name: str) -> Path:
+        """Return a device's directory."""
+        return self.states / name
+
+
+class LoadFleet(FleetPlace):
+    """A fleet with one run, and the processes that serve it; a context manager that ends them all.
 
     Args:
         devices: size of the fleet.
         model: name in MODELS.
-        algorithm: of the run.
-        rounds: training rounds of the run.
         open_files: soft and hard limit on the aggregator's open files.
         spread_s, churn: see `DriverSpec`.
         page_port: port of the fleet page on this machine; 0 for none.
         shards: workers of the aggregator; 1 is an aggregator without workers.
         core_each: bind each process of the aggregator to one core, in turn: the coordinator to the first, the workers to the
             next. On one core an aggregator has no intake threads.
+        algorithm, rounds: of the run.
     """
 
     def __init__(
         self,
         *,
         devices: int,
-        model: Model = "logistic",
-        algorithm: str = "fedavg",
-        rounds: int = 5,
+        model: str = "logistic",
         open_files: int = 1024,
         spread_s: float = 0.0,
         churn: float = 0.0,
         page_port: int = 0,
         shards: int = 1,
         core_each: bool = False,
+        algorithm: str = "fedavg",
+        rounds: int = 5,
     ) -> None:
         if model not in MODELS:
             raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
-        self.devices, self.rounds, self.algorithm = devices, rounds, algorithm
-        self._open_files = open_files
-        self._spread_s = spread_s
-        self.churn = churn
-        self.shards = shards
-        self.core_each = core_each
-        self.worker_names = [f"worker-{number}" for number in range(shards)] if shards > 1 else []
-        self.workers: list[Program] = []
-        self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
-        self._stack = contextlib.ExitStack()
-        self._programs: list[Program] = []
-        self._drivers: list[tuple[Program, Path]] = []
-        self.names = [f"dev-{place:05}" for place in range(devices)]
         _check_open_files(devices)
-        try:
-            self._set_up(model)
-        except BaseException:
-            # Also after Ctrl-C: `__exit__` is not called for an object whose constructor has failed.
-            self._stack.close()
-            raise
+        self._open_files, self._spread_s = open_files, spread_s
+        self.churn, self.core_each = churn, core_each
+        self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
+        self._reports: dict[str, Path] = {}
+        with contextlib.ExitStack() as stack:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-")))
+            model_bytes = 4 * _compiled(model).length
+            options = run_options(algorithm, rounds, WITH_CHURN if churn else UNLIKE_A_FLEET)
+            state_bytes = COPIES_PER_DEVICE * (model_bytes * origins_needed(options) + (64 << 10))
+            place = _memory_directory(devices * state_bytes)
+            states = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-devices-", dir=place))
+            self.broker: BrokerProcess = stack.enter_context(
+                start_broker("mosquitto", root / "broker", queue=queue_limits(devices, model_bytes))
+            )
+            super().__init__(
+                root, Path(states), self.broker.url, size=devices, model=model, options=options, shards=shards
+            )
+            # Only now: after Ctrl-C in a constructor `__exit__` is not called.
+            self._stack = stack.pop_all()
 
-    def _set_up(self, model: Model) -> None:
-        self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-")))
-        self.bundle = _compiled(model)
-        options = RunOptions(
-            self.algorithm,
-            SETTINGS.get(self.algorithm, {}),
-            rounds=self.rounds,
-            local=LOCAL,
-            seed=0,
-            **(WITH_CHURN if self.churn else UNLIKE_A_FLEET),
-        )
-        self.model_bytes = 4 * self.bundle.length
-        state_bytes = self.devices * COPIES_PER_DEVICE * (self.model_bytes * origins_needed(options) + (64 << 10))
-        place = _memory_directory(state_bytes)
-        self._states = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-devices-", dir=place))
-        )
-        queue = queue_limits(self.devices, self.model_bytes)
-        self.broker: BrokerProcess = self._stack.enter_context(
-            start_broker("mosquitto", self.root / "broker", queue=queue)
-        )
-        self.aggregator_dir = self.root / "aggregator"
-        self.fleet, self.identities = self._enrol()
-        self.plan: RunPlan = make_plan(self.fleet, self.bundle, options)
-        origins = draw_origins(self.bundle.manifest, origins_needed(options), 0)
-        self.package = write_run(self.fleet, self.plan, self.bundle, origins)
-        shutil.copy2(self.package, self.aggregator_dir / aggregators.RUNS_DIRECTORY / self.package.name)
-        self.run_dir = self.aggregator_dir / f"run-{self.plan.run:06d}"
-
-    def _enrol(self) -> tuple[FleetDirectory, list[Identity]]:
-        """Make the owner's directory, the aggregator's and the devices', with one roster for all of them."""
-        fleet = FleetDirectory.create(self.root / "owner", FLEET, self.broker.url)
-        card = aggregators.init(self.aggregator_dir).read_bytes()
-        fleet.add_aggregator(card)
-        cards = [enrolment.init(self._states / name, name).read_bytes() for name in self.names]
-        identities = [Identity.load(self._states / name / KEY_FILE) for name in self.names]
-        fleet.add_devices(cards)
-        # The grant is made again, since it contains the roster, which lists all devices only now.
-        grant = fleet.add_aggregator(card)
-        for name in self.worker_names:
-            directory = self.root / name
-            own = fleet.add_worker(shard_members.init(directory, name).read_bytes())
-            shard_members.join(directory, own.read_bytes(), fleet.fingerprint)
-        aggregators.join(self.aggregator_dir, grant.read_bytes(), fleet.fingerprint)
-        # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
-        joined = fleet.add_device(cards[0])
-        enrolment.join(self._states / self.names[0], joined.read_bytes(), fleet.fingerprint)
-        return fleet, identities
-
-    def start_aggregator(self) -> None:
-        """Start `shoal-aggregator serve` with the limit on open files."""
-        limit = self._open_files
-
-        def limited() -> None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            self._before_program(0)
-
-        start = "from aggregator.cli import main; main()"
-        sums = ["--interface", LOOPBACK] if self.worker_names else []
-        serve = ["serve", str(self.aggregator_dir), *self._page, *sums]
-        self.aggregator = self._start("aggregator", start, serve, limited)
-        if not self.workers:
-            self.workers = [
-                self._start(
-                    name,
-                    start,
-                    ["shard", "serve", str(self.root / name), "--interface", LOOPBACK],
-                    functools.partial(self._before_program, number),
-                )
-                for number, name in enumerate(self.worker_names, 1)
-            ]
-
-    def _before_program(self, number: int) -> None:
-        """Prepare the aggregator's ``number``-th process between fork and exec: its end with its parent's, and its core."""
-        _end_with_parent()
+    def start_aggregator(self, *arguments: str) -> Program:
+        """Start `shoal-aggregator serve` with the limit on open files, and its workers unless they run."""
+        sums = ["--interface", LOOPBACK] if self.workers else []
+        program = super().start_aggregator(*self._page, *sums, *arguments)
+        resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (self._open_files, self._open_files))
+        for name in set(self.workers) - self.programs.keys():
+            self._start(name, "aggregator", ["shard", "serve", str(self.worker_dir(name)), *sums])
         if self.core_each:
             cores = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {cores[number % len(cores)]})
+            for number, name in enumerate(("aggregator", *self.workers)):
+                os.sched_setaffinity(self.programs[name].pid, {cores[number % len(cores)]})
+        return program
 
     def start_drivers(self) -> None:
         """Start the processes that drive the devices."""
-        for number, first in enumerate(range(0, self.devices, DEVICES_PER_DRIVER)):
-            report = self.root / f"report-{number}.json"
-            names = self.names[first : first + DEVICES_PER_DRIVER]
-            spec = DriverSpec(
-                devices=str(self._states),
-                joined=self.names[0],
-                names=names,
-                first=first,
-                report=str(report),
-                spread_s=self._spread_s,
-                churn=self.churn,
-            )
-            file = self.root / f"driver-{number}.json"
-            file.write_text(json.dumps(dataclasses.asdict(spec)))
-            start = "from shoal_lab.bench.load.driver import main; main()"
-            self._drivers.append((self._start(f"driver-{number}", start, [str(file)]), report))
+        for number, first in enumerate(range(0, self.size, DEVICES_PER_DRIVER)):
+            spec = {
+                "devices": str(self.states),
+                "joined": self.names[0],
+                "names": self.names[first : first + DEVICES_PER_DRIVER],
+                "first": first,
+                "spread_s": self._spread_s,
+                "churn": self.churn,
+            }
+            self.start_driver(f"driver-{number}", "shoal_lab.bench.load.driver", spec)
 
-    def let_devices_leave(self) -> None:
-        """Let the share ``churn`` of the devices leave, and those that left the last time return."""
-        for program, _ in self._drivers:
-            program.process.send_signal(signal.SIGUSR1)
-
-    def start_driver(self, name: str, code: str, spec: dict[str, Any]) -> None:
-        """Start one more driver process from Python ``code`` that takes a JSON file with ``spec`` and its report's place."""
+    def start_driver(self, name: str, module: str, spec: dict[str, Any]) -> None:
+        """Start a process whose ``module`` takes a JSON file with ``spec`` and its report's place."""
         report, file = self.root / f"report-{name}.json", self.root / f"{name}.json"
         file.write_text(json.dumps({**spec, "report": str(report)}))
-        self._drivers.append((self._start(name, code, [str(file)]), report))
+        self._start(name, module, [str(file)])
+        self._reports[name] = report
 
-    def _start(self, name: str, code: str, arguments: list[str], before: Any = None) -> Program:
-        logs = self.root / "logs"
-        logs.mkdir(exist_ok=True)
-        handle = (logs / f"{name}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **ONE_THREAD, "NO_COLOR": "1"},
-            preexec_fn=before or _end_with_parent,  # noqa: PLW1509 - two system calls, no Python lock is taken
-        )
-        program = Program(name, process, logs / f"{name}.log", handle)
-        self._programs.append(program)
-        return program
+    def _software(self, name: str, package: str) -> tuple[str, Path | None, dict[str, str]]:
+        if package in PROGRAMS:
+            return super()._software(name, package)
+        return f"from {package} import main; main()", None, {}
 
-    @property
-    def joined_dir(self) -> Path:
-        """Directory of the device whose membership all others share."""
-        return self._states / self.names[0]
-
-    def kill_aggregator(self) -> None:
-        """End the aggregator with SIGKILL."""
-        self.aggregator.stop(signal.SIGKILL)
-        self._programs.remove(self.aggregator)
+    def signal_drivers(self, number: int) -> None:
+        """Send a signal to all drivers; at SIGUSR1 devices leave and return."""
+        for name in self._reports:
+            self.programs[name].process.send_signal(number)
 
     def sample(self, at_s: float) -> Sample:
         """Return the present state of the aggregator and the broker.
@@ -298,75 +242,59 @@ class LoadFleet:
             StageError: a process has ended by itself.
         """
         self.check()
-        pid = self.aggregator.pid
+        aggregator, workers = self.programs["aggregator"], [self.programs[name].pid for name in self.workers]
         try:
-            rss_mb, rss_mb_max = _memory_mb(pid)
-            files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-            cpu_s, main_s = cpu_seconds(pid), cpu_seconds(pid, pid)
+            rss_mb, rss_mb_max = _memory_mb(aggregator.pid)
+            files = sum(1 for _ in Path(f"/proc/{aggregator.pid}/fd").iterdir())
+            cpu_s, main_s = cpu_seconds(aggregator.pid), cpu_seconds(aggregator.pid, aggregator.pid)
         except OSError as error:
-            raise StageError(f"the aggregator has ended:\n{self.aggregator.tail()}") from error
-        broker_s = cpu_seconds(self.broker.pid) if self.broker.pid else 0.0
+            raise StageError(f"the aggregator has ended:\n{aggregator.tail()}") from error
         return Sample(
             at_s=at_s,
             closed=rounds_closed(self.run_dir),
             aggregator_cpu_s=cpu_s,
-            broker_cpu_s=broker_s,
+            broker_cpu_s=cpu_seconds(self.broker.pid) if self.broker.pid else 0.0,
             rss_mb=rss_mb,
             rss_mb_max=rss_mb_max,
             open_files=files,
             main_cpu_s=main_s,
-            drivers_cpu_s=sum(cpu_seconds(program.pid) for program, _ in self._drivers),
-            shard_rss_mb_max=max((_memory_mb(program.pid)[1] for program in self.workers), default=0.0),
-            shard_cpu_s=tuple(cpu_seconds(program.pid) for program in self.workers),
-            coordinator_vector_bytes=self._vector_bytes(),
+            drivers_cpu_s=sum(self.programs[name].cpu_s() for name in self._reports),
+            shard_rss_mb_max=max((_memory_mb(pid)[1] for pid in workers), default=0.0),
+            shard_cpu_s=tuple(map(cpu_seconds, workers)),
+            coordinator_vector_bytes=_size(self.run_dir.glob("vectors/*.f32")) + stored_vector_bytes(self.run_dir),
+            database_bytes=_size(self.run_dir.glob(f"{DATABASE}*")),
         )
 
-    def _vector_bytes(self) -> int:
-        """Return the bytes of updates and means that the aggregator's own process stores now."""
-        means = sum(path.stat().st_size for path in self.run_dir.glob("vectors/*.f32") if path.exists())
-        return means + stored_vector_bytes(self.run_dir)
-
-    def check(self) -> None:
-        """Raise StageError if a process has ended by itself."""
-        for program in self._programs:
-            code = program.process.poll()
-            if code is not None:
-                raise StageError(f"{program.name} ended with status {code}:\n{program.tail()}")
-
     def reports(self) -> list[DriverReport]:
-        """End the drivers and return their counts."""
-        for program, _ in self._drivers:
-            program.process.send_signal(signal.SIGTERM)
+        """End the drivers and return their counts.
+
+        Raises:
+            StageError: one left no report.
+        """
+        self.signal_drivers(signal.SIGTERM)
         found = []
-        for program, report in self._drivers:
-            try:
-                program.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                program.process.kill()
+        for name, report in self._reports.items():
+            log = self.programs[name].tail
+            self.stop(name)
             if not report.exists():
-                raise StageError(f"{program.name} left no report:\n{program.tail()}")
+                raise StageError(f"{name} left no report:\n{log()}")
             found.append(DriverReport(**json.loads(report.read_text())))
-            self._programs.remove(program)
-            program.stop()
-        self._drivers.clear()
+        self._reports.clear()
         return found
 
     def close(self) -> None:
         """End all processes and remove the directories."""
-        # All are signalled before the first is waited for, so that they end at the same time.
-        for program in self._programs:
-            if program.process.poll() is None:
-                program.process.send_signal(signal.SIGTERM)
-        for program in self._programs:
-            program.stop()
-        self._programs.clear()
+        super().close()
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _size(files: Iterable[Path]) -> int:
+    """Return the bytes of files, which may disappear meanwhile."""
+    found = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            found += path.stat().st_size
+    return found
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:
@@ -397,7 +325,7 @@ def _check_open_files(devices: int) -> None:
 
 
 @functools.cache
-def _compiled(model: Model) -> TaskBundle:
+def _compiled(model: str) -> TaskBundle:
     """Return the compiled task of a model. Compiling takes seconds, so the fleets of a process share it."""
     made = build(model, **MODELS[model])
     return compile_task(made.model, made.loss, made.example, name=model, kind=made.kind, hyper=LOCAL)
@@ -410,8 +338,3 @@ def _memory_directory(needed_bytes: int) -> Path | None:
     except OSError:
         return None
     return SHARED_MEMORY if free_bytes > needed_bytes and os.access(SHARED_MEMORY, os.W_OK) else None
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies; runs between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import signal
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Literal
 
@@ -13,9 +15,9 @@ from aggregator.storage.run_status import read_records, read_waiting, uploads_st
 from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.transport.local_broker import free_port
+from shoal.util.console import counted
 from shoal_lab.bench.load.driver import DriverReport
-from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Model, Sample
-from shoal_lab.bench.load.page_reader import PageReader
+from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
 from shoal_lab.bench.load.replay import prepare
 
 Fault = Literal["aggregator", "broker"]
@@ -26,158 +28,41 @@ SAMPLE_EVERY_S: Final = 0.05
 FAULT_SAMPLE_EVERY_S: Final = 0.005
 DOWN_S: Final = 1.0
 """Time that a killed process stays away."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFigures:
-    """Result of one run of the bench; ``data`` names the fields as `--json` prints them.
-
-    Attributes:
-        seconds: of each training round after the warm-up, by the aggregator's records.
-        aggregator_cpu_s: CPU seconds of the aggregator in those rounds.
-        broker_cpu_s: CPU seconds of the broker in those rounds.
-        uploads_measured: uploads in those rounds.
-        drivers_cpu_s: CPU seconds of all driver processes from start to end.
-        main_cpu_s: CPU seconds of the aggregator's main thread in those rounds.
-        measured_drivers_cpu_s: CPU seconds of all driver processes in those rounds.
-        spans_s: of each of those rounds, from the first upload that was published to the last answer; `--prepared` only.
-        churn: share of the devices that left after each round, and were back after the next.
-        uploads_fewest: uploads counted in the round that counted the fewest.
-        out_of_step: uploads left out since they were trained from another state than most.
-        shards: workers of the aggregator; 1 is an aggregator without workers.
-        shard_rss_mb_max: peak memory of the largest worker, MB of 2^20 bytes.
-        shard_cpu_s: CPU seconds of each worker in the measured rounds.
-        core_each: whether each process of the aggregator was bound to one core.
-        coordinator_vector_bytes: most bytes of updates and means that the aggregator's own process has stored.
-    """
-
-    devices: int
-    model_bytes: int
-    algorithm: str
-    rounds: int
-    seconds: tuple[float, ...]
-    aggregator_cpu_s: float
-    broker_cpu_s: float
-    uploads_measured: int
-    aggregator_rss_mb_max: float
-    open_files_max: int
-    uploads_expected: int
-    uploads_counted: int
-    nacks: int
-    reminders: int
-    drivers_cpu_s: float
-    churn: float = 0.0
-    uploads_fewest: int = 0
-    out_of_step: int = 0
-    main_cpu_s: float = 0.0
-    measured_drivers_cpu_s: float = 0.0
-    spans_s: tuple[float, ...] = ()
-    shards: int = 1
-    shard_rss_mb_max: float = 0.0
-    shard_cpu_s: tuple[float, ...] = ()
-    core_each: bool = False
-    coordinator_vector_bytes: int = 0
-
-    def data(self) -> dict[str, Any]:
-        """Return the figures as `--json` prints them."""
-        churn = {"churn": self.churn, "uploads_fewest": self.uploads_fewest, "out_of_step": self.out_of_step}
-        others_s = self.broker_cpu_s + self.measured_drivers_cpu_s
-        ours_s = self.aggregator_cpu_s + sum(self.shard_cpu_s)
-        speed = {"uploads_per_s_median": self.devices / median(self.spans_s)} if self.spans_s else {}
-        busiest_s = max((self.aggregator_cpu_s, *self.shard_cpu_s))
-        return {
-            "devices": self.devices,
-            "model_bytes": self.model_bytes,
-            "algorithm": self.algorithm,
-            "rounds": self.rounds,
-            "seconds_per_round_median": median(self.seconds),
-            "aggregator_cpu_ms_per_upload": 1e3 * self.aggregator_cpu_s / self.uploads_measured,
-            "main_thread_cpu_ms_per_upload": 1e3 * self.main_cpu_s / self.uploads_measured,
-            "others_cpu_share": others_s / max(others_s + ours_s, 1e-9),
-            **speed,
-            "broker_cpu_s_per_round": self.broker_cpu_s / len(self.seconds),
-            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
-            "open_files_max": self.open_files_max,
-            "uploads_expected": self.uploads_expected,
-            "uploads_counted": self.uploads_counted,
-            "nacks": self.nacks,
-            "reminders": self.reminders,
-            **(churn if self.churn else {}),
-            "shards": self.shards,
-            "shard_rss_mb_max": self.shard_rss_mb_max,
-            "shards_cpu_ms_per_upload": 1e3 * sum(self.shard_cpu_s) / self.uploads_measured,
-            "shard_cpu_ms_per_upload_max": 1e3 * max(self.shard_cpu_s, default=0.0) / self.uploads_measured,
-            # What the CPU of the busiest process allows if each has a core for itself, as on machines of their own.
-            "uploads_per_s_by_cpu": self.uploads_measured / max(busiest_s, 1e-9),
-            "core_each": self.core_each,
-            "coordinator_vector_bytes": self.coordinator_vector_bytes,
-        }
+SCRAPE_S: Final = 1.0
+"""A Prometheus asks every 15 s or so; the bench asks oftener, to measure at least what a fleet pays."""
+PAGE_TIMEOUT_S: Final = 30.0
 
 
 def measure(
-    devices: int,
-    *,
-    model: Model = "logistic",
-    algorithm: str = "fedavg",
-    rounds: int = 5,
-    open_files: int = 1024,
-    prepared: bool = False,
-    fault: Fault | None = None,
-    spread_s: float = 0.0,
-    churn: float = 0.0,
-    page: bool = False,
-    shards: int = 1,
-    core_each: bool = False,
-) -> LoadFigures:
+    devices: int, *, prepared: bool = False, fault: Fault | None = None, page: bool = False, **options: Any
+) -> dict[str, Any]:
     """Run the bench once.
 
     Args:
         devices: size of the fleet.
-        model: logistic (31,400 bytes) or mlp (636,040 bytes).
-        algorithm: of the run.
-        rounds: training rounds.
-        open_files: soft and hard limit on the aggregator's open files.
         prepared: seal all uploads first and replay them from one process (`shoal_lab.bench.load.replay`).
-        fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
-        spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
-        churn: share of the devices that leave after each round; they are back after the next one.
-        shards: workers of the aggregator; 1 is an aggregator without workers.
-        core_each: see `LoadFleet`.
-        page: serve the fleet page, to one open page and one Prometheus (`shoal_lab.bench.load.page_reader`).
+        fault: process to kill with SIGKILL in the middle of a round, once, and to start again; needs some ``spread_s``, so that
+            there is a middle.
+        page: serve the fleet page, to one open page and one Prometheus (`page_reader`).
+        options: see `LoadFleet`.
 
     Raises:
         StageError: a process ended by itself, or the run stalled.
         ConfigError: this process may not open enough files for so many devices.
     """
     port = free_port() if page else 0
-    if shards > 1 and fault is not None:
+    if options.get("shards", 1) > 1 and fault is not None:
         raise UsageError("a fault strikes the one process of an aggregator without workers", hint="use one shard")
     with (
-        LoadFleet(
-            devices=devices,
-            model=model,
-            algorithm=algorithm,
-            rounds=rounds,
-            open_files=open_files,
-            spread_s=spread_s,
-            churn=churn,
-            page_port=port,
-            shards=shards,
-            core_each=core_each,
-        ) as fleet,
-        PageReader(port) if page else contextlib.nullcontext(),
+        LoadFleet(devices=devices, page_port=port, **options) as fleet,
+        page_reader(port) if page else contextlib.nullcontext(),
     ):
-        if prepared:
-            replay = prepare(fleet)
-            fleet.start_aggregator()
-            replay()
-        else:
-            fleet.start_aggregator()
-            fleet.start_drivers()
+        start = prepare(fleet) if prepared else fleet.start_drivers
+        fleet.start_aggregator()
+        start()
         samples = list(watch(fleet, fault))
         reports = fleet.reports()
-        records = read_records(fleet.run_dir)
-        return figures(fleet, records, samples, reports)
+        return figures(fleet, read_records(fleet.run_dir), samples, reports)
 
 
 def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
@@ -199,15 +84,15 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
         # Stored uploads count as progress, since a round of a large fleet may take longer than STALLED_S.
         now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
         if fleet.churn and sample.closed > max(0, before[0]):
-            fleet.let_devices_leave()
+            fleet.signal_drivers(signal.SIGUSR1)
         if now != before:
             changed_s, before = sample.at_s, now
         elif sample.at_s - changed_s > STALLED_S:
             raise StageError(
-                f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.devices} uploads "
-                f"are stored: {read_waiting(fleet.run_dir)}\n{fleet.aggregator.tail()}"
+                f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.size} uploads "
+                f"are stored: {read_waiting(fleet.run_dir)}\n{fleet.programs['aggregator'].tail()}"
             )
-        if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.devices:
+        if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.size:
             strike(fleet, fault)
             fault = None
         time.sleep(SAMPLE_EVERY_S if fault is None else FAULT_SAMPLE_EVERY_S)
@@ -216,7 +101,7 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
 def strike(fleet: LoadFleet, fault: Fault) -> None:
     """Kill the aggregator or the broker with SIGKILL and start it again after DOWN_S."""
     if fault == "aggregator":
-        fleet.kill_aggregator()
+        fleet.stop("aggregator", signal.SIGKILL)
         time.sleep(DOWN_S)
         fleet.start_aggregator()
     else:
@@ -226,39 +111,113 @@ def strike(fleet: LoadFleet, fault: Fault) -> None:
 
 
 def figures(
-    fleet: LoadFleet, records: list[dict[str, Any]], samples: list[Sample], reports: list[DriverReport]
-) -> LoadFigures:
-    """Return the figures of a run that has ended."""
+    fleet: LoadFleet, records: Sequence[dict[str, Any]], samples: Sequence[Sample], reports: Sequence[DriverReport]
+) -> dict[str, Any]:
+    """Return the figures of a run that has ended.
+
+    CPU is that of the training rounds after the warm-up, by the processes' own counts; ``seconds_per_round_median`` is by the
+    aggregator's records. ``others_cpu_share`` is the part of all CPU that broker and devices took. Figures of churn are the
+    uploads counted in the smallest round, and those left out since they were trained from another state than most.
+    """
     first = min(WARM_UP_ROUNDS, fleet.rounds - 1)
     begin = next(s for s in samples if s.closed >= first)
     end = next(s for s in samples if s.closed >= fleet.rounds)
     measured = [r for r in records if first < r["round"] <= fleet.rounds]
-    return LoadFigures(
-        devices=fleet.devices,
-        model_bytes=fleet.model_bytes,
-        algorithm=fleet.algorithm,
-        rounds=fleet.rounds,
-        seconds=tuple(r["seconds"] for r in measured),
+    uploads = sum(r["contributed"] for r in measured)
+
+    def spent(name: str) -> float:
         # A process that was killed and started again counts its CPU time from 0.
-        aggregator_cpu_s=max(0.0, end.aggregator_cpu_s - begin.aggregator_cpu_s),
-        broker_cpu_s=max(0.0, end.broker_cpu_s - begin.broker_cpu_s),
-        uploads_measured=sum(r["contributed"] for r in measured),
-        aggregator_rss_mb_max=max(s.rss_mb_max for s in samples),
-        open_files_max=max(s.open_files for s in samples),
-        uploads_expected=sum(r["ordered"] for r in records),
-        uploads_counted=sum(r["contributed"] for r in records),
-        nacks=sum(r.nacks for r in reports),
-        reminders=sum(r.reminders for r in reports),
-        drivers_cpu_s=sum(r.cpu_s for r in reports),
-        churn=fleet.churn,
-        uploads_fewest=min(r["contributed"] for r in records),
-        out_of_step=sum(len(r["out_of_step"]) for r in records),
-        main_cpu_s=max(0.0, end.main_cpu_s - begin.main_cpu_s),
-        measured_drivers_cpu_s=max(0.0, end.drivers_cpu_s - begin.drivers_cpu_s),
-        shards=fleet.shards,
-        shard_rss_mb_max=max(s.shard_rss_mb_max for s in samples),
-        shard_cpu_s=tuple(max(0.0, b - a) for a, b in zip(begin.shard_cpu_s, end.shard_cpu_s, strict=True)),
-        core_each=fleet.core_each,
-        coordinator_vector_bytes=max(s.coordinator_vector_bytes for s in samples),
-        spans_s=tuple(s for report in reports for s in report.spans_s[first : fleet.rounds]),
-    )
+        return max(0.0, float(getattr(end, name) - getattr(begin, name)))
+
+    shards_s = [max(0.0, b - a) for a, b in zip(begin.shard_cpu_s, end.shard_cpu_s, strict=True)]
+    others_s, ours_s = spent("broker_cpu_s") + spent("drivers_cpu_s"), spent("aggregator_cpu_s") + sum(shards_s)
+    spans_s = [s for report in reports for s in report.spans_s[first : fleet.rounds]]
+    churn = {
+        "churn": fleet.churn,
+        "uploads_fewest": min(r["contributed"] for r in records),
+        "out_of_step": sum(len(r["out_of_step"]) for r in records),
+    }
+    return {
+        "devices": fleet.size,
+        "model_bytes": fleet.model_bytes,
+        "algorithm": fleet.algorithm,
+        "rounds": fleet.rounds,
+        "seconds_per_round_median": median(r["seconds"] for r in measured),
+        "aggregator_cpu_ms_per_upload": 1e3 * spent("aggregator_cpu_s") / uploads,
+        "main_thread_cpu_ms_per_upload": 1e3 * spent("main_cpu_s") / uploads,
+        "others_cpu_share": others_s / max(others_s + ours_s, 1e-9),
+        **({"uploads_per_s_median": fleet.size / median(spans_s)} if spans_s else {}),
+        "broker_cpu_s_per_round": spent("broker_cpu_s") / len(measured),
+        "aggregator_rss_mb_max": max(s.rss_mb_max for s in samples),
+        "open_files_max": max(s.open_files for s in samples),
+        "uploads_expected": sum(r["ordered"] for r in records),
+        "uploads_counted": sum(r["contributed"] for r in records),
+        "nacks": sum(r.nacks for r in reports),
+        "reminders": sum(r.reminders for r in reports),
+        **(churn if fleet.churn else {}),
+        "shards": fleet.shards,
+        "shard_rss_mb_max": max(s.shard_rss_mb_max for s in samples),
+        "shards_cpu_ms_per_upload": 1e3 * sum(shards_s) / uploads,
+        "shard_cpu_ms_per_upload_max": 1e3 * max(shards_s, default=0.0) / uploads,
+        # What the CPU of the busiest process allows if each has a core for itself, as on machines of their own.
+        "uploads_per_s_by_cpu": uploads / max(spent("aggregator_cpu_s"), *shards_s, 1e-9),
+        "core_each": fleet.core_each,
+        "coordinator_vector_bytes": max(s.coordinator_vector_bytes for s in samples),
+    }
+
+
+def words(data: Mapping[str, Any]) -> list[str]:
+    """Return the figures as text."""
+    lines = [
+        f"{counted(data['devices'], 'device')}, {data['algorithm']}, model of {data['model_bytes']} bytes, "
+        f"{counted(data['rounds'], 'round')}: {data['seconds_per_round_median']:.3f} s a round (median)",
+        f"aggregator: {data['aggregator_cpu_ms_per_upload']:.2f} ms of CPU an upload, peak {data['aggregator_rss_mb_max']:.0f} "
+        f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round",
+        f"its main thread: {data['main_thread_cpu_ms_per_upload']:.2f} ms of CPU an upload; broker and devices took "
+        f"{100 * data['others_cpu_share']:.0f} % of all CPU time",
+        f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}",
+    ]
+    if "uploads_per_s_median" in data:
+        lines.insert(
+            3, f"{data['uploads_per_s_median']:.0f} uploads a second from the first one to the last answer (median)"
+        )
+    if data.get("churn"):
+        lines.append(
+            f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
+            f"round, {data['out_of_step']} out of step"
+        )
+    return lines
+
+
+@contextlib.contextmanager
+def page_reader(port: int) -> Iterator[dict[str, int]]:
+    """Read the fleet page inside the block, as one open page and one Prometheus do; yield the number of events and of scrapes.
+
+    Both try again while the server is not there.
+    """
+    ended, read = threading.Event(), {"events": 0, "metrics": 0}
+
+    def follow(name: str) -> None:
+        while not ended.is_set():
+            with (
+                contextlib.suppress(OSError, http.client.HTTPException),
+                contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PAGE_TIMEOUT_S)) as connection,
+            ):
+                connection.request("GET", f"/{name}")
+                answer = connection.getresponse()
+                if name == "metrics":
+                    read[name] += bool(answer.read())
+                while not ended.is_set() and (line := answer.readline()):
+                    read[name] += line.startswith(b"data: ")
+            ended.wait(SCRAPE_S)
+
+    threads = [threading.Thread(target=follow, args=(name,)) for name in read]
+    for thread in threads:
+        thread.start()
+    try:
+        yield read
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()

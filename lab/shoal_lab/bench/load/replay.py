@@ -3,7 +3,10 @@
 An upload repeats the nonce of its round, and the nonces follow from a seed in the aggregator's store. The bench makes the
 store before it starts the aggregator, so it knows the seed. It then lets the aggregator's own engine go through the run once
 in memory: that gives every round's nonce, every device's assignment and the states of the models, and the uploads that answer
-them. Statements name stand-ins of digests (`shoal_lab.bench.load.statements`).
+them.
+
+The aggregator compares the digests of states and can't compute one, since it holds no model. So statements name a digest of the
+state's name in place of one of the model, the same for every device.
 
 Left out are the devices: N connections (there is one, and the broker can't tell), announcements, means and models opened,
 training, masks and seals inside a round, checkpoints, reminders. The replaying process publishes a round's uploads as soon as
@@ -22,7 +25,7 @@ import queue
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -33,6 +36,7 @@ from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.membership.roster import aggregator_of
+from shoal.membership.statements import sign_statement
 from shoal.owner.runs.masks import round_mask
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
@@ -40,7 +44,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Action, Assignment, Control, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.shards import digest_over
-from shoal.protocol.states import NO_TRANSCRIPT
+from shoal.protocol.states import NO_TRANSCRIPT, HeldState, StateId, Statement
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Qos, TransportEvent
 from shoal.transport.mqtt import MqttTransport
@@ -55,13 +59,14 @@ from shoal_lab.bench.load.driver import (
     scale_of,
     target_of,
 )
-from shoal_lab.bench.load.statements import signed_statement
 
 if TYPE_CHECKING:
     from aggregator.rounds.events import OpenRound
     from aggregator.rounds.held_models import KeptMean, KeptStep
+    from crypto.seal.identity import Identity
+    from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
-    from shoal_lab.bench.load.fleet_load import LoadFleet
+    from shoal_lab.bench.load.fleet_load import FleetPlace, LoadFleet
 
 PRESENCES_FILE: Final = "presences"
 ITEM_HEAD: Final = struct.Struct("<HHI16s")
@@ -113,21 +118,22 @@ def prepare(fleet: LoadFleet) -> Callable[[], None]:
     folder = fleet.root / "prepared"
     folder.mkdir()
     with (folder / PRESENCES_FILE).open("wb") as file:
-        for item in _presences(fleet):
+        for item in presences(fleet):
             write_item(file, item)
     for round_, items in rehearse(fleet):
         with (folder / _round_file(round_)).open("wb") as file:
             for item in items:
                 write_item(file, item)
-    spec = {"joined": str(fleet.joined_dir), "prepared": str(folder), "devices": fleet.devices}
+    spec = {"joined": str(fleet.device_dir(fleet.names[0])), "prepared": str(folder), "devices": fleet.size}
 
     def start() -> None:
-        fleet.start_driver("replay", "from shoal_lab.bench.load.replay import main; main()", spec)
+        fleet.start_driver("replay", "shoal_lab.bench.load.replay", spec)
 
     return start
 
 
-def _presences(fleet: LoadFleet) -> Iterator[Item]:
+def presences(fleet: FleetPlace) -> Iterator[Item]:
+    """Yield the sealed presences of all devices."""
     group = fleet.fleet.broadcast
     for identity in fleet.identities:
         head = channels.PRESENCE.head(fleet.plan.fleet, identity.name)
@@ -135,7 +141,7 @@ def _presences(fleet: LoadFleet) -> Iterator[Item]:
         yield Item(identity.name, bytes(16), seal_to_group(identity, group, head, plain))
 
 
-def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
+def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
     """Yield each round's number and sealed uploads, in an order in which the aggregator will ask for them.
 
     Raises:
@@ -159,7 +165,7 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     store = Store(fleet.run_dir, plan)
     seed = store.seed
     store.close()
-    backend = select("cpu", work_flops=2.0 * fleet.devices**2 * plan.length)
+    backend = select("cpu", work_flops=2.0 * fleet.size**2 * plan.length)
     engine = Engine(plan, make_strategy(plan, backend), seed)
     roster = fleet.fleet.roster
     recipient = aggregator_of(roster)
@@ -217,7 +223,7 @@ def _in_parts(steps: tuple[KeptStep, ...], cuts: Sequence[tuple[int, int]]) -> t
 
 
 def _upload(
-    fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, ids: tuple[bytes, bytes], length: int
+    fleet: FleetPlace, opened: OpenRound, assignment: Assignment, place: int, ids: tuple[bytes, bytes], length: int
 ) -> Upload:
     """Return the header of an upload of the device at ``place``; ``ids`` are the mask's and the transcript of the round."""
     plan, models, (key_id, head) = fleet.plan, opened.held, ids
@@ -247,6 +253,19 @@ def _upload(
         model_norm=1.0 if assignment.norm else 0.0,
         key_version=models.key_version,
         statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states, head),
+    )
+
+
+def signed_statement(identity: Identity, plan: RunPlan, round_: int, states: Iterable[StateId], head: bytes) -> bytes:
+    """Return the statement of a device that holds ``states`` in a round with the transcript ``head``, signed by ``identity``."""
+    held = tuple(
+        HeldState(
+            at.model, at.round, sha256(plan.run_id + at.model.to_bytes(4, "little") + at.round.to_bytes(4, "little"))
+        )
+        for at in sorted(states)
+    )
+    return sign_statement(
+        identity, Statement(plan.fleet, plan.run_id, round_, identity.name, states=held, transcript=head)
     )
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from aggregator.storage.store import DATABASE
 from shoal.simulation.process_fleet import StageError
+from shoal.util.console import counted
 from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
 
 ROUNDS: Final = 1_000_000
@@ -36,57 +35,26 @@ SLACK: Final = {
 """Absolute difference that is allowed in addition, by figure."""
 RECORD_BYTES: Final = 64
 """Growth of the database that is allowed for each round that closes: the run's record keeps every round, in some 35 bytes."""
+KEPT: Final = ("at_s", "closed", "rss_mb", "open_files", "database_bytes", "aggregator_cpu_s")
+"""Figures of a sample; seconds since the first one, memory in MB of 2^20 bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakSample:
-    """State of the aggregator at one moment; ``at_s`` in seconds since the first sample, memory in MB of 2^20 bytes."""
-
-    at_s: float
-    closed: int
-    rss_mb: float
-    open_files: int
-    database_bytes: int
-    aggregator_cpu_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakFigures:
-    """Samples of a soak, at least four."""
-
-    devices: int
-    algorithm: str
-    model_bytes: int
-    samples: tuple[SoakSample, ...]
-    nacks: int
-    reminders: int
-
-    def data(self) -> dict[str, Any]:
-        """Return the figures as `--json` prints them: the samples, and first and last third compared."""
-        first, last = thirds(self.samples)
-        rounds = self.samples[-1].closed - self.samples[0].closed
-        return {
-            "devices": self.devices,
-            "algorithm": self.algorithm,
-            "model_bytes": self.model_bytes,
-            "minutes": self.samples[-1].at_s / 60.0,
-            "rounds": rounds,
-            "nacks": self.nacks,
-            "reminders": self.reminders,
-            "first_third": first,
-            "last_third": last,
-            "flat": {name: is_flat(name, first[name], last[name], rounds) for name in SLACK},
-            "samples": [{name: getattr(s, name) for name in SoakSample.__slots__} for s in self.samples],
-        }
-
-
-def thirds(samples: Sequence[SoakSample]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the figures of the first and of the last third of the samples."""
+def figures(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the samples of a soak, at least four, and its first and last third compared."""
     size = max(2, len(samples) // 3)
-    return _figures(samples[:size]), _figures(samples[-size:])
+    first, last = _third(samples[:size]), _third(samples[-size:])
+    rounds = samples[-1].closed - samples[0].closed
+    return {
+        "minutes": samples[-1].at_s / 60.0,
+        "rounds": rounds,
+        "first_third": first,
+        "last_third": last,
+        "flat": {name: is_flat(name, first[name], last[name], rounds) for name in SLACK},
+        "samples": [{name: getattr(s, name) for name in KEPT} for s in samples],
+    }
 
 
-def _figures(part: Sequence[SoakSample]) -> dict[str, float]:
+def _third(part: Sequence[Sample]) -> dict[str, float]:
     begin, end = part[0], part[-1]
     rounds = max(1, end.closed - begin.closed)
     return {
@@ -111,8 +79,8 @@ def is_flat(name: str, first: float, last: float, rounds: int = 0) -> bool:
     return last <= first * (1.0 + RISE_MOST) + SLACK[name] + records
 
 
-def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> SoakFigures:
-    """Run a soak of ``minutes`` minutes.
+def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> dict[str, Any]:
+    """Run a soak of ``minutes`` minutes; return its `figures`.
 
     Raises:
         StageError: a process ended by itself, or no round closed for STALLED_S.
@@ -122,60 +90,48 @@ def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> SoakFigu
     with LoadFleet(devices=devices, algorithm=algorithm, rounds=ROUNDS) as fleet:
         fleet.start_aggregator()
         fleet.start_drivers()
-        _wait_for_rounds(fleet, min(WARM_UP_S, 0.1 * length_s))
-        samples: list[SoakSample] = []
+        samples: list[Sample] = []
         begin_s = changed_s = time.monotonic()
+        closed = 0
         while not samples or samples[-1].at_s < length_s:
             now_s = time.monotonic()
-            found = _sample(fleet, fleet.sample(now_s - begin_s))
-            if not samples or found.closed > samples[-1].closed:
+            found = fleet.sample(now_s - begin_s)
+            if found.closed > closed:
                 changed_s = now_s
             elif now_s - changed_s > STALLED_S:
-                raise StageError(f"no round closed for {STALLED_S:g} s\n{fleet.aggregator.tail()}")
-            samples.append(found)
-            time.sleep(interval_s)
+                raise StageError(f"no round closed for {STALLED_S:g} s\n{fleet.programs['aggregator'].tail()}")
+            if closed:
+                samples.append(found)
+                time.sleep(interval_s)
+            else:
+                time.sleep(min(WARM_UP_S, 0.1 * length_s) if found.closed else 0.1)
+                begin_s = time.monotonic()
+            closed = found.closed
         reports = fleet.reports()
-        nacks, reminders = sum(r.nacks for r in reports), sum(r.reminders for r in reports)
-        return SoakFigures(
-            devices=devices,
-            algorithm=algorithm,
-            model_bytes=fleet.model_bytes,
-            samples=tuple(samples),
-            nacks=nacks,
-            reminders=reminders,
-        )
+        return {
+            "devices": devices,
+            "algorithm": algorithm,
+            "model_bytes": fleet.model_bytes,
+            "nacks": sum(r.nacks for r in reports),
+            "reminders": sum(r.reminders for r in reports),
+            **figures(samples),
+        }
 
 
-def _wait_for_rounds(fleet: LoadFleet, warm_up_s: float) -> None:
-    """Return ``warm_up_s`` after the first round has closed."""
-    give_up_s = time.monotonic() + STALLED_S
-    while not fleet.sample(0.0).closed:
-        if time.monotonic() > give_up_s:
-            raise StageError(f"no round closed in {STALLED_S:g} s\n{fleet.aggregator.tail()}")
-        time.sleep(0.1)
-    time.sleep(warm_up_s)
+def words(data: Mapping[str, Any]) -> list[str]:
+    """Return the figures as text."""
+    return [
+        f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}",
+        f"{'':28} {'first third':>14} {'last third':>14}",
+        *(
+            f"{name:28} {data['first_third'][name]:14.4g} {data['last_third'][name]:14.4g}  {'flat' if flat else 'rises'}"
+            for name, flat in data["flat"].items()
+        ),
+    ]
 
 
-def _sample(fleet: LoadFleet, seen: Sample) -> SoakSample:
-    size = sum(_size(fleet.run_dir / f"{DATABASE}{suffix}") for suffix in ("", "-wal", "-shm"))
-    return SoakSample(
-        at_s=seen.at_s,
-        closed=seen.closed,
-        rss_mb=seen.rss_mb,
-        open_files=seen.open_files,
-        database_bytes=size,
-        aggregator_cpu_s=seen.aggregator_cpu_s,
-    )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # SQLite makes and removes its side files
-        return 0
-
-
-def plot(figures: SoakFigures, path: Path) -> None:
+def plot(data: Mapping[str, Any], path: Path) -> None:
     """Draw memory, open files, database size, CPU and seconds a round over the minutes of a soak.
 
     Raises:
@@ -183,24 +139,24 @@ def plot(figures: SoakFigures, path: Path) -> None:
     """
     from shoal.report.plot import Line, Panel, draw
 
-    samples = figures.samples
-    minutes = [s.at_s / 60.0 for s in samples]
-    pairs = list(itertools.pairwise(samples))
-    rounds = [max(1, b.closed - a.closed) for a, b in pairs]
-    seconds = [(b.at_s - a.at_s) / n for (a, b), n in zip(pairs, rounds, strict=True)]
-    cpu_ms = [1e3 * (b.aggregator_cpu_s - a.aggregator_cpu_s) / n for (a, b), n in zip(pairs, rounds, strict=True)]
-    curves: list[tuple[str, str, Sequence[float], Sequence[float]]] = [
-        ("Resident memory", "MB", minutes, [s.rss_mb for s in samples]),
-        ("Open files", "files", minutes, [s.open_files for s in samples]),
-        ("Database", "MB", minutes, [s.database_bytes / 2**20 for s in samples]),
-        ("Aggregator's CPU", "ms a round", minutes[1:], cpu_ms),
-        ("Round time", "s", minutes[1:], seconds),
+    samples = data["samples"]
+    minutes = [s["at_s"] / 60.0 for s in samples]
+
+    def per_round(name: str) -> list[float]:
+        return [(b[name] - a[name]) / max(1, b["closed"] - a["closed"]) for a, b in itertools.pairwise(samples)]
+
+    curves: list[tuple[str, str, Sequence[float]]] = [
+        ("Resident memory", "MB", [s["rss_mb"] for s in samples]),
+        ("Open files", "files", [s["open_files"] for s in samples]),
+        ("Database", "MB", [s["database_bytes"] / 2**20 for s in samples]),
+        ("Aggregator's CPU", "ms a round", [1e3 * s for s in per_round("aggregator_cpu_s")]),
+        ("Round time", "s", per_round("at_s")),
     ]
-    name = f"{figures.devices} devices, {figures.algorithm}"
+    name = f"{data['devices']} devices, {data['algorithm']}"
     draw(
         [
-            Panel(title=title, x_label="minutes", y_label=unit, lines=[Line(name, x, y)], levels={})
-            for title, unit, x, y in curves
+            Panel(title=title, x_label="minutes", y_label=unit, lines=[Line(name, minutes[-len(y) :], y)], levels={})
+            for title, unit, y in curves
         ],
         path,
     )

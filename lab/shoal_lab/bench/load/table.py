@@ -1,26 +1,19 @@
 """The table of loads in deploy/README.md, made from saved results of `shoal bench load`.
 
-``python -m shoal_lab.bench.load.table --run`` measures every fleet of the table, one after the other, and saves the results;
-``--write`` puts the table between the page's marks; without an option the table is printed. A test compares page and results.
+`command_of` is the command that measures one fleet; with ``--save results/load.jsonl`` its result is kept.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from shoal.report import record
-from shoal.report.pages import put_between
 from shoal_lab.bench.load.fleet_load import UNLIKE_A_FLEET
 
 ROOT: Final = Path(__file__).parents[4]
 FILE: Final = Path("results", "load.jsonl")
-PAGE: Final = ROOT / "deploy" / "README.md"
-BEGIN: Final = "<!-- loads: python -m shoal_lab.bench.load.table --write -->"
-END: Final = "<!-- end of loads -->"
 ALGORITHMS: Final = ("fedavg", "ifca", "cfl")
 FLEETS: Final = {"logistic": (10, 100, 500, 1000, 2000), "mlp": (10, 100, 500, 1000)}
 ROUNDS: Final = {"logistic": 5, "mlp": 3}
@@ -45,20 +38,6 @@ def command_of(model: str, algorithm: str, devices: int) -> tuple[str, ...]:
     return ("shoal", "bench", "load", *words)
 
 
-def run() -> None:
-    """Measure every fleet of the table, and save each result.
-
-    Raises:
-        subprocess.CalledProcessError: a measurement failed.
-    """
-    for model, sizes in FLEETS.items():
-        for algorithm in ALGORITHMS:
-            for devices in sizes:
-                words = [*command_of(model, algorithm, devices)[1:], "--save", str(FILE)]
-                start = [sys.executable, "-c", "from shoal.cli import main; main()"]
-                subprocess.run([*start, *words], cwd=ROOT, check=True)
-
-
 def block() -> str:
     """Return the table: a line for each fleet with a saved result."""
     heads = f"| model | algorithm | {' | '.join(HEADINGS.values())} | not a fleet's default |"
@@ -80,17 +59,3 @@ def _cell(data: Mapping[str, Any], name: str) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if name.endswith("_mb_max") else f"{value:.2f}"
-
-
-def write(page: Path = PAGE) -> None:
-    """Put the table between the page's marks."""
-    put_between(page, BEGIN, END, block())
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--run"]:
-        run()
-    elif sys.argv[1:] == ["--write"]:
-        write()
-    else:
-        sys.stdout.write(block() + "\n")

@@ -1,9 +1,9 @@
-"""Speed of the numeric kernels and mask modes, against a ceiling and a naive form.
+"""Speed of the numeric kernels, against a ceiling and a naive form.
 
 - Kernel, ceiling and naive form take turns on one thread, and the least CPU time of each counts: other load on the machine
   cancels out of the ratios.
-- `kernels` measures similarities, means and splits, `training` the simulator's trainer of dense networks, `mask_modes` the
-  masks; `naive` has the forms that a reader of the papers would write first.
+- `kernels` measures similarities, means, splits, the permutation mask and the simulator's trainer of dense networks; `naive` has
+  the forms that a reader of the papers would write first.
 
-Example: ``python -m shoal_lab.bench.numerics.mask_modes --quick`` prints the cost of each mask mode.
+Example: ``shoal bench numerics --quick`` prints the figures of every kernel.
 """

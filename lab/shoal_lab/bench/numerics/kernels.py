@@ -6,13 +6,14 @@ turns, and the least time of each counts, so a machine that others load too stil
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
@@ -24,8 +25,14 @@ from aggregator.numerics.streaming import StreamingGram
 from aggregator.numerics.torch_backend import TorchBackend
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.secret import MaskSecret
+from edge_client.learning.training import Shuffler
+from shoal.protocol.documents import LocalSettings
+from shoal.simulation.data import shards_of
+from shoal.simulation.trainers.blocks import Block, Shelf, Trained
+from shoal.simulation.trainers.dual import Dual
+from shoal.simulation.trainers.loop import Loop
+from shoal.simulation.trainers.networks import OneHidden, origins
 from shoal.types import Segment
-from shoal_lab.bench.numerics.kernel_result import KernelResult
 from shoal_lab.bench.numerics.naive import cubic_madc, randomised_edc, union_find
 
 SGEMM_SIZE: Final = 2048
@@ -34,6 +41,16 @@ NAIVE_ROWS: Final = 50
 """Rows of the n^3 form of MADC that are timed. Every run reuses their memory, while the full form would also need 16 GB of new
 pages at n = 1000: the reported ratio is a lower bound."""
 DIRECTIONS: Final = 5
+
+NETWORK: Final = OneHidden(784, 200, 10)
+STEPS: Final = 10
+MODELS: Final = 4
+RECIPE: Final = LocalSettings(
+    epochs=0, steps=STEPS, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
+)
+LOOP_DEVICES: Final = 12
+
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +67,11 @@ class Bench:
 
     def race(self, *functions: Callable[[], object], runs: int = 5) -> list[float]:
         """Return the least CPU seconds of each function over ``runs`` turns; short calls are repeated."""
-        repeats = []
-        for function in functions:
-            start = time.process_time()
-            function()
-            repeats.append(max(1, int(0.02 / max(time.process_time() - start, 1e-6))))
+        repeats = [max(1, int(0.02 / max(cpu_s(function), 1e-6))) for function in functions]
         least = [float("inf")] * len(functions)
         for _ in range(runs):
             for position, (function, repeat) in enumerate(zip(functions, repeats, strict=True)):
-                start = time.process_time()
-                for _ in range(repeat):
-                    function()
-                least[position] = min(least[position], (time.process_time() - start) / repeat)
+                least[position] = min(least[position], cpu_s(function, repeat))
         return least
 
     def normal(self, *shape: int) -> NDArray[np.float32]:
@@ -77,10 +87,33 @@ class Bench:
         return (cosines + cosines.T) / 2
 
 
-Kernel = Callable[[Bench], Iterator[KernelResult]]
+def cpu_s(function: Callable[[], object], repeat: int = 1) -> float:
+    """Return the CPU seconds of a call, the mean over ``repeat`` calls."""
+    start = time.process_time()
+    for _ in range(repeat):
+        function()
+    return (time.process_time() - start) / repeat
 
 
-def measure(quick: bool) -> list[KernelResult]:
+def result(name: str, n: int, d: int, seconds: float, ceiling_s: float, naive_s: float) -> Result:
+    """Return the figures of one kernel at one size.
+
+    Args:
+        name: the kernel.
+        n: devices; 1 for the mask.
+        d: coordinates; 0 for ``bipartition`` and ``madc``, which see only similarities.
+        seconds: CPU seconds of the best of a few runs.
+        ceiling_s: the ceiling's: sgemm for ``gram``, ``streaming_gram`` and ``edc`` (counted as 2 n^2 d, so symmetry can take it
+            past 1), reading the input once for ``mean`` and ``bipartition``, n^3 / 2 additions in the cache for ``madc``, memcpy
+            for the mask.
+        naive_s: the naive form's: dot products pair by pair, cfl Alg. 1 with sorted pairs and union-find, scikit-learn's
+            randomised SVD, all n^3 differences, ``numpy.average``, one fancy-indexed gather.
+    """
+    ratios = {"ceiling_ratio": ceiling_s / seconds, "naive_ratio": naive_s / seconds}
+    return {"name": name, "n": n, "d": d, "seconds": seconds, **ratios}
+
+
+def measure(quick: bool) -> dict[str, Any]:
     """Measure all kernels on one thread; ``quick`` takes sizes that finish in a few seconds.
 
     Raises:
@@ -88,178 +121,190 @@ def measure(quick: bool) -> list[KernelResult]:
     """
     bench = Bench(quick)
     with sklearn_module("threadpoolctl").threadpool_limits(limits=1):
-        from shoal_lab.bench.numerics.training import simulator  # loads torch
+        return {"kernels": [found for kernel in KERNELS for found in kernel(bench)]}
 
-        return [result for kernel in KERNELS for result in kernel(bench)] + simulator(quick)
+
+def words(data: Mapping[str, Any]) -> list[str]:
+    """Return the figures as a table."""
+    return [
+        f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}",
+        *(
+            f"{r['name']:24} {r['n']:7} {r['d']:9} {r['seconds']:10.4f}  {r['ceiling_ratio']:9.2f}  {r['naive_ratio']:8.1f}"
+            for r in data["kernels"]
+        ),
+    ]
 
 
 def _sgemm(bench: Bench) -> Callable[[], object]:
     left = bench.normal(SGEMM_SIZE, SGEMM_SIZE)
-    right = left.T.copy()
-    return lambda: left @ right
+    return partial(np.matmul, left, left.T.copy())
 
 
-def gram(bench: Bench) -> Iterator[KernelResult]:
+def gram(bench: Bench) -> Iterator[Result]:
     """All dot products, and the same as rows arrive one by one."""
     for n, d in [(100, 100_000)] if bench.quick else [(100, 1_000_000), (1000, 159_010)]:
         rows = bench.normal(n, d)
         store = np.empty_like(rows)
-
-        def stream(rows: NDArray[np.float32] = rows, store: NDArray[np.float32] = store) -> NDArray[np.float64]:
-            products = StreamingGram(rows.shape[1], len(rows), store=store)
-            for row in rows:
-                products.add(row)
-            return products.result()
-
-        def pairs(rows: NDArray[np.float32] = rows) -> None:
-            for i in range(NAIVE_PAIRS):
-                np.sum(rows[i % len(rows)] * rows[(7 * i) % len(rows)])
-
-        def whole(rows: NDArray[np.float32] = rows) -> NDArray[np.float64]:
-            return NumpyBackend().gram(rows)
-
-        whole_s, stream_s, sgemm_s, pairs_s = bench.race(whole, stream, _sgemm(bench), pairs, runs=3)
+        whole_s, stream_s, sgemm_s, pairs_s = bench.race(
+            partial(NumpyBackend().gram, rows),
+            partial(_stream, rows, store),
+            _sgemm(bench),
+            partial(_pairs, rows),
+            runs=3,
+        )
         ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
         naive_s = pairs_s * n * n / NAIVE_PAIRS
-        yield KernelResult(
-            name="gram", n=n, d=d, seconds=whole_s, ceiling_ratio=ceiling_s / whole_s, naive_ratio=naive_s / whole_s
-        )
-        yield KernelResult(
-            name="streaming_gram",
-            n=n,
-            d=d,
-            seconds=stream_s,
-            ceiling_ratio=ceiling_s / stream_s,
-            naive_ratio=naive_s / stream_s,
-        )
+        yield result("gram", n, d, whole_s, ceiling_s, naive_s)
+        yield result("streaming_gram", n, d, stream_s, ceiling_s, naive_s)
 
 
-def embedding(bench: Bench) -> Iterator[KernelResult]:
+def _stream(rows: NDArray[np.float32], store: NDArray[np.float32]) -> NDArray[np.float64]:
+    products = StreamingGram(rows.shape[1], len(rows), store=store)
+    for row in rows:
+        products.add(row)
+    return products.result()
+
+
+def _pairs(rows: NDArray[np.float32]) -> None:
+    for i in range(NAIVE_PAIRS):
+        np.sum(rows[i % len(rows)] * rows[(7 * i) % len(rows)])
+
+
+def embedding(bench: Bench) -> Iterator[Result]:
     """FedGroup's two measures."""
     n, d = 100, 100_000 if bench.quick else 1_000_000
     rows = bench.normal(n, d)
     edc_s, sgemm_s, svd_s = bench.race(
-        lambda: edc(rows, DIRECTIONS), _sgemm(bench), lambda: randomised_edc(rows, DIRECTIONS), runs=3
+        partial(edc, rows, DIRECTIONS), _sgemm(bench), partial(randomised_edc, rows, DIRECTIONS), runs=3
     )
-    ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
-    yield KernelResult(name="edc", n=n, d=d, seconds=edc_s, ceiling_ratio=ceiling_s / edc_s, naive_ratio=svd_s / edc_s)
+    yield result("edc", n, d, edc_s, sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE), svd_s)
     n = 200 if bench.quick else 1000
     similarity = bench.similarity(n)
     cached = similarity.reshape(-1)[: min(similarity.size, 64_000)]
-    in_torch = TorchBackend("cpu")
     madc_s, torch_s, sum_s, slab_s = bench.race(
-        lambda: madc(similarity),
-        lambda: madc(similarity, backend=in_torch),
+        partial(madc, similarity),
+        partial(madc, similarity, backend=TorchBackend("cpu")),
         cached.sum,
-        lambda: cubic_madc(similarity, 0, NAIVE_ROWS),
+        partial(cubic_madc, similarity, 0, NAIVE_ROWS),
         runs=3,
     )
-    ceiling_s, naive_s = sum_s * (n**3 / 2) / cached.size, slab_s * n / NAIVE_ROWS
-    yield KernelResult(
-        name="madc", n=n, d=0, seconds=madc_s, ceiling_ratio=ceiling_s / madc_s, naive_ratio=naive_s / madc_s
-    )
-    yield KernelResult(
-        name="madc_torch", n=n, d=0, seconds=torch_s, ceiling_ratio=ceiling_s / torch_s, naive_ratio=naive_s / torch_s
-    )
+    for name, seconds in (("madc", madc_s), ("madc_torch", torch_s)):
+        yield result(name, n, 0, seconds, sum_s * (n**3 / 2) / cached.size, slab_s * n / NAIVE_ROWS)
 
 
-def mean(bench: Bench) -> Iterator[KernelResult]:
+def mean(bench: Bench) -> Iterator[Result]:
     """The weighted mean."""
     for n, d in [(24, 1_000_000)] if bench.quick else [(24, 4_000_000), (100, 1_000_000)]:
         rows = bench.normal(n, d)
         weights = bench.rng.integers(1, 700, n).astype(np.float64)
-
-        def ours(rows: NDArray[np.float32] = rows, weights: NDArray[np.float64] = weights) -> NDArray[np.float32]:
-            return weighted_mean(rows, weights)
-
-        def naive(rows: NDArray[np.float32] = rows, weights: NDArray[np.float64] = weights) -> object:
-            return np.average(rows, axis=0, weights=weights)
-
-        mean_s, read_s, naive_s = bench.race(ours, rows.sum, naive)
-        yield KernelResult(
-            name="mean", n=n, d=d, seconds=mean_s, ceiling_ratio=read_s / mean_s, naive_ratio=naive_s / mean_s
-        )
+        naive = partial(np.average, rows, axis=0, weights=weights)
+        yield result("mean", n, d, *bench.race(partial(weighted_mean, rows, weights), rows.sum, naive))
 
 
-def halves(bench: Bench) -> Iterator[KernelResult]:
+def halves(bench: Bench) -> Iterator[Result]:
     """CFL's optimal bipartition."""
     for n in [500] if bench.quick else [1000, 5000]:
         similarity = bench.similarity(n)
-
-        def ours(similarity: NDArray[np.float64] = similarity) -> object:
-            return bipartition(similarity)
-
-        seconds, read_s = bench.race(ours, similarity.sum)
-        start = time.process_time()
-        union_find(similarity)
-        naive_s = time.process_time() - start
-        yield KernelResult(
-            name="bipartition", n=n, d=0, seconds=seconds, ceiling_ratio=read_s / seconds, naive_ratio=naive_s / seconds
-        )
+        seconds, read_s = bench.race(partial(bipartition, similarity), similarity.sum)
+        yield result("bipartition", n, 0, seconds, read_s, cpu_s(partial(union_find, similarity)))
 
 
-def mask(bench: Bench) -> Iterator[KernelResult]:
+def mask(bench: Bench) -> Iterator[Result]:
     """The permutation mask: apply, invert, and derive its key."""
     for d in [159_010] if bench.quick else [159_010, 1_000_000, 10_000_000]:
-        vector = bench.normal(d)
+        vector, index = bench.normal(d), bench.rng.permutation(d)
+        out = np.empty_like(vector)
+        segments = (Segment("cluster", d),)
         context = MaskContext(
-            fleet="bench",
-            run_id=b"bench",
-            task_digest=bytes(32),
-            mode="permutation",
-            segments=(Segment("cluster", d),),
+            fleet="bench", run_id=b"bench", task_digest=bytes(32), mode="permutation", segments=segments
         )
-        start = time.process_time()
-        key = derive(MaskSecret.from_bytes(bytes(32)), context)
-        derive_s = time.process_time() - start
-        yield from _mask_at(bench, d, vector, key.apply, key.invert, derive_s)
+        secret = MaskSecret.from_bytes(bytes(32))
+        derive_s, key = cpu_s(partial(derive, secret, context)), derive(secret, context)
+        mask_s, unmask_s, memcpy_s, gather_s, scatter_s, draw_s = bench.race(
+            partial(key.apply, vector, out),
+            partial(key.invert, vector, out),
+            partial(np.copyto, out, vector),
+            partial(vector.__getitem__, index),
+            partial(out.__setitem__, index, vector),
+            partial(bench.rng.permutation, d),
+        )
+        for name, seconds, naive_s in (
+            ("mask", mask_s, gather_s),
+            ("unmask", unmask_s, scatter_s),
+            ("derive", derive_s, draw_s),
+        ):
+            yield result(name, 1, d, seconds, memcpy_s, naive_s)
 
 
-def _mask_at(
-    bench: Bench,
-    d: int,
-    vector: NDArray[np.float32],
-    apply: Callable[[NDArray[np.float32], NDArray[np.float32]], object],
-    invert: Callable[[NDArray[np.float32], NDArray[np.float32]], object],
-    derive_s: float,
-) -> Iterator[KernelResult]:
-    out = np.empty_like(vector)
-    index = bench.rng.permutation(d)
+def simulator(bench: Bench) -> Iterator[Result]:
+    """The simulator's local training at n = 200, 100 and 50 samples a device; a quick run takes fewer devices and only two sizes.
 
-    def scatter() -> None:
-        out[index] = vector
-
-    mask_s, unmask_s, memcpy_s, gather_s, scatter_s, draw_s = bench.race(
-        lambda: apply(vector, out),
-        lambda: invert(vector, out),
-        lambda: np.copyto(out, vector),
-        lambda: vector[index],
-        scatter,
-        lambda: bench.rng.permutation(d),
-    )
-    yield KernelResult(
-        name="mask", n=1, d=d, seconds=mask_s, ceiling_ratio=memcpy_s / mask_s, naive_ratio=gather_s / mask_s
-    )
-    yield KernelResult(
-        name="unmask", n=1, d=d, seconds=unmask_s, ceiling_ratio=memcpy_s / unmask_s, naive_ratio=scatter_s / unmask_s
-    )
-    yield KernelResult(
-        name="derive", n=1, d=d, seconds=derive_s, ceiling_ratio=memcpy_s / derive_s, naive_ratio=draw_s / derive_s
-    )
+    The work is Rotated MNIST's: one hidden layer of 784-200-10, ten full-batch steps, all devices from one of four models. The
+    ceiling counts the plain form's operations, so that the dual form takes it past 1; the naive form is the plain loop; ``n``
+    is a device's samples, ``seconds`` are of all devices measured.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for samples, devices in [(200, 13), (50, 52)] if bench.quick else [(200, 52), (100, 104), (50, 208)]:
+            yield measure_training(samples, devices, 3 if bench.quick else 5)
+    finally:
+        torch.set_num_threads(threads)
 
 
-KERNELS: Final[list[Kernel]] = [gram, embedding, mean, halves, mask]
+def training_flops(devices: int, samples: int) -> float:
+    """Return the operations of the plain form: forward and gradient of both layers, no gradient of the inputs."""
+    first = 4 * samples * NETWORK.inputs * NETWORK.hidden
+    second = 6 * samples * NETWORK.hidden * NETWORK.classes
+    return float(STEPS * devices * (first + second))
+
+
+def measure_training(samples: int, devices: int, runs: int = 3) -> Result:
+    """Return the figures of training ``devices`` with so many samples each, on one thread.
+
+    Ours trains all and sums them up by model, as in a round of IFCA: X X^T is known from rounds before, the first
+    layer's outputs from the scoring just done. The loop trains a few devices and is scaled up. Each piece takes the best
+    of ``runs``, interleaved, so that a busy machine slows all alike.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.random((devices, samples, NETWORK.inputs), np.float32)
+    y = rng.integers(0, NETWORK.classes, (devices, samples))
+    shelf = Shelf(shards_of(x, y))
+    models = torch.from_numpy(origins(NETWORK, MODELS, 0))
+    start = np.arange(devices) * MODELS // devices
+    dual, loop = Dual(NETWORK, shelf), Loop(NETWORK)
+    blocks = [shelf.block(ids) for ids in shelf.parts(np.arange(devices), dual.limits(MODELS, RECIPE))]
+    few = shelf.block(np.arange(min(LOOP_DEVICES, devices)))
+    left, right = torch.rand(SGEMM_SIZE, SGEMM_SIZE), torch.rand(SGEMM_SIZE, SGEMM_SIZE)
+    scored = [dual.score(models, block).of(start[block.ids]) for block in blocks]
+
+    def ours() -> None:
+        totals = torch.zeros_like(models)
+        for block, pre in zip(blocks, scored, strict=True):
+            chosen = start[block.ids]
+            _add(dual.train(models, chosen, block, _orders(block), RECIPE, 1, pre.clone()), chosen, totals)
+
+    def plain() -> None:
+        chosen = start[few.ids]
+        _add(loop.train(models, chosen, few, _orders(few), RECIPE, 1), chosen, torch.zeros_like(models))
+
+    with torch.no_grad():
+        ours()
+        times = [[cpu_s(work) for work in (partial(torch.mm, left, right), ours, plain)] for _ in range(runs)]
+    sgemm_s, ours_s, plain_s = (min(column) for column in zip(*times, strict=True))
+    ceiling_s = sgemm_s * training_flops(devices, samples) / (2.0 * SGEMM_SIZE**3)
+    return result("simulator", samples, NETWORK.length, ours_s, ceiling_s, plain_s * devices / len(few.ids))
+
+
+def _orders(block: Block) -> list[Shuffler]:
+    """Return batch orders, which full-batch training requires and does not use."""
+    return [np.random.default_rng(0) for _ in block.ids]
+
+
+def _add(trained: Trained, start: NDArray[np.int64], totals: torch.Tensor) -> None:
+    for row in np.unique(start):
+        trained.add_to(totals[int(row)], np.flatnonzero(start == row), None)
+
+
+KERNELS: Final[list[Callable[[Bench], Iterator[Result]]]] = [gram, embedding, mean, halves, mask, simulator]
 """The kernels that ``measure`` runs, in this order; a new kernel is one more function."""
-
-
-def main() -> None:
-    """Print all results as a table."""
-    for result in measure(quick="--quick" in sys.argv):
-        sys.stdout.write(
-            f"{result.name:15s} n={result.n:<5d} d={result.d:<9d} {result.seconds:10.5f} s"
-            f"  ceiling x{result.ceiling_ratio:<7.3f} naive x{result.naive_ratio:.2f}\n"
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,82 +29,62 @@ MEASURED_ROUNDS: Final = 5
 """Number of rounds, evenly spread, whose means are also formed of clear updates."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run.
+def measure(
+    *,
+    attacks: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    data: Sequence[str] = (),
+    modes: Sequence[str] = (),
+    strategy: str = "fedavg",
+    seeds: Sequence[int] = (0,),
+    rounds: int = ROUNDS,
+    data_dir: Path | None = None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run every attack under every rule; return a row for each run, and tell of it as it ends.
 
-    Attributes:
-        attack, rule, data, mode, strategy, seed: what was run.
-        accuracy: mean over the honest devices of their model's accuracy on their test shares, in percent.
-        worst: of the honest device that is worst.
-        error: largest ``|mean of masked updates - masked mean of clear updates| / |mean|`` of the measured rounds.
-        named: attackers that an event ``stands-apart`` names; accused: honest devices that one names.
-        success: share of the honest devices' test images of other classes that get a backdoor's label once they bear its trigger,
-            in percent; None without a backdoor.
-    """
+    A row has what was run, and
 
-    attack: str
-    rule: str
-    data: str
-    mode: str
-    strategy: str
-    seed: int
-    accuracy: float
-    worst: float
-    error: float
-    named: int
-    accused: int
-    success: float | None = None
+    - ``accuracy``: mean over the honest devices of their model's accuracy on their test shares, in percent; ``worst``: of the
+      honest device that is worst;
+    - ``error``: largest ``|mean of masked updates - masked mean of clear updates| / |mean|`` of the measured rounds;
+    - ``named``: attackers that an event ``stands-apart`` names; ``accused``: honest devices that one names;
+    - ``success``: share of the honest devices' test images of other classes that get a backdoor's label once they bear its
+      trigger, in percent; None without a backdoor.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What to run; an empty tuple stands for everything there is.
-
-    Attributes:
-        attacks, rules, data: names.
+    Args:
+        attacks: names; all if empty, as for the rules and the data.
+        rules: names.
+        data: names.
         modes: mask modes; a fleet's default if empty.
         strategy: algorithm of attacks that are not on a special one.
         seeds: of data and training.
         rounds: rounds of each run.
         data_dir: folder that is searched first for MNIST and Fashion-MNIST.
-    """
-
-    attacks: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ()
-    strategy: str = "fedavg"
-    seeds: tuple[int, ...] = (0,)
-    rounds: int = ROUNDS
-    data_dir: Path | None = None
-
-
-def measure(options: Options, progress: Callable[[str], None]) -> list[Row]:
-    """Return a row for every combination, and tell of each run as it ends.
-
-    The run without the attackers has plain means: it is what the others are compared with.
+        progress: is told of each run.
 
     Raises:
         UsageError: a name is unknown.
+        ConfigError: a mask mode is unknown.
         MissingDataError: the files of a data set are not here.
     """
-    attacks = _known(options.attacks, tuple(ATTACKS), "attack")
-    rules = _known(options.rules, limits.ROBUST_RULES, "rule")
-    names = _known(options.data, tuple(fleets.DATA), "data") if options.data else fleets.present(options.data_dir)
-    modes = tuple(find(mode).name for mode in options.modes) or (fleet_run(options.strategy, {}).mode,)
+    attacks = _known(attacks, tuple(ATTACKS), "attack")
+    rules = _known(rules, limits.ROBUST_RULES, "rule")
+    names = _known(data, tuple(fleets.DATA), "data") if data else fleets.present(data_dir)
+    modes = tuple(find(mode).name for mode in modes) or (fleet_run(strategy, {}).mode,)
     rows = []
-    for data in names:
-        for seed in options.seeds:
+    for name in names:
+        for seed in seeds:
             for attack in attacks:
-                fleet = fleets.deal(data, seed, options.data_dir, ATTACKS[attack].devices)
+                fleet = fleets.deal(name, seed, data_dir, ATTACKS[attack].devices)
                 for rule in rules if attack != ABSENT else rules[:1]:
                     for mode in modes:
                         chosen = "off" if attack == ABSENT else rule
-                        row = _run(fleet, attack, chosen, data, mode, seed, options)
-                        progress(f"{data}, seed {seed}: {attack} under {chosen}: {row.accuracy:.1f} %")
+                        what = {"attack": attack, "rule": chosen, "data": name, "mode": mode}
+                        row = {**what, **_run(fleet, attack, chosen, mode, strategy, seed, rounds)}
+                        progress(f"{name}, seed {seed}: {attack} under {chosen}: {row['accuracy']:.1f} %")
                         rows.append(row)
-    return rows
+    return {"rounds": rounds, "rows": rows}
 
 
 def _known(given: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -116,7 +94,7 @@ def _known(given: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str
     return tuple(given) or known
 
 
-def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, options: Options) -> Row:
+def _run(fleet: Fleet, attack: str, rule: str, mode: str, strategy: str, seed: int, rounds: int) -> dict[str, Any]:
     what, population = ATTACKS[attack], fleet.population
     # The first ones, since data are dealt at random.
     false = population.names[: what.attackers]
@@ -126,9 +104,9 @@ def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, 
         population = fleets.changed(population, false, fleets.flipped)
     if what.painted:
         population = fleets.changed(population, false, fleets.poisoned)
-    strategy = what.strategy or options.strategy
+    strategy = what.strategy or strategy
     chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule, mode=mode)
-    every = max(1, options.rounds // MEASURED_ROUNDS)
+    every = max(1, rounds // MEASURED_ROUNDS)
     errors = [0.0]
 
     def watch(seen: Observation) -> None:
@@ -140,7 +118,7 @@ def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, 
         chosen.settings,
         population,
         fleet.network,
-        fleet_options(chosen, rounds=options.rounds, local=fleet.local, seed=seed, evaluate_every=0),
+        fleet_options(chosen, rounds=rounds, local=fleet.local, seed=seed, evaluate_every=0),
         watch=watch,
         tamper=None if what.change is None else partial(tamper, what.change, false),
     )
@@ -153,20 +131,16 @@ def _run(fleet: Fleet, attack: str, rule: str, data: str, mode: str, seed: int, 
         opened = personal.measure(done.workforce, taken, [fleets.triggered(shard) for shard in population.test])
         success = 100.0 * float(opened.correct[honest].sum() / opened.tested[honest].sum())
     named = {event.detail["device"] for _, event in done.events if event.kind == "stands-apart"}
-    return Row(
-        attack=attack,
-        rule=rule,
-        data=data,
-        mode=mode,
-        strategy=strategy,
-        seed=seed,
-        accuracy=float(accuracy.mean()),
-        worst=float(accuracy.min()),
-        error=max(errors),
-        named=len(named & set(false)),
-        accused=len(named - set(false)),
-        success=success,
-    )
+    return {
+        "strategy": strategy,
+        "seed": seed,
+        "accuracy": float(accuracy.mean()),
+        "worst": float(accuracy.min()),
+        "error": max(errors),
+        "named": len(named & set(false)),
+        "accused": len(named - set(false)),
+        "success": success,
+    }
 
 
 def mask_error(seen: Observation) -> float:
@@ -188,11 +162,3 @@ def mask_error(seen: Observation) -> float:
     masked, expected = mean(given), mask(mean(clear), key).values
     length = float(np.linalg.norm(expected))
     return float(np.linalg.norm(masked - expected)) / length if length else 0.0
-
-
-def data(rows: Sequence[Row], options: Options) -> dict[str, Any]:
-    """Return the figures as ``--json`` prints them."""
-    return {
-        "rounds": options.rounds,
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }

@@ -1,11 +1,7 @@
-"""The tables of docs/poison.md: attacks down, rules across, a table for each data set and algorithm; backdoors have their own.
-
-``python -m shoal_lab.bench.poison.page`` prints them; ``--write`` puts them between the page's marks. A test compares the two.
-"""
+"""The tables of docs/poison.md: attacks down, rules across, a table for each data set and algorithm; backdoors have their own."""
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +9,9 @@ from typing import Any, Final
 
 from shoal import limits
 from shoal.report import record
-from shoal.report.pages import put_between
 from shoal_lab.bench.poison.attacks import ABSENT, ATTACKS
 
-ROOT: Final = Path(__file__).parents[4]
-PAGE: Final = ROOT / "docs" / "poison.md"
-RESULTS: Final = ROOT / "results"
-BEGIN: Final = "<!-- poison: python -m shoal_lab.bench.poison.page --write -->"
-END: Final = "<!-- end of poison -->"
+RESULTS: Final = Path(__file__).parents[4] / "results"
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -95,18 +86,6 @@ def lines(rows: Rows) -> list[str]:
     return out
 
 
-def block(rows: Rows) -> str:
-    """Return the text between the page's marks."""
-    return "\n".join(["", *lines(rows), ""])
-
-
-def write(page: Path = PAGE) -> None:
-    """Put the tables between the page's marks."""
-    put_between(page, BEGIN, END, block(load()))
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        write()
-    else:
-        sys.stdout.write("\n".join(lines(load())) + "\n")
+def block() -> str:
+    """Return the text between the page's marks, from the kept results."""
+    return "\n".join(["", *lines(load()), ""])

@@ -1,8 +1,6 @@
-"""The privacy benchmark: cost and exactness of each mask mode, and the success of each attack on it.
+"""`shoal bench privacy`: what each mask mode costs, what the aggregator can compute under it, and which attacks succeed.
 
-- `cost` measures masking and sealing, and the similarities and means that the aggregator computes under a mask.
-- `benchmark` runs every attack of `shoal_lab.bench.attacks.registry` on every mode, on one thread with fixed seeds.
-- `table` prints the report as text, `page` as one HTML file without external resources.
+`benchmark` runs everything and prints it, `cost` measures masks and the aggregator's computations, `page` writes the HTML page.
 
-Example: ``shoal bench privacy --quick`` prints attacks down and modes across, with a star where an attack works.
+Example: ``shoal bench privacy --quick --mode rotation --html rotation.html`` attacks the default mode and draws its pictures.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -32,29 +31,16 @@ TOLERANCE: Final = 1e-4
 _MEGABYTE: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """CPU milliseconds on one thread for a vector of ``d`` coordinates, and the bytes it travels as.
+def measure_cost(mode: str, quick: bool) -> list[dict[str, Any]]:
+    """Return the cost of a mode at 1e5, 1e6 and, unless quick, 1e7 coordinates; the least of a few runs each.
 
-    Attributes:
-        apply_memcpy_ratio: applying in units of copying the vector.
-        bytes: of the masked vector: the mask adds none.
+    CPU milliseconds on one thread for a vector of ``d`` coordinates, applying also in units of copying the vector, and the bytes
+    that the masked vector travels as: the mask adds none.
     """
-
-    d: int
-    derive_ms: float
-    apply_ms: float
-    invert_ms: float
-    apply_memcpy_ratio: float
-    bytes: int
-
-
-def measure_cost(mode: str, quick: bool) -> list[Cost]:
-    """Return the cost of a mode at 1e5, 1e6 and, unless quick, 1e7 coordinates; the least of a few runs each."""
     return [_cost(mode, d, Bench(quick), runs=3 if d > MAIN_SIZE else 5) for d in (SIZES[:2] if quick else SIZES)]
 
 
-def _cost(mode: str, d: int, bench: Bench, runs: int) -> Cost:
+def _cost(mode: str, d: int, bench: Bench, runs: int) -> dict[str, Any]:
     secret = MaskSecret.from_bytes(hashlib.sha256(b"cost").digest())
     context = MaskContext(
         fleet="lab", run_id=b"cost", task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
@@ -65,15 +51,14 @@ def _cost(mode: str, d: int, bench: Bench, runs: int) -> Cost:
         lambda: key.apply(source, out), lambda: key.invert(source, out), lambda: np.copyto(out, source), runs=runs
     )
     (deriving,) = bench.race(lambda: derive(secret, context), runs=1 if d > MAIN_SIZE else 3)
-    travels = mask(source, key).values.nbytes
-    return Cost(
-        d=d,
-        derive_ms=1e3 * deriving,
-        apply_ms=1e3 * apply,
-        invert_ms=1e3 * invert,
-        apply_memcpy_ratio=apply / copy,
-        bytes=travels,
-    )
+    return {
+        "d": d,
+        "derive_ms": 1e3 * deriving,
+        "apply_ms": 1e3 * apply,
+        "invert_ms": 1e3 * invert,
+        "apply_memcpy_ratio": apply / copy,
+        "bytes": mask(source, key).values.nbytes,
+    }
 
 
 def measure_seal(quick: bool) -> dict[str, float]:
@@ -99,23 +84,14 @@ def measure_seal(quick: bool) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A server's results on masked updates, compared with those on clear ones.
+def measure_computed(lab: Lab, mode: str) -> dict[str, Any]:
+    """Compute on eight devices' updates, of two groups with different labels, under ``mode`` and in clear, and compare.
 
-    Attributes:
-        cosine_error: largest absolute difference of a cosine.
-        mean_error: relative L2 distance of the unmasked mean of masked updates from the mean in float64.
-        can: computation -> whether its result equals that on the clear updates, to 1e-4.
+    Returns:
+        ``cosine_error``, the largest absolute difference of a cosine; ``mean_error``, the relative L2 distance of the unmasked
+        mean of masked updates from the mean in float64; and ``can``: computation -> whether its result equals that on the clear
+        updates, to 1e-4.
     """
-
-    cosine_error: float
-    mean_error: float
-    can: dict[str, bool]
-
-
-def measure_computed(lab: Lab, mode: str) -> Computed:
-    """Compute on eight devices' updates, of two groups with different labels, under ``mode`` and in clear, and compare."""
     clear = np.stack(lab.once("computed", lambda: [_update(lab, i) for i in range(DEVICES)]))
     key, masked = lab.key(mode), np.stack([lab.masked(u, mode) for u in clear])
     weights = np.arange(1.0, DEVICES + 1)
@@ -143,7 +119,11 @@ def measure_computed(lab: Lab, mode: str) -> Computed:
         "sees_magnitudes": bool(np.array_equal(np.sort(np.abs(masked), axis=1), np.sort(np.abs(clear), axis=1))),
         "sees_updates": bool(np.array_equal(masked, clear)),
     }
-    return Computed(cosine_error, mean_error, {name: bool(value) for name, value in can.items()})
+    return {
+        "cosine_error": cosine_error,
+        "mean_error": mean_error,
+        "can": {name: bool(value) for name, value in can.items()},
+    }
 
 
 def _update(lab: Lab, device: int) -> NDArray[np.float32]:

@@ -6,16 +6,15 @@ import base64
 import html
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_lab.bench.attacks.base import Result
 from shoal_lab.bench.attacks.registry import ATTACKS
-from shoal_lab.bench.privacy.benchmark import ModeReport, PrivacyReport, result_rows
-from shoal_lab.bench.privacy.table import shown, titled
+from shoal_lab.bench.privacy.benchmark import other_rows, rows_of, shown
 
 STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1d2733;background:#fff}
@@ -41,20 +40,23 @@ def png(image: NDArray[np.float32]) -> bytes:
     return _PNG + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
 
 
-def page(report: PrivacyReport) -> str:
-    """Return the report as HTML without anything to load: pictures are inside."""
+def page(document: Mapping[str, Any], pictures: Mapping[str, Sequence[Result]]) -> str:
+    """Return the report as HTML without anything to load: the pictures of each mode's results are inside."""
+    modes = document["modes"]
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Shoal: what each mask lets through</title>",
         "<meta name='viewport' content='width=device-width,initial-scale=1'>",
         f"<style>{STYLE}</style><h1>What each mask lets through</h1>",
-        f"<p>{html.escape(report.dataset)}, a model of {report.coordinates} coordinates. A mask is a disguise, not ",
+        f"<p>{html.escape(document['dataset'])}, a model of {document['coordinates']} coordinates. A mask is a disguise, not ",
         "encryption. Success stands beside chance: what guessing without the masked vectors gives. More is better for ",
-        "the attacker; shaded red where an attack gets more than chance.</p>",
-        _verdicts(report.modes),
-        _attacks(report.modes),
-        *(_pictures(mode) for mode in report.modes),
-        _costs(report),
-        _sources(),
+        "the attacker; shaded red where an attack gets more than chance.</p><h2>Verdicts</h2><ul>",
+        *(f"<li><b>{html.escape(m['mode'])}</b>: {html.escape(m['verdict'])}</li>" for m in modes),
+        "</ul>",
+        _attacks(document),
+        *(_pictures(mode, results) for mode, results in pictures.items()),
+        _costs(document),
+        "<h2>Where the attacks are from</h2>",
+        _table(["attack", "attacker", "source"], [_row([a.name, a.attacker, a.source]) for a in ATTACKS]),
         "</html>",
     ]
     return "\n".join(parts) + "\n"
@@ -69,66 +71,43 @@ def _row(cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>"
 
 
-def _verdicts(modes: Sequence[ModeReport]) -> str:
-    lines = "".join(f"<li><b>{html.escape(m.mode)}</b>: {html.escape(m.verdict)}</li>" for m in modes)
-    return f"<h2>Verdicts</h2><ul>{lines}</ul>"
-
-
-def _attacks(modes: Sequence[ModeReport]) -> str:
+def _attacks(document: Mapping[str, Any]) -> str:
     lines = []
-    for row in result_rows(modes):
-        first = next(r for r in reversed(row) if r is not None)
+    for title, row, last in rows_of(document):
         cells = "".join(_cell(r) for r in row)
-        title = f"{html.escape(titled(first))}<br><small>{html.escape(first.attacker)}</small>"
-        chance = f"{shown(first.chance, first.unit)} {html.escape(first.unit)}"
-        lines.append(f"<tr><td>{title}</td>{cells}<td>{chance}</td></tr>")
-    return "<h2>Attacks</h2>" + _table(["attack, attacker", *(m.mode for m in modes), "chance"], lines)
+        chance = f"{shown(last['chance'], last['unit'])} {html.escape(last['unit'])}"
+        name = f"{html.escape(title)}<br><small>{html.escape(last['attacker'])}</small>"
+        lines.append(f"<tr><td>{name}</td>{cells}<td>{chance}</td></tr>")
+    modes = (m["mode"] for m in document["modes"])
+    return "<h2>Attacks</h2>" + _table(["attack, attacker", *modes, "chance"], lines)
 
 
-def _cell(result: Result | None) -> str:
+def _cell(result: Mapping[str, Any] | None) -> str:
     if result is None:
         return "<td></td>"
-    kind = "works" if result.works else "stopped"
-    return (
-        f"<td class='{kind}' title='{html.escape(result.note, quote=True)}'>{shown(result.success, result.unit)}</td>"
-    )
+    kind, note = "works" if result["works"] else "stopped", html.escape(result["note"], quote=True)
+    return f"<td class='{kind}' title='{note}'>{shown(result['success'], result['unit'])}</td>"
 
 
-def _pictures(mode: ModeReport) -> str:
+def _pictures(mode: str, results: Sequence[Result]) -> str:
     figures = []
-    for result in mode.results:
+    for result in results:
+        reached = f"mean {shown(result.success, result.unit)} {result.unit}"
         for picture in result.pictures:
             data = base64.b64encode(png(picture.image)).decode()
-            caption = f"{result.name}: true" if picture is result.pictures[0] else _reached(result, picture.caption)
+            true = picture is result.pictures[0]
+            caption = html.escape(f"{result.name}: true" if true else f"{picture.caption}: {reached}", quote=True)
             figures.append(
-                f"<figure><img alt='{html.escape(caption, quote=True)}' src='data:image/png;base64,{data}'>"
-                f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+                f"<figure><img alt='{caption}' src='data:image/png;base64,{data}'><figcaption>{caption}</figcaption></figure>"
             )
-    return f"<h2>Pictures under {html.escape(mode.mode)}</h2>{''.join(figures)}"
+    return f"<h2>Pictures under {html.escape(mode)}</h2>{''.join(figures)}"
 
 
-def _reached(result: Result, caption: str) -> str:
-    return f"{caption}: mean {shown(result.success, result.unit)} {result.unit}"
-
-
-def _costs(report: PrivacyReport) -> str:
-    modes, rows = report.modes, []
-    for at, size in enumerate(modes[0].costs):
-        for name in ("derive_ms", "apply_ms", "invert_ms", "apply_memcpy_ratio"):
-            rows.append(_row([f"{name}, d = {size.d:.0e}", *(f"{getattr(m.costs[at], name):.2f}" for m in modes)]))
-    for name in ("cosine_error", "mean_error"):
-        rows.append(_row([name, *(f"{getattr(m.computed, name):.1e}" for m in modes)]))
-    for name in modes[0].computed.can:
-        rows.append(_row([f"aggregator: {name}", *("yes" if m.computed.can[name] else "no" for m in modes)]))
-    seal = report.seal
+def _costs(document: Mapping[str, Any]) -> str:
+    seal, modes = document["seal"], (m["mode"] for m in document["modes"])
     return (
         "<h2>Cost, exactness, and what can still be computed</h2>"
-        + _table(["CPU time on one thread", *(m.mode for m in modes)], rows)
+        + _table(["CPU time on one thread", *modes], [_row([title, *cells]) for title, cells in other_rows(document)])
         + f"<p>Sealing {seal['seal_ms_per_mb']:.2f} ms a MB, opening {seal['open_ms_per_mb']:.2f} ms a MB, "
         f"{seal['bytes_added']:.0f} bytes added. A masked vector takes 4 bytes a coordinate in every mode.</p>"
     )
-
-
-def _sources() -> str:
-    rows = [_row([a.name, a.attacker, a.source]) for a in ATTACKS]
-    return "<h2>Where the attacks are from</h2>" + _table(["attack", "attacker", "source"], rows)

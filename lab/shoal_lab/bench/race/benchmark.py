@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -10,16 +9,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 
 import shoal
+import shoal_lab
 from shoal.errors import IntegrityError, UsageError
 from shoal_lab.bench.race import environments
 from shoal_lab.bench.race.environments import MissingPeerError
@@ -51,96 +49,71 @@ ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _SAID_BYTES: Final = 4096
 """Length of the end of a program's standard error that is searched for a reason."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The choices of a race.
-
-    Attributes:
-        tasks: names, in `tasks.TASKS`; systems: names, in `SYSTEMS`, Shoal's among them.
-        rounds: rounds that count.
-        install: make the peers' environments where they are missing.
-        data_dir: folder that is searched first for MNIST.
-        seed: of the devices' samples and the starting models.
-    """
-
-    tasks: tuple[str, ...] = tuple(TASKS)
-    systems: tuple[str, ...] = tuple(SYSTEMS)
-    rounds: int = 12
-    install: bool = False
-    data_dir: Path | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A system on a task.
-
-    Attributes:
-        cpu_seconds_per_round: of all its processes, the median of the rounds that count.
-        ratio: that time in units of Shoal's, round by round, the median: rounds that follow each other meet the same load.
-        accuracy: share of the test samples that the model after the last round gets right.
-        peak_mb: largest memory of its main process.
-    """
-
-    system: str
-    task: str
-    cpu_seconds_per_round: float
-    ratio: float
-    accuracy: float
-    peak_mb: float
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A system that could not run, and why."""
-
-    system: str
-    task: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """A program's answers: CPU seconds of each round, and accuracy and memory at the end."""
-
-    cpu_s: list[float]
-    end: Mapping[str, float]
+Row = dict[str, Any]
 
 
 class _StoppedError(Exception):
     """A program ended early, or did not answer; the text says why."""
 
 
-def measure(options: Options, progress: Callable[[str], None]) -> tuple[list[Row], list[Skipped]]:
-    """Run the race.
+def measure(
+    *,
+    tasks: Sequence[str] = (),
+    systems: Sequence[str] = (),
+    rounds: int = 12,
+    install: bool = False,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run the race; return the JSON object of ``shoal bench race``.
+
+    A row is a system on a task: the CPU seconds of all its processes, the median of the rounds that count; their ratio to
+    Shoal's, round by round, the median, since rounds that follow each other meet the same load; the share of the test samples
+    that the last model gets right; and the largest memory of its main process. ``skipped`` names the systems that could not
+    run, and why.
+
+    Args:
+        tasks: names, in `tasks.TASKS`; all if empty.
+        systems: names, in `SYSTEMS`, Shoal's among them; all if empty.
+        rounds: rounds that count.
+        install: make the peers' environments where they are missing.
+        data_dir: folder that is searched first for MNIST.
+        seed: of the devices' samples and the starting models.
+        progress: is told of each round.
 
     Raises:
         UsageError: there is no such task or system, or too few rounds.
         DataError: MNIST is not here.
         IntegrityError: Shoal's own program failed, or the accuracies say that systems do not do the same work.
     """
-    _check(options)
-    pythons, skipped = _pythons(options, progress)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="shoal-race-") as place:
-        for name in options.tasks:
-            path = Path(place) / f"{name}.npz"
-            work(TASKS[name], options.data_dir, options.seed).save(path)
-            found, missing = _race(TASKS[name], path, pythons, options, progress)
-            rows += found
-            skipped += missing
-    return rows, skipped
-
-
-def _check(options: Options) -> None:
-    for kind, chosen, known in (("task", options.tasks, TASKS), ("system", options.systems, SYSTEMS)):
+    tasks, systems = tasks or tuple(TASKS), systems or tuple(SYSTEMS)
+    for kind, chosen, known in (("task", tasks, TASKS), ("system", systems, SYSTEMS)):
         if unknown := [name for name in chosen if name not in known]:
             raise UsageError(f"no {kind} {unknown[0]!r}", hint=f"there are {', '.join(known)}")
-    if SHOAL not in options.systems:
+    if SHOAL not in systems:
         raise UsageError("times are compared with Shoal's", hint=f"add --system {SHOAL}")
-    if options.rounds < FEWEST_ROUNDS:
-        raise UsageError(f"{options.rounds} rounds", hint=f"give at least {FEWEST_ROUNDS}")
+    if rounds < FEWEST_ROUNDS:
+        raise UsageError(f"{rounds} rounds", hint=f"give at least {FEWEST_ROUNDS}")
+    pythons, missing = _pythons(systems, install, progress)
+    rows: list[Row] = []
+    skipped = [_skipped(system, task, reason) for system, reason in missing.items() for task in tasks]
+    with tempfile.TemporaryDirectory(prefix="shoal-race-") as place:
+        for name in tasks:
+            path = Path(place) / f"{name}.npz"
+            work(TASKS[name], data_dir, seed).save(path)
+            answers, stopped = _race(TASKS[name], path, pythons, rounds + WARM_UP, progress)
+            rows += rows_of(name, answers)
+            skipped += stopped
+    return {
+        "rows": rows,
+        "skipped": skipped,
+        "devices": DEVICES,
+        "samples": SAMPLES,
+        "rounds": rounds,
+        "seed": seed,
+        "peers": {peer: list(environments.requirements(peer)) for peer in systems if peer in environments.PEERS},
+    }
 
 
 def work(task: Task, data_dir: Path | None, seed: int) -> Work:
@@ -159,70 +132,76 @@ def work(task: Task, data_dir: Path | None, seed: int) -> Work:
     )
 
 
-def _pythons(options: Options, progress: Callable[[str], None]) -> tuple[dict[str, Path], list[Skipped]]:
-    """Return the Python of each system, and the systems that have none."""
-    found, skipped = {}, []
-    for system in options.systems:
+def _skipped(system: str, task: str, reason: str) -> Row:
+    return {"system": system, "task": task, "reason": reason}
+
+
+def _pythons(
+    systems: Sequence[str], install: bool, progress: Callable[[str], None]
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the Python of each system, and the reason of each that has none."""
+    found, missing = {}, {}
+    for system in systems:
         try:
             if system not in environments.PEERS:
                 found[system] = Path(sys.executable)
-            elif options.install:
-                found[system] = environments.install(system, progress)
             else:
-                found[system] = environments.find(system)
+                found[system] = environments.install(system, progress) if install else environments.find(system)
         except MissingPeerError as error:
-            reason = f"{error} ({error.hint})" if error.hint else str(error)
-            skipped += [Skipped(system, task, reason) for task in options.tasks]
-    return found, skipped
+            missing[system] = f"{error} ({error.hint})" if error.hint else str(error)
+    return found, missing
 
 
 def _race(
-    task: Task, path: Path, pythons: Mapping[str, Path], options: Options, progress: Callable[[str], None]
-) -> tuple[list[Row], list[Skipped]]:
-    rounds = options.rounds + WARM_UP
-    skipped: list[Skipped] = []
-    answers: dict[str, _Answers] = {name: _Answers([], {}) for name in pythons}
+    task: Task, path: Path, pythons: Mapping[str, Path], rounds: int, progress: Callable[[str], None]
+) -> tuple[dict[str, list[dict[str, float]]], list[Row]]:
+    """Return the answers of each system that ended: one a round, and that at the end; and the others with their reasons."""
+    skipped = []
+    answers: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     with ExitStack() as stack:
         running = {
-            name: stack.enter_context(_program(name, python, path, task, rounds)) for name, python in pythons.items()
+            name: stack.enter_context(program(name, python, path, task, rounds)) for name, python in pythons.items()
         }
         for round_ in range(1, rounds + 1):
-            for name in list(running):
+            for name in list(answers):
                 try:
-                    answers[name].cpu_s.append(running[name].round()["cpu_s"])
+                    answers[name].append(running[name].round())
                     if round_ == rounds:
-                        answers[name] = dataclasses.replace(answers[name], end=running[name].answer())
+                        answers[name].append(running[name].answer())
                 except _StoppedError as stopped:
                     if name == SHOAL:
                         raise IntegrityError(f"Shoal's simulator failed on {task.name}: {stopped}") from stopped
-                    skipped.append(Skipped(name, task.name, str(stopped)))
-                    del running[name], answers[name]
+                    skipped.append(_skipped(name, task.name, str(stopped)))
+                    del answers[name]
             progress(f"{task.name}: round {round_} of {rounds}, the first {WARM_UP} to warm up")
-    return _rows(task, answers), skipped
+    return answers, skipped
 
 
-def _rows(task: Task, answers: Mapping[str, _Answers]) -> list[Row]:
+def rows_of(task: str, answers: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
+    """Return a row for each system, from its answers to each round and at the end.
+
+    Raises:
+        IntegrityError: Shoal has learnt nothing, or a system is too far from it.
+    """
     ours = answers[SHOAL]
-    if ours.end["accuracy"] < LEARNT:
-        raise IntegrityError(f"Shoal's {task.name} has learnt nothing", hint="give more rounds")
+    if ours[-1]["accuracy"] < LEARNT:
+        raise IntegrityError(f"Shoal's {task} has learnt nothing", hint="give more rounds")
     rows = []
     for name, found in answers.items():
-        apart = 100 * abs(found.end["accuracy"] - ours.end["accuracy"])
+        apart = 100 * abs(found[-1]["accuracy"] - ours[-1]["accuracy"])
         if apart > AGREE_POINTS:
             raise IntegrityError(
-                f"after the same rounds {name} is {apart:.1f} points from Shoal on {task.name}: they do not do the same work"
+                f"after the same rounds {name} is {apart:.1f} points from Shoal on {task}: they do not do the same work"
             )
-        counted = found.cpu_s[WARM_UP:]
-        ratios = [theirs / own for theirs, own in zip(counted, ours.cpu_s[WARM_UP:], strict=True)]
+        counted, own = ([answer["cpu_s"] for answer in given[WARM_UP:-1]] for given in (found, ours))
         rows.append(
-            Row(
-                system=name,
-                task=task.name,
-                cpu_seconds_per_round=statistics.median(counted),
-                ratio=statistics.median(ratios),
-                accuracy=found.end["accuracy"],
-                peak_mb=found.end["peak_mb"],
-            )
+            {
+                "system": name,
+                "task": task,
+                "cpu_seconds_per_round": statistics.median(counted),
+                "ratio": statistics.median(theirs / mine for theirs, mine in zip(counted, own, strict=True)),
+                **found[-1],
+            }
         )
     return rows
 
@@ -231,7 +210,9 @@ class _Program:
     """A system's running program."""
 
     def __init__(self, process: subprocess.Popen[str], errors: IO[bytes]) -> None:
-        self._process, self._errors = process, errors
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._in, self._out, self._errors = process.stdin, process.stdout, errors
 
     def round(self) -> dict[str, float]:
         """Let it train a round; return its answer.
@@ -240,9 +221,8 @@ class _Program:
             _StoppedError: it ended instead, or took too long.
         """
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(GO)
-            self._process.stdin.flush()
+            self._in.write(GO)
+            self._in.flush()
         except OSError:
             raise _StoppedError(self._reason()) from None
         return self.answer()
@@ -253,12 +233,9 @@ class _Program:
         Raises:
             _StoppedError: as for `round`.
         """
-        out = self._process.stdout
-        assert out is not None
-        until = time.monotonic() + ROUND_S
-        if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not select.select([self._out], [], [], ROUND_S)[0]:
             raise _StoppedError(f"no answer within {ROUND_S:g} s")
-        line = out.readline()
+        line = self._out.readline()
         if not line:
             raise _StoppedError(self._reason())
         values: dict[str, float] = json.loads(line)
@@ -271,20 +248,22 @@ class _Program:
 
 
 @contextmanager
-def _program(name: str, python: Path, path: Path, task: Task, rounds: int) -> Iterator[_Program]:
+def program(name: str, python: Path, path: Path, task: Task, rounds: int) -> Iterator[_Program]:
     """Run a system's program; it is ended with the block."""
-    source = str(Path(shoal.__file__).parent.parent)
-    environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": source}
+    sources = os.pathsep.join(str(Path(str(package.__file__)).parent.parent) for package in (shoal, shoal_lab))
+    environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": sources}
     module = f"shoal_lab.bench.race.systems.{SYSTEMS[name]}"
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
             [str(python), "-m", module, str(path), task.name, str(rounds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             env=environment,
-        )
+        ) as process,
+    ):
         try:
             yield _Program(process, errors)
         finally:
@@ -294,32 +273,15 @@ def _program(name: str, python: Path, path: Path, task: Task, rounds: int) -> It
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
 
 
-def data(rows: Sequence[Row], skipped: Sequence[Skipped], options: Options) -> dict[str, Any]:
-    """Return the JSON object of ``shoal bench race``."""
-    return {
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "skipped": [dataclasses.asdict(each) for each in skipped],
-        "devices": DEVICES,
-        "samples": SAMPLES,
-        "rounds": options.rounds,
-        "seed": options.seed,
-        "peers": {
-            peer: list(environments.requirements(peer)) for peer in options.systems if peer in environments.PEERS
-        },
-    }
-
-
-def lines(found: Mapping[str, Any]) -> list[str]:
+def words(data: Mapping[str, Any]) -> list[str]:
     """Return the data as a table."""
     text = [f"{'task':10}{'system':14}{'CPU s a round':>14}{'ratio':>8}{'accuracy':>10}{'peak MB':>9}"]
-    for row in found["rows"]:
+    for row in data["rows"]:
         text.append(
             f"{row['task']:10}{row['system']:14}{row['cpu_seconds_per_round']:14.3f}{row['ratio']:8.1f}"
             f"{100 * row['accuracy']:9.1f}%{row['peak_mb']:9.0f}"
         )
-    reasons = {(each["system"], each["reason"]) for each in found["skipped"]}
+    reasons = {(each["system"], each["reason"]) for each in data["skipped"]}
     return text + [f"skipped {system}: {reason}" for system, reason in sorted(reasons)]

@@ -1,56 +1,50 @@
-"""The broker's search of recorded traffic."""
+"""The record of a fleet's traffic: what a search of it finds, and the truth by which attacks are scored."""
+
+import logging
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.broker import _population, found_in, groups_seen, senders_seen
+from shoal_lab.bench.attacks.broker import (
+    Tap,
+    _population,
+    found_in,
+    groups_seen,
+    quiet_fleet,
+    recorded_grants,
+    recorded_uploads,
+    senders_seen,
+    watched_masking,
+)
 from shoal_lab.bench.attacks.lab import CLASSES
-from shoal_lab.bench.attacks.past.recording import Tap
 
+from aggregator.membership import AggregatorMembership
+from crypto.mask.masking import mask
+from edge_client.learning import update
 from shoal.transport.faults import Hop, Passage
-
-RNG_SEED = 5
-
-
-def normal(*shape, seed=RNG_SEED):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+from tests.helpers.fleets import make_fleet, publish
+from tests.helpers.masks import key_of
 
 
-def test_bytes_of_an_update_are_found_where_they_are():
-    """The broker's search can succeed: in clear traffic it does."""
-    vector = normal(500)
-    raw = vector.astype("<f4").tobytes()
-    assert found_in(vector, b"head" + raw + b"tail")
-    assert not found_in(vector, normal(500, seed=8).tobytes())
-    assert not found_in(np.zeros(500, np.float32), bytes(5000))
-
-
-def test_groups_are_those_of_the_last_model_sent():
-    def sent(client, label):
-        return Passage(Hop.DOWN, client, f"shoal/v1/lab/s/model/{label}", b"")
-
-    heard = [sent("a", "0" * 16), sent("b", "0" * 16), sent("b", "1" * 16)]
-    assert groups_seen(heard) == {"a": "0" * 16, "b": "1" * 16}
-
-
-def test_models_sent_to_the_broker_are_no_groups():
-    """Only the model that a device is sent is its own; its uploads and the round are not."""
-    up = Passage(Hop.UP, "a", f"shoal/v1/lab/s/model/{'1' * 16}", b"")
-    other = Passage(Hop.DOWN, "a", "shoal/v1/lab/s/round", b"")
-    down = Passage(Hop.DOWN, "a", f"shoal/v1/lab/s/model/{'0' * 16}", b"")
-    assert groups_seen([down, up, other]) == {"a": "0" * 16}
-    assert groups_seen([up, other]) == {}
-
-
-def test_a_stretch_of_an_update_is_enough_to_be_found():
-    """The first 24 bytes alone; zeros between them and the next stretch are no evidence."""
-    vector = normal(500)
+def test_a_stretch_of_an_update_is_found():
+    """24 bytes of it that are not all zeros are enough."""
+    vector, sparse = np.random.default_rng(5).standard_normal(500).astype(np.float32), np.zeros(500, np.float32)
+    sparse[0] = 7.0
     raw = vector.astype("<f4").tobytes()
     assert found_in(vector, b"x" + raw[:24])
     assert not found_in(vector, raw[:23])
-    sparse = np.zeros(500, np.float32)
-    sparse[0] = 7.0
-    assert not found_in(sparse, bytes(5000))
     assert found_in(sparse, sparse[:6].tobytes())
+    assert not any(found_in(v, bytes(5000)) for v in (sparse, np.zeros(500, np.float32)))
+
+
+def test_groups_are_those_of_the_last_model_sent():
+    """Only the model that a device is sent is its own; its uploads and the round are not."""
+
+    def passage(client, label, hop=Hop.DOWN):
+        return Passage(hop, client, f"shoal/v1/lab/s/{label}", b"")
+
+    first, second = (f"model/{digit * 16}" for digit in "01")
+    heard = [passage("a", first), passage("b", first), passage("b", second), passage("a", second, Hop.UP)]
+    assert groups_seen([*heard, passage("c", "round")]) == {"a": "0" * 16, "b": "1" * 16}
 
 
 def test_uploads_are_named_by_the_topics_device():
@@ -61,19 +55,42 @@ def test_uploads_are_named_by_the_topics_device():
     assert senders_seen(heard) == 0.5
 
 
-def test_the_tap_changes_nothing_on_the_way():
-    """Every message arrives once, at once."""
-    tap = Tap()
-    passages = [Passage(Hop.UP, "a", "t", b"1"), Passage(Hop.DOWN, "b", "t", b"2")]
-    assert [tuple(tap(p)) for p in passages] == [(0.0,), (0.0,)]
-    assert tap.heard == passages
-
-
 @pytest.mark.torch
-def test_the_fleet_has_two_groups_of_devices_whose_labels_differ(lab):
+def test_two_groups_whose_labels_differ(lab):
     data, truth = _population(lab)
-    assert sorted(data) == list(data)
     assert truth == [0, 1] * 4
     for (name, own), group in zip(data.items(), truth, strict=True):
-        brightest = own.x[:, :CLASSES].argmax(1)
-        assert np.array_equal(own.y, (brightest + group) % CLASSES), name
+        assert np.array_equal(own.y, (own.x[:, :CLASSES].argmax(1) + group) % CLASSES), name
+
+
+def test_the_record_of_a_fleet(tmp_path):
+    """Uploads and grants are in it once, and the truth masks to them."""
+    tap = Tap()
+    with (
+        watched_masking() as truth,
+        make_fleet(tmp_path / "fleet", count=3, rounds=3, faults=tap, mode="rotation") as fleet,
+    ):
+        fleet.run_until(lambda: fleet.closed() >= 1, 20)
+        fleet.stage.fleet.rotate()
+        publish(fleet)
+        fleet.run(20)
+        found = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir))
+        grants = {name: len(recorded_grants(tap.heard, name)) for name in fleet.stage.devices}
+    assert sorted((u.round, u.device) for u in found) == [(r, f"dev-{i:02d}") for r in (1, 2, 3) for i in range(3)]
+    assert {u.round for u in found if u.key_version == 0} < {u.round for u in found}
+    for u in found:
+        masking = truth[u.digest]
+        assert np.array_equal(mask(masking.clear, masking.key).values, u.masked)
+        context = masking.key.context
+        assert (masking.key.key_id, context.key_version, context.round) == (u.key_id, u.key_version, u.round)
+    assert set(grants.values()) == {1}
+
+
+def test_watching_and_quiet_end_with_their_block():
+    real, key, logger = update.encode_update, key_of("rotation", 4), logging.getLogger("shoal.edge")
+    with watched_masking() as truth, quiet_fleet():
+        update.encode_update(np.ones(4, np.float32), key, "float32", b"")
+        assert not logger.isEnabledFor(logging.WARNING)
+    assert update.encode_update is real
+    assert logger.isEnabledFor(logging.WARNING)
+    assert [m.clear.tolist() for m in truth.values()] == [[1, 1, 1, 1]]

@@ -1,58 +1,76 @@
-"""The lab of all attacks: its data, its random streams, its keys, and its measures of a mask."""
+"""The lab of all attacks: its data, its random streams, its keys under either lifetime, and its measures of a mask."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
 import torch
 from shoal_lab.bench.attacks import lab as module
-from shoal_lab.bench.attacks.lab import LR, ONE_EPOCH, Images, load, make_lab
+from shoal_lab.bench.attacks.lab import (
+    FLEET,
+    KEY_VERSION,
+    LIFETIMES,
+    LR,
+    ONE_EPOCH,
+    RUN_ID,
+    FleetKeys,
+    Images,
+    make_lab,
+)
 
+from crypto.mask.derivation import derive
+from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
+from crypto.mask.schedule import VersionKey
+from shoal.types import Segment
 
 pytestmark = pytest.mark.torch
 KEEPS = {"none": "order", "permutation": "values", "signed-permutation": "magnitudes", "rotation": "lengths"}
+LENGTH = 300
+
+
+def normal(length):
+    return np.random.default_rng(4).standard_normal((1, length)).astype(np.float32)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_lab_knows_where_coordinates_went(lab, mode):
-    """Places by which attacks are judged are those of the real mask, and a mixture has none."""
-    vector = lab.rng("a test").standard_normal(lab.length).astype(np.float32)
+def test_what_a_mode_preserves(lab, mode):
+    """Places by which attacks are judged are those of the real mask, up to sign; a mixture has none."""
+    (vector,) = normal(lab.length)
     places, seen = lab.places(mode), lab.masked(vector, mode)
-    if lab.keeps(mode) == "lengths":
+    assert lab.keeps(mode) == KEEPS[mode]
+    if mode == "rotation":
         assert (places == -1).all()
+        # A mixture belongs to any tensor about equally often: large ones do not dominate.
+        assert (np.bincount(lab.layer_of(mode), minlength=4) / lab.length).min() > 0.05
     else:
         assert np.array_equal(np.abs(vector[places]), np.abs(seen))
+        assert np.array_equal(lab.layer_of(mode), lab.layers[places])
 
 
+@pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("mode", MODES)
-def test_each_mode_preserves_its_part_of_a_vector(lab, mode):
-    assert lab.keeps(mode) == KEEPS[mode]
+def test_keys_of_a_run(lab, mode, lifetime):
+    """A mask is undone by its round's key; keys change with the round under fresh keys alone; owners have their own."""
+    keys, rows = FleetKeys(lab, mode, lifetime, LENGTH), normal(LENGTH)
+    assert np.allclose(keys.unmasked(keys.masked(rows, 5), 5), rows, atol=1e-5)
+    if mode != "none":
+        assert np.array_equal(keys.masked(rows, 1), keys.masked(rows, 2)) == (lifetime == "run")
+        other = FleetKeys(lab, mode, lifetime, LENGTH, "another")
+        assert not np.array_equal(keys.masked(rows, 1), other.masked(rows, 1))
 
 
-@pytest.mark.parametrize("mode", ["permutation", "signed-permutation"])
-def test_a_copied_coordinate_belongs_to_its_own_tensor(lab, mode):
-    assert np.array_equal(lab.layer_of(mode), lab.layers[lab.places(mode)])
-
-
-def test_a_mixture_belongs_to_any_tensor_about_equally_often(lab):
-    """In proportion to nothing but chance: large tensors do not dominate."""
-    share = np.bincount(lab.layer_of("rotation"), minlength=4) / lab.length
-    assert share.min() > 0.05
-
-
-def test_tensors_are_numbered_in_the_models_order(lab):
-    sizes = [p.length for p in lab.bundle.manifest.parameters]
-    assert np.bincount(lab.layers).tolist() == sizes
-    assert (np.diff(lab.layers) >= 0).all()
-
-
-def test_a_round_and_a_fleet_have_masks_of_their_own(lab):
-    vector = lab.rng("a test").standard_normal(lab.length).astype(np.float32)
-    first, second = (lab.masked(vector, "permutation", round_=r) for r in (1, 2))
-    assert not np.array_equal(first, second)
-    assert np.array_equal(first, lab.masked(vector, "permutation"))
-    assert lab.key("permutation").key_id != lab.key("permutation", owner="another").key_id
+def test_fresh_keys_are_those_of_the_key_schedule(lab):
+    """A device that takes the rounds one after the other masks alike."""
+    mode, rows = "signed-permutation", normal(LENGTH)
+    secret = hashlib.sha256(b"shoal bench privacy/fleet").digest()
+    chain = VersionKey(FLEET, KEY_VERSION, secret).begin_run(RUN_ID, first_round=1)
+    for round_ in (1, 2, 3):
+        taken = chain.take()
+        key = derive(taken.mask, taken.context(lab.bundle.digest, mode, (Segment("cluster", LENGTH),)))
+        made = FleetKeys(lab, mode, "round", LENGTH).masked(rows, round_)
+        assert np.array_equal(mask(rows[0], key).values, made[0])
 
 
 def test_a_draw_depends_on_its_name_alone(lab):
@@ -60,23 +78,20 @@ def test_a_draw_depends_on_its_name_alone(lab):
     assert np.array_equal(one.x, same.x)
     assert not np.array_equal(one.x, other.x)
     assert len({x.tobytes() for x in one.x}) == 50
-    theirs = {x.tobytes() for x in lab.public.x}
-    assert {x.tobytes() for x in lab.pick("a", 50, lab.public).x} <= theirs
 
 
-def test_a_one_step_update_is_the_gradient_times_the_step_size(lab):
-    batch = lab.pick("a test", 8)
+def test_a_one_step_update_is_the_gradient(lab):
+    """Times the step size, at the origin, which the module holds."""
+    batch, model = lab.pick("a test", 8), lab.module()
     np.testing.assert_allclose(lab.update(batch), -LR * lab.gradient(batch), rtol=1e-6)
-    module_ = lab.module()
-    loss = torch.nn.functional.cross_entropy(module_(torch.from_numpy(batch.x)), torch.from_numpy(batch.y))
-    parts = torch.autograd.grad(loss, list(module_.parameters()))
+    loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(batch.x)), torch.from_numpy(batch.y))
+    parts = torch.autograd.grad(loss, list(model.parameters()))
     expected = torch.cat([p.flatten() for p in parts]).numpy()
     np.testing.assert_allclose(lab.gradient(batch), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_a_device_trains_from_the_model_and_by_the_seed_given(lab):
-    batch = lab.pick("a test", 30)
-    moved = lab.origin + np.float32(0.1)
+def test_training_depends_on_model_and_seed(lab):
+    batch, moved = lab.pick("a test", 30), lab.origin + np.float32(0.1)
     plain, again, other, elsewhere = (
         lab.update(batch, ONE_EPOCH, **given) for given in ({}, {}, {"seed": 1}, {"theta": moved})
     )
@@ -85,17 +100,8 @@ def test_a_device_trains_from_the_model_and_by_the_seed_given(lab):
     assert not np.allclose(plain, elsewhere, atol=1e-4)
 
 
-def test_the_module_holds_the_origin_and_a_loaded_one_its_theta(lab):
-    flat = torch.cat([p.detach().flatten() for p in lab.module().parameters()]).numpy()
-    np.testing.assert_array_equal(flat, lab.origin)
-    model, theta = lab.module(), np.arange(lab.length, dtype=np.float32)
-    load(model, theta)
-    np.testing.assert_array_equal(torch.cat([p.detach().flatten() for p in model.parameters()]).numpy(), theta)
-
-
-def test_results_of_a_mode_are_forgotten_and_others_stay(lab):
-    made = dataclasses.replace(lab, _cache={})
-    calls = []
+def test_results_of_a_mode_are_forgotten(lab):
+    made, calls = dataclasses.replace(lab, _cache={}), []
     for key in ("shared", ("run", "rotation"), ("run", "permutation")):
         for _ in range(2):
             assert made.once(key, lambda k=key: calls.append(k) or k) == key
@@ -104,28 +110,18 @@ def test_results_of_a_mode_are_forgotten_and_others_stay(lab):
     assert set(made._cache) == {"shared", ("run", "permutation")}
 
 
-def test_a_quick_lab_tries_less(lab):
-    assert lab.trials(20, 5) == 5
-    assert dataclasses.replace(lab, quick=False).trials(20, 5) == 20
-
-
 def test_the_mean_image_is_of_one_class_or_of_all():
     images = Images(np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 0.0]], np.float32), np.array([4, 4, 7]))
     assert images.mean().tolist() == pytest.approx([0.5, 2 / 3])
     assert images.mean(4).tolist() == [0.5, 1.0]
-    assert images.rows(np.array([2, 0])).y.tolist() == [7, 4]
-    assert len(images) == 3
 
 
-def test_public_and_private_images_are_apart_and_as_many(monkeypatch):
-    """Every image is numbered; an odd one is left over."""
+def test_public_and_private_images_are_apart(monkeypatch):
+    """And as many; every image is numbered, and an odd one is left over."""
     x = np.arange(101, dtype=np.float32)[:, None] * np.ones(4, np.float32)
-    asked = []
-    monkeypatch.setattr(module, "load_images", lambda *given: asked.append(given) or (x, np.arange(101) % 10, 2))
+    monkeypatch.setattr(module, "load_images", lambda *_given: (x, np.arange(101) % 10, 2))
     made = make_lab(quick=True)
     mine, yours = (set(images.x[:, 0].tolist()) for images in (made.private, made.public))
     assert len(mine) == len(yours) == 50
     assert not mine & yours
     assert (made.private.y == made.private.x[:, 0] % 10).all()
-    assert asked == [("digits", None)]
-    assert (made.name, made.quick, made.side) == ("digits", True, 2)

@@ -1,42 +1,70 @@
-"""The figures of one run of the load bench."""
+"""The load bench: limits on its fleet, the figures of a run, and the reader of its page."""
+
+import time
 
 import pytest
+from shoal_lab.bench.load import fleet_load, measurement
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.bench.load.fleet_load import Sample
-from shoal_lab.bench.load.measurement import figures
+from shoal_lab.bench.load.measurement import figures, page_reader
+
+from shoal.errors import ConfigError, UsageError
+from shoal.transport.local_broker import free_port
+from tests.helpers.pages import PagePlace, names
+
+
+def wait_for(reached):
+    end_s = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"), [(1500, ConfigError, "1564 open files"), (70_000, UsageError, "65534")]
+)
+def test_a_fleet_that_is_too_large_is_refused(monkeypatch, devices, error, message):
+    monkeypatch.setattr(fleet_load, "raise_open_files", lambda: 1024)
+    with pytest.raises(error, match=message):
+        fleet_load._check_open_files(devices)
 
 
 class Fleet:
     """The sizes of a fleet; no process."""
 
-    devices, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
+    size, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
     churn = 0.0
     shards, core_each = 1, False
 
 
-def record(number, contributed=10, *, final=False):
-    facts = {"round": number, "ordered": 10, "contributed": contributed, "seconds": float(number), "final": final}
-    return {**facts, "out_of_step": {}}
-
-
-def test_figures_leave_out_the_warm_up_and_the_final_round():
+def test_figures_leave_out_warm_up_and_final_round():
+    times = {"at_s": 0.0, "rss_mb": 50.0}
     samples = [
-        Sample(
-            at_s=float(n),
-            closed=n,
-            aggregator_cpu_s=0.1 * n,
-            broker_cpu_s=0.01 * n,
-            rss_mb=50.0,
-            rss_mb_max=50.0 + n,
-            open_files=10 + n,
-        )
+        Sample(**times, closed=n, aggregator_cpu_s=0.1 * n, broker_cpu_s=0.01 * n, rss_mb_max=50 + n, open_files=10 + n)
         for n in range(5)
     ]
-    records = [record(n) for n in (1, 2, 3)] + [record(4, 9, final=True)]
-    data = figures(Fleet(), records, samples, [DriverReport(20, 1, 2, 0.5), DriverReport(19, 0, 3, 0.5)]).data()
+    records = [
+        {"round": n, "ordered": 10, "contributed": 10 - n // 4, "seconds": float(n), "out_of_step": {}}
+        for n in (1, 2, 3, 4)
+    ]
+    data = figures(Fleet(), records, samples, [DriverReport(20, 1, 2, 0.5), DriverReport(19, 0, 3, 0.5)])
     assert data["seconds_per_round_median"] == 2.5
     assert data["aggregator_cpu_ms_per_upload"] == pytest.approx(1e3 * 0.2 / 20)
     assert data["broker_cpu_s_per_round"] == pytest.approx(0.01)
     assert (data["aggregator_rss_mb_max"], data["open_files_max"]) == (54.0, 14)
     assert (data["uploads_expected"], data["uploads_counted"]) == (40, 39)
     assert (data["nacks"], data["reminders"]) == (1, 5)
+
+
+def test_the_reader_follows_events_and_metrics(tmp_path, monkeypatch):
+    """A page that is not there yet is waited for."""
+    monkeypatch.setattr(measurement, "SCRAPE_S", 0.01)
+    with page_reader(free_port()) as read:
+        time.sleep(0.03)
+    assert read == {"events": 0, "metrics": 0}
+    place = PagePlace(tmp_path, names(3))
+    with page_reader(place.server.port) as read, place:
+        place.publish()
+        wait_for(lambda: read["events"] >= 1 and read["metrics"] >= 3)
+        place.publish(received=1)
+        wait_for(lambda: read["events"] >= 2)

@@ -35,7 +35,7 @@ def attacked(name, given, key=None):
     ("name", "factor"),
     [("sign-flip", -1), ("boosted", BOOST), ("boosted-100", 100), ("boosted-flip", -9), ("boosted-labels", 9)],
 )
-def test_updates_are_multiplied_and_honest_ones_stay(name, factor):
+def test_false_updates_are_multiplied(name, factor):
     rows, given = uploads()
     found = attacked(name, given)
     for row, c in zip(rows, found, strict=True):
@@ -45,7 +45,7 @@ def test_updates_are_multiplied_and_honest_ones_stay(name, factor):
 
 
 @pytest.mark.parametrize(("name", "factor"), [("backdoor-2", 1.0), ("backdoor-cap-3", CAP)])
-def test_a_backdoors_updates_have_a_length_in_median_norms_of_the_honest_ones(name, factor):
+def test_a_backdoors_length_is_in_median_norms(name, factor):
     rows, given = uploads()
     usual = np.median(np.linalg.norm(rows[2:], axis=1))
     found = attacked(name, given)
@@ -54,7 +54,7 @@ def test_a_backdoors_updates_have_a_length_in_median_norms_of_the_honest_ones(na
     assert found[2:] == given[2:]
 
 
-def test_noise_has_the_updates_length_and_differs_by_device():
+def test_noise_has_the_updates_length():
     _, given = uploads()
     found = attacked("noise", given)
     for before, after in zip(given[:2], found[:2], strict=True):
@@ -63,7 +63,7 @@ def test_noise_has_the_updates_length_and_differs_by_device():
     assert found[0].row.tolist() != found[1].row.tolist()
 
 
-def test_a_little_is_enough_is_computed_of_clear_updates_and_masked():
+def test_a_little_is_computed_of_clear_updates():
     key = key_of("rotation", D)
     rows, given = uploads(key)
     expected = rows[2:].mean(0) - ALIE_DEVIATIONS * rows[2:].std(0)

@@ -15,17 +15,13 @@ def bars(tmp_path_factory):
 
 
 @pytest.fixture
-def small(monkeypatch):
+def work_file(bars, tmp_path, monkeypatch):
+    """A function that writes a task's file, and returns its path and the work."""
     monkeypatch.setattr(benchmark, "DEVICES", 10)
     monkeypatch.setattr(benchmark, "SAMPLES", 30)
 
-
-@pytest.fixture
-def work_file(small, bars, tmp_path):
-    """A function that writes a task's file, and returns its path and the work."""
-
-    def write(name, **changes):
-        work = benchmark.work(dataclasses.replace(TASKS[name], **changes), bars, seed=0)
+    def write(name, seed=0, **changes):
+        work = benchmark.work(dataclasses.replace(TASKS[name], **changes), bars, seed)
         work.save(tmp_path / f"{name}.npz")
         return tmp_path / f"{name}.npz", work
 

@@ -1,9 +1,14 @@
-"""Devices that train from the means that an aggregator announces, as that aggregator sees them: masked uploads alone."""
+"""Devices that train from the means that an aggregator announces, as that aggregator sees them: masked uploads alone.
+
+`Network` computes the gradients of a network with one hidden layer for many devices at once. One step on a small batch equals
+`edge_client.learning.training` to float32 rounding; a test compares them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,10 +17,115 @@ from numpy.typing import NDArray
 from edge_client.run.policy import MEAN_RATIO, check_mean, mean_limit
 from shoal.protocol.documents import RunPlan, SegmentSpec
 from shoal.protocol.states import MeanHeader
-from shoal_lab.bench.attacks.lab import Lab
-from shoal_lab.bench.attacks.protocol import signed_plan
-from shoal_lab.bench.attacks.structure.keys import FleetKeys, Lifetime
-from shoal_lab.bench.attacks.structure.network import Network, Rows
+from shoal_lab.bench.attacks.lab import CLASSES, LR, FleetKeys, Lab, Lifetime, Rows, signed_plan
+
+DEVICES: Final = (15, 100, 450)
+"""Fleets whose updates of one round are at most a tenth of the coordinates of the model on digits."""
+MANY: Final = (500, 2000)
+"""Larger fleets, which are reported only."""
+QUICK: Final = (15, 100)
+ROUNDS: Final = 200
+QUICK_ROUNDS: Final = 12
+ANALYSED: Final = 600
+"""Vectors of one fleet that are analysed round by round, about; at least eight rounds."""
+LARGEST: Final = 20_000
+"""Coordinates of the largest model that is attacked: some attacks compare all pairs of coordinates."""
+POOLED: Final = 2000
+QUICK_POOLED: Final = 900
+"""Most vectors that are analysed together."""
+
+
+def fleet_sizes(lab: Lab, *, many: bool = False) -> tuple[int, ...]:
+    """Return the numbers of devices, none for a large model; with ``many`` also those above a tenth of the coordinates."""
+    if lab.length > LARGEST:
+        return ()
+    if lab.quick:
+        return QUICK
+    return DEVICES + MANY if many else DEVICES
+
+
+def analysed_rounds(lab: Lab, devices: int) -> list[int]:
+    """Return the rounds, from 1, whose uploads are analysed, the last one included."""
+    last = lab.trials(ROUNDS, QUICK_ROUNDS)
+    count = lab.trials(max(8, ANALYSED // devices), 3)
+    if devices > max(DEVICES):
+        last, count = 2, 1
+    return sorted({int(r) for r in np.linspace(last, 2, min(count, last - 1))})
+
+
+def beyond(lab: Lab, devices: int) -> str:
+    """Return a note for a fleet with more updates in a round than a tenth of the coordinates, else nothing."""
+    return "more vectors under one key than a tenth of the coordinates" if devices > lab.length / 10 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """An MLP with ReLU and cross entropy; vectors have the order of the built-in task: W1, b1, W2, b2.
+
+    Attributes:
+        pixels, hidden, classes: the sizes of its layers.
+    """
+
+    pixels: int
+    hidden: int
+    classes: int = CLASSES
+
+    @classmethod
+    def of(cls, lab: Lab, hidden: int = 0) -> Network:
+        """Return the lab's network, or one with another number of hidden units."""
+        return cls(lab.side**2, hidden or lab.hidden)
+
+    @property
+    def length(self) -> int:
+        """Coordinates d of the model."""
+        return self.hidden * (self.pixels + 1) + self.classes * (self.hidden + 1)
+
+    @property
+    def unit(self) -> NDArray[np.int64]:
+        """The hidden unit of each coordinate, (d,), int64; ``hidden`` for the output biases, which have none."""
+        h = self.hidden
+        per_layer = (np.repeat(np.arange(h), self.pixels), np.arange(h), np.tile(np.arange(h), self.classes))
+        return np.concatenate([*per_layer, np.full(self.classes, h)])
+
+    def split(self, theta: Rows) -> tuple[Rows, Rows, Rows, Rows]:
+        """Return W1 (hidden, pixels), b1 (hidden,), W2 (classes, hidden) and b2 (classes,) of a model (d,), as views."""
+        at = np.cumsum([self.hidden * self.pixels, self.hidden, self.hidden * self.classes])
+        w1, b1, w2, b2 = np.split(theta, at)
+        return w1.reshape(self.hidden, self.pixels), b1, w2.reshape(self.classes, self.hidden), b2
+
+    def origin(self, rng: np.random.Generator) -> Rows:
+        """Return a random model (d,), float32, with the spread of torch's initialisation."""
+        spread = np.full(self.length, self.hidden**-0.5)
+        spread[: self.hidden * (self.pixels + 1)] = self.pixels**-0.5
+        return np.asarray(rng.uniform(-1, 1, self.length) * spread, np.float32)
+
+    def updates(self, theta: Rows, x: Rows, y: NDArray[np.int64], lr: float = LR) -> Rows:
+        """Return the updates (n, d), float32, of one step of n devices from ``theta`` (d,).
+
+        Args:
+            theta: the model that all start from.
+            x: images of each device, (n, batch, pixels), float32.
+            y: their labels, (n, batch), int64.
+            lr: step size.
+        """
+        w1, b1, w2, b2 = self.split(theta)
+        n, batch = y.shape
+        z = x @ w1.T + b1
+        a = np.maximum(z, 0)
+        q = a @ w2.T + b2
+        q = np.exp(q - q.max(2, keepdims=True))
+        q /= q.sum(2, keepdims=True)
+        q[np.arange(n)[:, None], np.arange(batch)[None], y] -= 1
+        q /= batch
+        g = (q @ w2) * (z > 0)
+        parts = (g.transpose(0, 2, 1) @ x, g.sum(1), q.transpose(0, 2, 1) @ a, q.sum(1))
+        step = np.concatenate([part.reshape(n, -1) for part in parts], axis=1)
+        step *= np.float32(-lr)
+        # Devices send the difference of two float32 models, so an update carries the rounding of the sum.
+        step += theta
+        step -= theta
+        return step
+
 
 OWN_IMAGES: Final = 80
 BELOW: Final = 0.999

@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import ONE_EPOCH, Lab
-from shoal_lab.bench.attacks.structure import sizes
-from shoal_lab.bench.attacks.structure.keys import LIFETIMES, FleetKeys, Lifetime
-from shoal_lab.bench.attacks.structure.network import Rows
+from shoal_lab.bench.attacks.lab import LIFETIMES, ONE_EPOCH, FleetKeys, Lab, Lifetime, Rows
+from shoal_lab.bench.attacks.structure.fleet import fleet_sizes
 
 WHO: Final = "aggregator that follows the protocol; no device, no initial model"
 WHO_RESENT: Final = "aggregator that gets one update under two rounds' keys"
@@ -137,7 +135,7 @@ def linked(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> list[Result
 
 def resent(lab: Lab, mode: str, lifetime: Lifetime) -> Result:
     """Return the share of coordinates linked by one update that is sent under two keys."""
-    update = honest(lab, min(sizes.fleets(lab)))[0][:1]
+    update = honest(lab, min(fleet_sizes(lab)))[0][:1]
     pair = Pair(lab, mode, lifetime, update, update)
     found = by_rank(pair.before, pair.after, pair.asked)
     if lab.keeps(mode) == "order" or lifetime == "run":
@@ -161,10 +159,10 @@ def _result(name: str, success: float, pair: Pair, lifetime: Lifetime, devices: 
     )
 
 
-def run(lab: Lab, mode: str) -> list[Result]:
+def linking(lab: Lab, mode: str) -> list[Result]:
     """Return the results for each key lifetime and fleet size; under one key a run, coordinates need no linking."""
-    results = [one for keys in LIFETIMES for n in sizes.fleets(lab) for one in linked(lab, mode, keys, n)]
+    results = [one for keys in LIFETIMES for n in fleet_sizes(lab) for one in linked(lab, mode, keys, n)]
     return results + ([resent(lab, mode, keys) for keys in LIFETIMES] if results else [])
 
 
-ATTACK: Final = Attack("linking of keys", "Narayanan and Shmatikov 2009 (matching by structure)", WHO, run)
+ATTACKS: Final = (Attack("linking of keys", "Narayanan and Shmatikov 2009 (matching by structure)", WHO, linking),)

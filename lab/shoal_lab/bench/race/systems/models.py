@@ -1,6 +1,9 @@
-"""The models of the race as torch modules, and their accuracy."""
+"""What the programs share: their start, the models of the race as torch modules, and their accuracy."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -8,6 +11,12 @@ from torch import nn
 from shoal_lab.bench.race.tasks import Work
 
 TEST_BATCH = 1000
+
+
+def given() -> tuple[Work, int]:
+    """Return the work and the number of rounds that the command line names, and use one thread."""
+    torch.set_num_threads(1)
+    return Work.load(Path(sys.argv[1]), sys.argv[2]), int(sys.argv[3])
 
 
 def module(work: Work) -> nn.Module:

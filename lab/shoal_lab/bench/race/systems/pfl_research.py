@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +18,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal_lab.bench.race.systems.models import accuracy, module
-from shoal_lab.bench.race.tasks import Work
+from shoal_lab.bench.race.systems.models import accuracy, given, module
 from shoal_lab.bench.race.turns import Turns
 
 
@@ -67,8 +64,7 @@ class RoundEnds(TrainingProcessCallback):  # type: ignore[misc]
 
 def main() -> None:
     """Train the rounds."""
-    torch.set_num_threads(1)
-    work = Work.load(Path(sys.argv[1]), sys.argv[2])
+    work, rounds = given()
     layers = module(work)
     model = PyTorchModel(
         Model(layers),
@@ -77,7 +73,7 @@ def main() -> None:
     )
     users = [Dataset([torch.from_numpy(x), torch.from_numpy(y)]) for x, y in zip(work.x, work.y, strict=True)]
     data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(len(users))))
-    turns, rounds = Turns(), int(sys.argv[3])
+    turns = Turns()
     turns.begin()
     FederatedAveraging().run(
         # Nothing is evaluated: the frequency lies beyond the last round.

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from shoal_lab.bench.race.systems.models import accuracy, module
-from shoal_lab.bench.race.tasks import Work
+from shoal_lab.bench.race.systems.models import accuracy, given, module
 from shoal_lab.bench.race.turns import Turns
 
 
 def main() -> None:
     """Train the rounds."""
-    torch.set_num_threads(1)
-    work = Work.load(Path(sys.argv[1]), sys.argv[2])
+    work, rounds = given()
     model = module(work)
     data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(work.x, work.y, strict=True)]
     turns = Turns()
     theta = parameters_to_vector(model.parameters()).detach()
-    for _ in range(int(sys.argv[3])):
+    for _ in range(rounds):
         turns.begin()
         total = torch.zeros_like(theta)
         for x, y in data:

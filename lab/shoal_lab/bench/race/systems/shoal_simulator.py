@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from torch.nn.utils import vector_to_parameters
 
@@ -12,8 +9,8 @@ from shoal.simulation.data import Population, shards_of
 from shoal.simulation.engine.simulate import SimRound, simulate
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, Softmax
 from shoal.task.manifest import LocalTraining
-from shoal_lab.bench.race.systems.models import accuracy, module
-from shoal_lab.bench.race.tasks import Task, Work
+from shoal_lab.bench.race.systems.models import accuracy, given, module
+from shoal_lab.bench.race.tasks import Task
 from shoal_lab.bench.race.turns import Turns
 from shoal_lab.experiments.common.paper import paper_options
 
@@ -24,8 +21,9 @@ def network(task: Task) -> Network:
     return networks[task.name]
 
 
-def run(work: Work, rounds: int, turns: Turns) -> None:
-    """Train so many rounds, each when ``turns`` lets it begin."""
+def main() -> None:
+    """Train the rounds."""
+    (work, rounds), turns = given(), Turns()
 
     def ended(closed: SimRound) -> None:
         turns.trained()
@@ -44,11 +42,6 @@ def run(work: Work, rounds: int, turns: Turns) -> None:
     model = module(work)
     vector_to_parameters(torch.from_numpy(theta), model.parameters())
     turns.tested(accuracy(model, work))
-
-
-def main() -> None:
-    """Train the rounds."""
-    run(Work.load(Path(sys.argv[1]), sys.argv[2]), int(sys.argv[3]), Turns())
 
 
 if __name__ == "__main__":

@@ -1,32 +1,54 @@
-"""The simulated fleet applies a device's own checks, and its uploads are masked under the open round's key."""
+"""The simulated fleet applies a device's own checks, and its batched gradient equals the fleet's own training."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.structure.fleet import MaskedFleet
-from shoal_lab.bench.attacks.structure.keys import LIFETIMES, FleetKeys
+from shoal_lab.bench.attacks.lab import LIFETIMES, ONE_STEP, FleetKeys
+from shoal_lab.bench.attacks.structure.fleet import MaskedFleet, Network, analysed_rounds, beyond, fleet_sizes
 
 from shoal.errors import UntrustedError
 
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.parametrize("batch", [1, 7])
+def test_updates_equal_real_training(lab, batch):
+    """Also the zeros of dead units, which attacks read."""
+    network = Network.of(lab)
+    assert network.length == lab.length
+    parts = [lab.pick(f"network {i}", batch) for i in range(4)]
+    x, y = np.stack([p.x for p in parts]), np.stack([p.y for p in parts])
+    made = network.updates(lab.origin, x, y)
+    real = np.stack([lab.update(p, ONE_STEP) for p in parts])
+    assert np.allclose(made, real, atol=1e-7)
+    assert np.mean((made == 0) == (real == 0)) > 0.999
+    assert np.std(network.origin(np.random.default_rng(1))) == pytest.approx(np.std(lab.origin), rel=0.05)
+
+
+def test_the_unit_of_a_coordinate_is_the_one_it_feeds():
+    """A unit that is dead for an image moves none of its coordinates; the output biases have no unit."""
+    network = Network(pixels=5, hidden=3, classes=2)
+    theta = network.origin(np.random.default_rng(0))
+    w1, b1, *_ = network.split(theta)
+    w1[:], b1[:] = 1, 1
+    b1[1] = -100
+    image, label = np.ones((1, 1, 5), np.float32), np.zeros((1, 1), np.int64)
+    moved = network.updates(theta, image, label)[0] != 0
+    assert set(network.unit[moved]) == {0, 2, 3}
+    assert (network.unit == 3).sum() == 2
+
+
 @pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_uploads_are_the_clear_updates_under_the_rounds_key(lab, lifetime):
-    fleet = MaskedFleet(lab, "permutation", lifetime, 5)
-    for round_ in (1, 2):
+def test_uploads_are_masked_under_the_rounds_key(lab, lifetime):
+    """Means add up under fresh keys and replace each other under one."""
+    fleet, mean = MaskedFleet(lab, "permutation", lifetime, 5), np.full(lab.length, 0.01, np.float32)
+    for round_ in (1, 2, 3):
         sent = fleet.uploads()
         assert fleet.round == round_
         assert np.array_equal(fleet.keys.unmasked(sent, round_), fleet.clear)
-        fleet.announce(sent.mean(0))
-
-
-def test_means_add_up_under_fresh_keys_and_replace_each_other_under_one(lab):
-    mean = np.full(lab.length, 0.01, np.float32)
-    for lifetime, steps in (("run", 1), ("round", 3)):
-        fleet = MaskedFleet(lab, "permutation", lifetime, 3)
-        for _ in range(3):
-            fleet.announce(mean)
-        assert np.allclose(fleet.held - fleet.origin, steps * 0.01, atol=1e-6)
+        fleet.announce(mean)
+    assert np.allclose(fleet.held - fleet.origin, {"run": 1, "round": 3}[lifetime] * 0.01, atol=1e-6)
 
 
 @pytest.mark.parametrize("lifetime", LIFETIMES)
@@ -38,22 +60,35 @@ def test_a_mean_beyond_the_plans_limit_is_refused(lab, lifetime):
     assert np.array_equal(fleet.held, fleet.origin)
 
 
-def test_images_are_the_same_in_each_round_if_asked(lab):
-    for same in (False, True):
-        fleet = MaskedFleet(lab, "none", "round", 20, same_images=same)
-        fleet.train()
-        first = fleet.x
-        fleet.train()
-        assert np.array_equal(first, fleet.x) == same
+@pytest.mark.parametrize("same", [False, True])
+def test_images_are_the_same_in_each_round_if_asked(lab, same):
+    fleet = MaskedFleet(lab, "none", "round", 20, same_images=same)
+    fleet.train()
+    first = fleet.x
+    fleet.train()
+    assert np.array_equal(first, fleet.x) == same
 
 
 def test_energies_of_clear_directions_lie_in_their_units(lab):
     """A masked basis vector has all of its energy in one unit, under the right key alone."""
     fleet = MaskedFleet(lab, "rotation", "round", 3)
-    basis = np.eye(lab.length, dtype=np.float32)[[0, lab.length - 1]]
-    masked = fleet.keys.masked(basis, 1)
+    masked = fleet.keys.masked(np.eye(lab.length, dtype=np.float32)[[0, lab.length - 1]], 1)
     energies = fleet.energies(masked, 1)
     assert energies[0, 0] == pytest.approx(1, abs=1e-4)
     assert energies[1].sum() == pytest.approx(0, abs=1e-4)
-    wrong = fleet.energies(masked, 1, FleetKeys(lab, "rotation", "round", lab.length, "another"))
-    assert wrong.max() < 0.1
+    fleet.keys = FleetKeys(lab, "rotation", "round", lab.length, "another")
+    assert fleet.energies(masked, 1).max() < 0.1
+
+
+def test_sizes_of_a_quick_and_of_a_full_run():
+    def a_lab(*, quick, length=4810):
+        return SimpleNamespace(quick=quick, length=length, trials=lambda full, few: few if quick else full)
+
+    small, full = a_lab(quick=True), a_lab(quick=False)
+    assert fleet_sizes(small, many=True) == (15, 100)
+    assert fleet_sizes(full) == (15, 100, 450)
+    assert fleet_sizes(full, many=True) == (15, 100, 450, 500, 2000)
+    assert fleet_sizes(a_lab(quick=True, length=101_770)) == (), "large models are not attacked"
+    assert (analysed_rounds(full, 450)[-1], len(analysed_rounds(full, 450))) == (200, 8)
+    assert (analysed_rounds(full, 2000), analysed_rounds(small, 15)[-1]) == ([2], 12)
+    assert (beyond(full, 450), "tenth" in beyond(full, 500)) == ("", True)

@@ -1,16 +1,19 @@
-"""Groups by zero patterns and by activity, and their score, against answers known by hand."""
+"""Groups by zero patterns, by activity and by independent components, and their score, against known answers."""
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.structure.network import Network
+from shoal_lab.bench.attacks.structure.fleet import Network
 from shoal_lab.bench.attacks.structure.units import (
     agreement,
+    analyse,
     by_activity,
     by_silence,
+    mixed,
     neighbours,
     one_hot,
     share_assigned,
     silent_patterns,
+    whiten,
 )
 
 NETWORK = Network(pixels=12, hidden=6)
@@ -27,8 +30,8 @@ def updates(n, seed=0):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_zero_patterns_find_every_unit_under_a_permutation(flip):
-    """With signs and without."""
+def test_zero_patterns_find_every_unit(flip):
+    """Under a permutation, with signs and without."""
     rng, clear = np.random.default_rng(7), updates(200)
     places = rng.permutation(NETWORK.length)
     signs = rng.choice([-1, 1], NETWORK.length) if flip else np.ones(NETWORK.length)
@@ -37,20 +40,17 @@ def test_zero_patterns_find_every_unit_under_a_permutation(flip):
     assert share_assigned(labels, one_hot(NETWORK.unit[places], NETWORK.hidden)) > 0.99
 
 
-def test_zero_patterns_show_nothing_where_every_coordinate_moves():
-    rng, clear = np.random.default_rng(7), updates(200)
-    turn = np.linalg.qr(rng.standard_normal((NETWORK.length, NETWORK.length)))[0]
-    seen = (clear @ turn).astype(np.float32)
-    labels = by_silence(seen, silent_patterns(seen, NETWORK.hidden))
-    assert len(set(labels)) <= 2
+def test_no_pattern_where_every_coordinate_moves():
+    turn = np.linalg.qr(np.random.default_rng(7).standard_normal((NETWORK.length, NETWORK.length)))[0]
+    seen = (updates(200) @ turn).astype(np.float32)
+    assert len(set(by_silence(seen, silent_patterns(seen, NETWORK.hidden)))) <= 2
 
 
-def test_the_score_takes_the_best_matching_of_groups_to_units():
-    energies = one_hot(np.array([0, 0, 1, 1, 2]), 2)
-    assert share_assigned(np.array([1, 1, 0, 0, 0]), energies) == 1
-    assert share_assigned(np.array([0, 0, 0, 0, 0]), energies) == 0.5
-    assert share_assigned(np.array([-1, -1, 0, 0, 0]), energies) == 0.5
-    assert share_assigned(np.full(5, -1), energies) == 0
+@pytest.mark.parametrize(
+    ("labels", "share"), [([1, 1, 0, 0, 0], 1), ([0, 0, 0, 0, 0], 0.5), ([-1, -1, 0, 0, 0], 0.5), ([-1] * 5, 0)]
+)
+def test_the_score_takes_the_best_matching(labels, share):
+    assert share_assigned(np.array(labels), one_hot(np.array([0, 0, 1, 1, 2]), 2)) == share
 
 
 def test_neighbours_are_the_most_correlated_columns():
@@ -60,14 +60,45 @@ def test_neighbours_are_the_most_correlated_columns():
     found = neighbours(np.stack([a + noise[0], b + noise[1], -a + noise[2], b + noise[3]], 1))
     assert found.tolist() == [2, 3, 0, 1]
     energies = one_hot(np.array([0, 1, 0, 1]), 2)
-    assert agreement(found, energies) == 1
-    assert agreement(np.array([1, 0, 3, 2]), energies) == 0
-    assert agreement(np.array([1, 0]), np.full((2, 4), 0.25)) == pytest.approx(0.25)
+    assert (agreement(found, energies), agreement(np.array([1, 0, 3, 2]), energies)) == (1, 0)
 
 
-def test_components_that_are_active_together_are_one_group():
+def test_components_active_together_are_one_group():
     rng = np.random.default_rng(3)
     on = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])[rng.integers(0, 2, 200)]
     labels = by_activity(on * rng.standard_normal((200, 4)), 2)
     assert labels[0] == labels[1] != labels[2] == labels[3]
     assert by_activity(np.ones((5, 3)), 4).tolist() == [0, 1, 2]
+
+
+def sources(n, d):
+    """Return a rotation and sparse sources (n, d) under it."""
+    rng = np.random.default_rng(0)
+    clear = (rng.standard_normal((n, d)) * (rng.random((n, d)) < 0.1)).astype(np.float32)
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0].astype(np.float32)
+    return turn, clear @ turn.T
+
+
+def peaks(directions, turn):
+    """Return the largest share of one source in each direction."""
+    clear = (directions @ turn) ** 2
+    return (clear.max(1) / clear.sum(1)).mean()
+
+
+def test_sources_are_found_from_many_vectors():
+    """Not from few, and not by a random mixture of the principal components."""
+    turn, seen = sources(2000, 20)
+    assert peaks(analyse(seen).directions, turn) > 0.9
+    assert peaks(mixed(seen, np.random.default_rng(1)).directions, turn) < 0.5
+    turn, seen = sources(20, 200)
+    assert peaks(analyse(seen).directions, turn) < 0.35
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 100), (100, 30)])
+def test_principal_components_are_uncorrelated(n, d):
+    """With variance 1; with fewer vectors than coordinates and with more."""
+    _, seen = sources(n, d)
+    white, rows = whiten(seen, 10)
+    assert np.allclose(white.T @ white / n, np.eye(10), atol=1e-3)
+    assert np.allclose(rows.mean(0), 0, atol=1e-5)
+    assert [analyse(seen, most).directions.shape for most in (7, 0)] == [(7, d), (min(n // 2, d), d)]

@@ -1,0 +1,55 @@
+"""The attacks on statistics of features, on vectors that are easy to check, and their score."""
+
+import numpy as np
+import pytest
+from shoal_lab.bench.attacks.features import axes, blocks, errors, plausible, reduced, relations
+
+RNG = np.random.default_rng(11)
+TRUTH = np.random.default_rng(5).uniform(-1, 1, (10, 5)).astype(np.float32)
+
+
+def test_axes_keep_the_products():
+    rows = RNG.standard_normal((6, 3)) @ RNG.standard_normal((3, 500))
+    found, along = axes(rows, 3)
+    np.testing.assert_allclose(found @ along, rows, atol=1e-9)
+    np.testing.assert_allclose(along @ along.T, np.eye(3), atol=1e-9)
+
+
+def test_blocks_of_uneven_weight_give_the_columns():
+    """Each column fills orthonormal rows whose energy differs between the blocks."""
+    weights = np.repeat(RNG.uniform(0.5, 1.5, (4, 12)), 4096, 1).reshape(4, 12, 4096).transpose(0, 2, 1).reshape(4, -1)
+    rows = np.linalg.qr((weights * RNG.standard_normal(weights.shape)).T)[0].T
+    clear = RNG.standard_normal((9, 4))
+    found = blocks(clear @ rows, 4)
+    cosines = np.abs((found / np.linalg.norm(found, axis=0)).T @ (clear / np.linalg.norm(clear, axis=0)))
+    assert (cosines.max(0) > 0.99).all()
+
+
+def test_relations_hold_for_integers_alone():
+    figures, whole = RNG.uniform(-1, 1, (12, 5)), RNG.integers(-30, 31, (5, 20))
+    assert relations(figures @ whole, 4, 5) == 1
+    assert relations(figures @ (whole + RNG.uniform(-0.5, 0.5, whole.shape)), 4, 5) == 0
+
+
+def test_a_reduced_basis_has_short_vectors():
+    """Of the same lattice."""
+    short = np.array([[1, 2, 0], [0, 1, -1], [2, 0, 1]])
+    change = np.array([[1, 40, -7], [0, 1, 13], [0, 0, 1]])
+    found = reduced(change @ short)
+    assert (np.abs(found) <= 3).all()
+    assert abs(round(np.linalg.det(found.astype(float)))) == abs(round(np.linalg.det(short.astype(float))))
+
+
+@pytest.mark.torch
+def test_the_most_plausible_figures_are_the_true_ones():
+    means = RNG.uniform(-0.6, 0.6, 15)
+    clear = np.stack([means, means**2 + 0.02, np.ones(15)], 1)
+    found = plausible(clear @ np.linalg.qr(RNG.standard_normal((40, 3)))[0].T, 1, 150)
+    np.testing.assert_allclose(np.abs(found), np.abs(clear[:, :2]), atol=0.03)
+
+
+def test_errors_are_in_the_spread_of_a_figure():
+    """In any order and with any sign; the last column does not count."""
+    assert errors(-TRUTH[:, ::-1].astype(np.float64), TRUTH).max() == 0
+    np.testing.assert_allclose(errors(TRUTH.astype(np.float64) + 0.25 * TRUTH.std(0), TRUTH), 0.25, rtol=1e-5)
+    assert errors(np.zeros((10, 1)), TRUTH).min() > 0.9
