@@ -1,12 +1,13 @@
-"""Tests mirror the source, in tests/unit and tests/lab: a module with logic has a test file of its name, or is listed as without.
+"""Tests mirror the source: a module with logic has a test file of its name in tests/unit, or is listed as without.
 
-The list, modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may
+Of the lab it is enough that a test file in tests/lab imports it: such a file may hold the tests of several modules. The list, modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may
 only shrink: a listed module that has a unit file fails here, and so does a new module that has none.
 """
 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,23 @@ def has_logic(source):
 
 
 def has_unit_file(module):
-    """Return whether tests/unit has a file for a module, given as its path in the repository."""
+    """Return whether a module, given as its path in the repository, has a test file of its name, or one of the lab's imports it."""
     ours = module.parent.is_relative_to(LAB)
     folder = ROOT / "tests" / ("lab" / module.parent.relative_to(LAB) if ours else "unit" / module.parent)
-    return any((*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py")))
+    if any((*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py"))):
+        return True
+    return ours and ".".join(module.relative_to(Path(LAB).parent).with_suffix("").parts) in imported_in_lab()
+
+
+@cache
+def imported_in_lab():
+    """Return the names that test files of the lab import, with their modules."""
+    found = set()
+    for path in (ROOT / "tests" / "lab").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def test_modules_with_logic_have_a_unit_file_or_are_listed():

@@ -6,7 +6,6 @@ declares the options, and imports the module only when it runs.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ class Report:
 def _bench(measure: Callable[..., Report]) -> Callable[..., Report]:
     """Make ``measure`` a command that also takes --save and --json, and delivers its report."""
 
-    @functools.wraps(measure)
     def command(*, save: Path | None, json: bool, **options: Any) -> None:
         forbid_inspection()
         stop_cleanly()
@@ -54,6 +52,7 @@ def _bench(measure: Callable[..., Report]) -> Callable[..., Report]:
 
     parts = [inspect.signature(function, eval_str=True).parameters for function in (measure, delivery)]
     merged = {name: parameter for part in parts for name, parameter in part.items()}
+    command.__doc__ = measure.__doc__
     command.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in merged.items()}
     app.command(measure.__name__.removeprefix("bench_"))(command)

@@ -51,7 +51,7 @@ class Crowd(FleetPlace):
     """A fleet whose devices are keys in one process, and its aggregator's service.
 
     Attributes:
-        rounds: the uploads of each round, as `rehearse` makes them.
+        uploads: of each round, as `rehearse` makes them.
     """
 
     def __init__(self, root: Path, devices: int, algorithm: str) -> None:
@@ -69,7 +69,7 @@ class Crowd(FleetPlace):
             self.aggregator_dir,
             backend=select("cpu", work_flops=2.0 * devices**2 * self.plan.length),
         )
-        self.rounds = rehearse(self)
+        self.uploads = rehearse(self)
         self._now_s = 0.0
         self._transport.start()
         self._service.start(0.0)
@@ -80,7 +80,7 @@ class Crowd(FleetPlace):
         messages = [
             Message(topic(item.device), chunk)
             for item in items
-            for chunk in split(item.payload, kind=channel.kind, round=round_, name=item.transfer)
+            for chunk in split(item.payload, kind=channel.kind, round=round_)
         ]
         begin = time.process_time()
         for first in range(0, len(messages), BATCH_EVENTS):
@@ -126,7 +126,7 @@ def _load(devices: int, algorithm: str) -> dict[str, Any]:
         crowd = Crowd(Path(folder), devices, algorithm)
         try:
             presences_s = crowd.take(presences(crowd))
-            for round_, items in islice(crowd.rounds, ROUNDS):
+            for round_, items in islice(crowd.uploads, ROUNDS):
                 before = crowd.published_bytes
                 rounds_s.append(crowd.take(items, round_))
                 published.append(crowd.published_bytes - before)

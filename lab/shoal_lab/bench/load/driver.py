@@ -15,7 +15,6 @@ import functools
 import heapq
 import itertools
 import json
-import logging
 import os
 import queue
 import signal
@@ -23,10 +22,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 import numpy as np
 
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
 
-LOG = logging.getLogger("shoal_lab.bench")
+Spec = TypeVar("Spec")
 GROUPS: Final = 4
 """Hidden groups of devices; each group has its own target model."""
 SAMPLES: Final = 5
@@ -415,25 +414,28 @@ class Driver:
         )
 
 
-@contextlib.contextmanager
-def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at SIGTERM, and never die of SIGINT: the parent decides when its processes end."""
-    signal.signal(signal.SIGTERM, lambda *_: stop())
+def drive(made: Any, report: str) -> NoReturn:
+    """Run a `Driver` or `Replay` until SIGTERM, write its counts to the file ``report``, and end; SIGINT is the parent's."""
+    signal.signal(signal.SIGTERM, lambda *_: made.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    yield
+    made.run()
+    write_atomic(Path(report), json.dumps(dataclasses.asdict(made.report())).encode())
+    # Hundreds of network threads are at work; closing each connection politely would take seconds for nothing.
+    os._exit(0)
+
+
+def spec_of(kind: type[Spec]) -> Spec:
+    """Return the task in the JSON file that the first argument names, with the process set up for many connections."""
+    setup_logging("warning")
+    raise_open_files()
+    return kind(**json.loads(Path(sys.argv[1]).read_text()))
 
 
 def main() -> None:
-    """Drive the devices of the `DriverSpec` in the file that the first argument names, until SIGTERM."""
-    setup_logging("warning")
-    raise_open_files()
+    """Drive the devices of a `DriverSpec`."""
     threading.stack_size(THREAD_STACK_BYTES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    spec = DriverSpec(**json.loads(Path(sys.argv[1]).read_text()))
+    spec = spec_of(DriverSpec)
     driver = Driver(spec)
     signal.signal(signal.SIGUSR1, lambda *_: driver.churn())
-    with ended_by_signal(driver.stop):
-        driver.run()
-        write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(driver.report())).encode())
-    # Hundreds of network threads are at work; closing each connection politely would take seconds for nothing.
-    os._exit(0)
+    drive(driver, spec.report)

@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import queue
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,15 +45,13 @@ from shoal.protocol.states import NO_TRANSCRIPT, HeldState, StateId, Statement
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Qos, TransportEvent
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.console import setup_logging
-from shoal.util.files import write_atomic
-from shoal.util.open_files import raise_open_files
 from shoal_lab.bench.load.driver import (
     GROUPS,
     TICK_S,
     DriverReport,
-    ended_by_signal,
+    drive,
     scale_of,
+    spec_of,
     target_of,
 )
 
@@ -228,7 +223,7 @@ def _upload(
     """Return the header of an upload of the device at ``place``; ``ids`` are the mask's and the transcript of the round."""
     plan, models, (key_id, head) = fleet.plan, opened.held, ids
     states = models.states.names.values()
-    choice = place % GROUPS % len(assignment.candidates)
+    choice = place % GROUPS % len(assignment.scored)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
     return Upload(
         fleet=plan.fleet,
@@ -387,12 +382,6 @@ class Replay:
 
 
 def main() -> None:
-    """Replay the messages of the `ReplaySpec` in the file that the first argument names, until SIGTERM."""
-    setup_logging("warning")
-    raise_open_files()
-    spec = ReplaySpec(**json.loads(Path(sys.argv[1]).read_text()))
-    replay = Replay(spec)
-    with ended_by_signal(replay.stop):
-        replay.run()
-        write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(replay.report())).encode())
-    os._exit(0)
+    """Replay the messages of a `ReplaySpec`."""
+    spec = spec_of(ReplaySpec)
+    drive(Replay(spec), spec.report)

@@ -126,7 +126,7 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, list[Document | None
 def titled(result: Mapping[str, Any]) -> str:
     """Return the title of a result's row: attack, devices, and keys where they are drawn in each round."""
     devices = f", n={result['devices']}" if result["devices"] > 1 else ""
-    return result["name"] + devices + (", fresh keys" if result["keys"] == "round" else "")
+    return f"{result['name']}{devices}{', fresh keys' if result['keys'] == 'round' else ''}"
 
 
 def shown(value: float, unit: str) -> str:

@@ -209,7 +209,7 @@ def rows_of(task: str, answers: Mapping[str, Sequence[Mapping[str, float]]]) -> 
 class _Program:
     """A system's running program."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._in, self._out, self._errors = process.stdin, process.stdout, errors
@@ -221,8 +221,7 @@ class _Program:
             _StoppedError: it ended instead, or took too long.
         """
         try:
-            self._in.write(GO)
-            self._in.flush()
+            self._in.write(GO.encode())
         except OSError:
             raise _StoppedError(self._reason()) from None
         return self.answer()
@@ -260,7 +259,7 @@ def program(name: str, python: Path, path: Path, task: Task, rounds: int) -> Ite
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
+            bufsize=0,  # two answers may come at once, and `select` knows nothing of a buffer
             env=environment,
         ) as process,
     ):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import signal
 import types
 
 import numpy as np
@@ -21,7 +20,6 @@ from shoal_lab.bench.load.driver import (
     Pull,
     Trainings,
     batch_of,
-    ended_by_signal,
     scale_of,
     target_of,
 )
@@ -165,17 +163,3 @@ def test_devices_of_a_group_pull_towards_one_target(driver):
     np.testing.assert_allclose(gradients[1] / scale_of(GROUPS), gradients[0] / scale_of(0), rtol=1e-5)
     assert not np.allclose(gradients[2] / scale_of(1), gradients[0] / scale_of(0))
     assert len(driver._targets) == 2
-
-
-def test_sigterm_stops_and_sigint_is_the_parents():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    stopped = []
-    try:
-        with ended_by_signal(lambda: stopped.append(1)):
-            signal.raise_signal(signal.SIGINT)
-            assert stopped == []
-            signal.raise_signal(signal.SIGTERM)
-            assert stopped == [1]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

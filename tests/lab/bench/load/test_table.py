@@ -27,8 +27,8 @@ def root(tmp_path, monkeypatch):
     (tmp_path / table.FILE).touch()
 
 
-def save(model, algorithm, devices, **data):
-    record.save(table.ROOT / table.FILE, data or DATA, command=table.command_of(model, algorithm, devices))
+def save(model, algorithm, devices, data=DATA):
+    record.save(table.ROOT / table.FILE, data, command=table.command_of(model, algorithm, devices))
 
 
 def test_a_line_has_the_figures_and_a_link_to_its_result():
@@ -43,7 +43,7 @@ def test_a_line_has_the_figures_and_a_link_to_its_result():
 
 def test_lines_are_in_the_order_of_the_fleets():
     for run in (("mlp", "cfl", 10), ("logistic", "cfl", 100), ("logistic", "fedavg", 2000), ("logistic", "fedavg", 10)):
-        save(*run, **DATA | {"devices": run[2]})
+        save(*run, DATA | {"devices": run[2]})
     lines = [line.split("|") for line in table.block().splitlines()[2:]]
     found = [(cells[1].strip().partition("]")[0][1:], cells[2].strip(), int(cells[3])) for cells in lines]
     assert found == [
@@ -55,6 +55,6 @@ def test_lines_are_in_the_order_of_the_fleets():
 
 
 def test_a_result_without_a_figure_is_an_error_and_no_gap():
-    save("mlp", "ifca", 10, **{name: value for name, value in DATA.items() if name != "nacks"})
+    save("mlp", "ifca", 10, {name: value for name, value in DATA.items() if name != "nacks"})
     with pytest.raises(KeyError, match="nacks"):
         table.block()
