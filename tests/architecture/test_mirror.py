@@ -1,7 +1,8 @@
 """Tests mirror the source: a module with logic has a test file of its name in tests/unit, or is listed as without.
 
-Of the lab it is enough that a test file in tests/lab imports it: such a file may hold the tests of several modules. The list, modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may
-only shrink: a listed module that has a unit file fails here, and so does a new module that has none.
+Of the lab it is enough that a test file in tests/lab imports it: such a file may hold the tests of several modules. The list,
+modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may only shrink: a
+listed module that has a unit file fails here, and so does a new module that has none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def has_logic(source):
 
 
 def has_unit_file(module):
-    """Return whether a module, given as its path in the repository, has a test file of its name, or one of the lab's imports it."""
+    """Return whether a module, a path in the repository, has a test file of its name, or one of the lab's imports it."""
     ours = module.parent.is_relative_to(LAB)
     folder = ROOT / "tests" / ("lab" / module.parent.relative_to(LAB) if ours else "unit" / module.parent)
     if any((*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py"))):

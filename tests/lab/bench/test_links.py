@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from shoal_lab.bench import links
 
@@ -40,9 +39,3 @@ def test_the_table(rows):
     assert [line.split()[0] for line in table] == ["digits,", "precision", "float32", "int8"]
     assert "100.0 %" in table[2]
     assert " - " in links.words({"rows": [rows[1] | {"ari": None}]})[-1]
-
-
-def test_cosine_errors():
-    exact = {"a": np.array([1, 0], np.float32), "b": np.array([0, 1], np.float32)}
-    assert links._cosine_error(exact, exact) == 0
-    assert links._cosine_error(exact, exact | {"b": np.array([1, 0], np.float32)}) == pytest.approx(1)

@@ -1,7 +1,5 @@
 """The record of a fleet's traffic: what a search of it finds, and the truth by which attacks are scored."""
 
-import logging
-
 import numpy as np
 import pytest
 from shoal_lab.bench.attacks.broker import (
@@ -9,7 +7,6 @@ from shoal_lab.bench.attacks.broker import (
     _population,
     found_in,
     groups_seen,
-    quiet_fleet,
     recorded_grants,
     recorded_uploads,
     senders_seen,
@@ -19,10 +16,8 @@ from shoal_lab.bench.attacks.lab import CLASSES
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import mask
-from edge_client.learning import update
 from shoal.transport.faults import Hop, Passage
 from tests.helpers.fleets import make_fleet, publish
-from tests.helpers.masks import key_of
 
 
 def test_a_stretch_of_an_update_is_found():
@@ -84,13 +79,3 @@ def test_the_record_of_a_fleet(tmp_path):
         context = masking.key.context
         assert (masking.key.key_id, context.key_version, context.round) == (u.key_id, u.key_version, u.round)
     assert set(grants.values()) == {1}
-
-
-def test_watching_and_quiet_end_with_their_block():
-    real, key, logger = update.encode_update, key_of("rotation", 4), logging.getLogger("shoal.edge")
-    with watched_masking() as truth, quiet_fleet():
-        update.encode_update(np.ones(4, np.float32), key, "float32", b"")
-        assert not logger.isEnabledFor(logging.WARNING)
-    assert update.encode_update is real
-    assert logger.isEnabledFor(logging.WARNING)
-    assert [m.clear.tolist() for m in truth.values()] == [[1, 1, 1, 1]]

@@ -2,17 +2,10 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.features import axes, blocks, errors, plausible, reduced, relations
+from shoal_lab.bench.attacks.features import blocks, errors, plausible, relations
 
 RNG = np.random.default_rng(11)
 TRUTH = np.random.default_rng(5).uniform(-1, 1, (10, 5)).astype(np.float32)
-
-
-def test_axes_keep_the_products():
-    rows = RNG.standard_normal((6, 3)) @ RNG.standard_normal((3, 500))
-    found, along = axes(rows, 3)
-    np.testing.assert_allclose(found @ along, rows, atol=1e-9)
-    np.testing.assert_allclose(along @ along.T, np.eye(3), atol=1e-9)
 
 
 def test_blocks_of_uneven_weight_give_the_columns():
@@ -29,15 +22,6 @@ def test_relations_hold_for_integers_alone():
     figures, whole = RNG.uniform(-1, 1, (12, 5)), RNG.integers(-30, 31, (5, 20))
     assert relations(figures @ whole, 4, 5) == 1
     assert relations(figures @ (whole + RNG.uniform(-0.5, 0.5, whole.shape)), 4, 5) == 0
-
-
-def test_a_reduced_basis_has_short_vectors():
-    """Of the same lattice."""
-    short = np.array([[1, 2, 0], [0, 1, -1], [2, 0, 1]])
-    change = np.array([[1, 40, -7], [0, 1, 13], [0, 0, 1]])
-    found = reduced(change @ short)
-    assert (np.abs(found) <= 3).all()
-    assert abs(round(np.linalg.det(found.astype(float)))) == abs(round(np.linalg.det(short.astype(float))))
 
 
 @pytest.mark.torch

@@ -65,20 +65,6 @@ def test_features_by_hand():
     assert np.isfinite(features(np.zeros((1, 2, 3), np.float32))).all()
 
 
-def test_features_move_with_the_coordinate():
-    """A signed permutation hides no more of the layer than a plain one."""
-    seen, order = normal(3, 4, 5), np.array([3, 0, 4, 1, 2])
-    flipped = seen * np.array([1, -1, 1, -1, -1], np.float32)
-    np.testing.assert_allclose(features(flipped[..., order]), features(seen)[order], rtol=1e-6)
-
-
-def test_a_path_is_the_mean_over_devices_by_round():
-    values = np.array([[[1.0, -4.0], [3.0, -2.0]], [[10.0, 0.0], [30.0, 20.0]]], np.float32)
-    scale = np.array([2.0, 10.0])
-    assert paths(values, scale, signed=True).tolist() == [[1.0, 2.0], [-1.5, 1.0]]
-    assert paths(values, scale, signed=False).tolist() == [[1.0, 2.0], [1.5, -1.0]]
-
-
 def test_paths_are_matched_with_any_signs(monkeypatch):
     monkeypatch.setattr(places, "_CHUNK", 7)
     values, one = normal(6, 3, 40), np.ones(6)

@@ -52,9 +52,3 @@ def test_lines_are_in_the_order_of_the_fleets():
         ("logistic", "cfl", 100),
         ("mlp", "cfl", 10),
     ]
-
-
-def test_a_result_without_a_figure_is_an_error_and_no_gap():
-    save("mlp", "ifca", 10, {name: value for name, value in DATA.items() if name != "nacks"})
-    with pytest.raises(KeyError, match="nacks"):
-        table.block()

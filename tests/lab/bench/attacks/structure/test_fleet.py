@@ -26,19 +26,6 @@ def test_updates_equal_real_training(lab, batch):
     assert np.std(network.origin(np.random.default_rng(1))) == pytest.approx(np.std(lab.origin), rel=0.05)
 
 
-def test_the_unit_of_a_coordinate_is_the_one_it_feeds():
-    """A unit that is dead for an image moves none of its coordinates; the output biases have no unit."""
-    network = Network(pixels=5, hidden=3, classes=2)
-    theta = network.origin(np.random.default_rng(0))
-    w1, b1, *_ = network.split(theta)
-    w1[:], b1[:] = 1, 1
-    b1[1] = -100
-    image, label = np.ones((1, 1, 5), np.float32), np.zeros((1, 1), np.int64)
-    moved = network.updates(theta, image, label)[0] != 0
-    assert set(network.unit[moved]) == {0, 2, 3}
-    assert (network.unit == 3).sum() == 2
-
-
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 def test_uploads_are_masked_under_the_rounds_key(lab, lifetime):
     """Means add up under fresh keys and replace each other under one."""
@@ -58,15 +45,6 @@ def test_a_mean_beyond_the_plans_limit_is_refused(lab, lifetime):
         fleet.announce(np.full(lab.length, 100.0, np.float32))
     assert fleet.round == 1
     assert np.array_equal(fleet.held, fleet.origin)
-
-
-@pytest.mark.parametrize("same", [False, True])
-def test_images_are_the_same_in_each_round_if_asked(lab, same):
-    fleet = MaskedFleet(lab, "none", "round", 20, same_images=same)
-    fleet.train()
-    first = fleet.x
-    fleet.train()
-    assert np.array_equal(first, fleet.x) == same
 
 
 def test_energies_of_clear_directions_lie_in_their_units(lab):

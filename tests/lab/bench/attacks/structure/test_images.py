@@ -5,11 +5,8 @@ import pytest
 from shoal_lab.bench.attacks.structure.fleet import Network
 from shoal_lab.bench.attacks.structure.images import (
     CONSTANT,
-    align,
     constant,
     describe,
-    guess,
-    place,
     poke,
     read_images,
     read_units,
@@ -108,24 +105,9 @@ def test_no_image_is_read_where_coordinates_are_mixed(sheet):
     assert np.isnan(read_images([(mixed, np.arange(400))], images(500, 4), HIDDEN, LEVELS, 400)).all()
 
 
-def test_columns_are_matched_to_pixels():
-    truth, order = images(1500, 6), np.random.default_rng(8).permutation(PIXELS)
-    assert np.array_equal(align(truth[:20, order].astype(float), truth[:20].astype(float)), order)
-    assert np.mean(place(truth[:, order].astype(float), images(1500, 9)) == order) > 0.9
-
-
 def test_descriptions_are_the_same_under_a_rotation():
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((20, 60)).astype(np.float32)
     turn = np.linalg.qr(rng.standard_normal((60, 60)))[0].astype(np.float32)
     assert np.allclose(describe(rows), describe(rows @ turn), atol=1e-4)
     assert not np.allclose(describe(rows), describe(rows[::-1]), atol=1e-2)
-
-
-@torch
-def test_guesses_are_near_the_mean_image(lab):
-    network, own = Network.of(lab), lab.pick("guessed", 30)
-    found = guess(lab, network, network.updates(lab.origin, own.x[:, None], own.y[:, None]), 0.0)
-    assert found.shape == (30, network.pixels)
-    assert 0 <= found.min() <= found.max() <= 1
-    assert np.abs(found.mean(0) - lab.public.mean()).mean() < 0.1
