@@ -32,6 +32,7 @@ MIN_SAMPLES: Final = 5
 _SPLIT_LABEL: Final = b"shoal/data-split/1"
 _GROWING_LABEL: Final = b"shoal/data-split/growing/1"
 _FLOAT32_EXACT: Final = 1 << 24
+_ROW_HINT: Final = "fix or remove that row"
 _TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
 _FORMATS_HINT: Final = (
     "give an .npz with x and y, a .csv or .parquet table, a folder of one of these, IDX files (train-images-idx3-ubyte), or a "
@@ -237,14 +238,12 @@ class _Rows:
         self.raw, self._damage = raw, damage
         self.bad = np.zeros(len(raw.x), np.bool_) if raw.bad is None else raw.bad
 
-    def require(self, good: NDArray[np.bool_], what: str, complaint: str) -> None:
+    def require(self, good: NDArray[np.bool_], what: str, complaint: str, hint: str = _ROW_HINT) -> None:
         """Count each sample as damaged of which a value of ``good``, (n, width) bool, is false; the first one is named."""
         bad = ~good.all(axis=1) & ~self.bad
         if bad.any():
             row = int(np.argmax(bad))
-            error = DataError(
-                f"{self.raw.origin}, {self.raw.row_name(row)}: the {what} {complaint}", hint="fix or remove that row"
-            )
+            error = DataError(f"{self.raw.origin}, {self.raw.row_name(row)}: the {what} {complaint}", hint=hint)
             self._mark(bad, error)
 
     def require_present(self, missing: NDArray[np.bool_]) -> None:
@@ -304,7 +303,9 @@ def _tensor(values: NDArray[Any], spec: TensorSpec, rows: _Rows, what: str) -> N
     """Convert ``values`` (n, ...) to (n, *spec.shape) of the contract's dtype; a row that does not fit is damage and zero."""
     n, width = len(values), math.prod(spec.shape)
     if values.dtype.kind not in "fiub":
-        raise DataError(f"{rows.raw.origin}: each {what} must be numbers, not {values.dtype}")
+        text = what == "label" and values.dtype.kind in "US"
+        hint = "name the classes in the task: shoal-fleet task compile --labels NAME,NAME,..." if text else ""
+        raise DataError(f"{rows.raw.origin}: each {what} must be numbers, not {values.dtype}", hint=hint)
     if values.size != n * width:
         raise DataError(
             f"{rows.raw.origin}: a {what} has shape {values.shape[1:]}, the task expects {spec.shape}",
@@ -323,9 +324,10 @@ def _tensor(values: NDArray[Any], spec: TensorSpec, rows: _Rows, what: str) -> N
     else:
         if values.dtype.kind == "f":
             rows.require(flat == np.trunc(flat), what, "is not a whole number")
-        rows.require(
-            (flat < (spec.limit or 1 << 62)) & (flat >= 0), what, f"is not in 0..{(spec.limit or 1 << 62) - 1}"
-        )
+        limit = spec.limit or 1 << 62
+        from_one = bool(flat.size) and flat.min() == 1 and flat.max() == limit
+        hint = "subtract 1 from all: they begin at 0" if from_one else _ROW_HINT
+        rows.require((flat < limit) & (flat >= 0), what, f"is not in 0..{limit - 1}", hint)
     if rows.bad.any():  # what can't be converted must not reach the conversion
         flat = np.where(rows.bad[:, None], flat.dtype.type(0), flat)
     return np.ascontiguousarray(flat.reshape(n, *spec.shape), dtype=spec.dtype)

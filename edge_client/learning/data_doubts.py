@@ -1,6 +1,7 @@
-"""Doubts about a device's samples before anything is trained: columns that do not vary, and columns of very different size.
+"""Doubts about a device's samples before anything is trained.
 
-Each doubt is one sentence and ends with the thing to do.
+They are about columns that do not vary, or are of very different or huge size, about numbers that seem to stand for missing
+values, and about labels of one class. Each doubt is one sentence and ends with the thing to do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ UNSCALED_RATIO: Final = 100.0
 
 Small deviations do no harm: the edges of scanned digits hardly vary, and training ignores them."""
 
+HUGE: Final = 1e6
+"""Features that are not standardised are huge above this: a step of plain SGD is as long as the features are."""
+
+STAND_IN_SHARE: Final = 0.02
+"""A number may stand for a missing value if at least this share of a column's values has it, and three do."""
+
+STAND_IN_DISTANCE: Final = 5.0
+"""Such a number lies this many times the range of all other values beyond them, as -999 does beyond 0 to 100."""
+
 MOST_UNITS: Final = 10.0
 """Targets are unscaled if their mean and deviation together exceed so many of the task's units, or it is a fraction of one."""
 
@@ -35,8 +45,12 @@ IMAGE_RANK: Final = 2
 
 
 def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
-    """Return the doubts about samples in the units of the data; whole numbers and images have none about features."""
-    found = [doubt] if manifest.kind == "regression" and (doubt := target_doubt(samples.y, manifest)) else []
+    """Return the doubts about samples in the units of the data; whole numbers and images have none about features.
+
+    Columns without names may be pixels, of which some are always black: that they don't vary is no doubt.
+    """
+    about_y = target_doubt(samples.y, manifest) if manifest.kind == "regression" else class_doubt(samples.y, manifest)
+    found = [about_y] if about_y else []
     if manifest.input.dtype != "float32" or len(manifest.input.shape) >= IMAGE_RANK or len(samples) < 2:
         return tuple(found)
     sums, _, counts = moments(samples.x, np.zeros(1))
@@ -47,12 +61,25 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
     if not counts.all():
         empty = [_name(int(at), manifest) for at in np.flatnonzero(counts == 0)]
         found.append(f"{_listed(empty)} no value in any sample: an empty column teaches nothing; check the file")
-    if not varies[counts > 0].all():
+    if manifest.data.features and not varies[counts > 0].all():
         constant = [_name(int(at), manifest) for at in np.flatnonzero(~varies & (counts > 0))]
         found.append(
             f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"
         )
-    if manifest.data.standardise == "off" and varies.any():
+    for at in np.flatnonzero(varies):
+        value = _stand_in(samples.x[:, at])
+        if value is not None:
+            found.append(
+                f"{_name(int(at), manifest)} has {value:g} in many samples, far from all other values: if it stands for a "
+                "missing value, leave these cells empty"
+            )
+    largest = float(np.nanmax(np.abs(samples.x))) if counts.any() else 0.0
+    if manifest.data.standardise == "off" and largest > HUGE:
+        found.append(
+            f"the features have values of up to {largest:.0e}, and training will likely fail; compile the task with "
+            "--standardise, or scale the features"
+        )
+    elif manifest.data.standardise == "off" and varies.any():
         ordered = np.sort(deviations[varies])
         ratio = ordered[-1] / ordered[(len(ordered) - 1) // 2]
         if ratio > UNSCALED_RATIO:
@@ -61,6 +88,28 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
                 "the median one, and training will likely fail; compile the task with --standardise, or scale the features"
             )
     return tuple(found)
+
+
+def class_doubt(y: NDArray[Any], manifest: TaskManifest) -> str:
+    """Return the doubt about labels that are all of one class; empty if they are not."""
+    if len(y) < 2 or manifest.kind != "classification" or (y != y[0]).any():
+        return ""
+    label = manifest.data.labels[int(y[0])] if manifest.data.labels else int(y[0])
+    return f"every sample has the label {label!r}: an accuracy of 100 % means nothing here; check the labels"
+
+
+def _stand_in(column: NDArray[np.float32]) -> float | None:
+    """Return the number that seems to stand for missing values in a column (n,): the least or the largest; None without one."""
+    values = column[~np.isnan(column)].astype(np.float64)
+    for value in (values.min(), values.max()):
+        others = values[values != value]
+        same = len(values) - len(others)
+        if len(others) < 2 or same < max(3, STAND_IN_SHARE * len(values)):
+            continue
+        spread = others.max() - others.min()
+        if spread and min(abs(others - value)) > STAND_IN_DISTANCE * spread:
+            return float(value)
+    return None
 
 
 def target_doubt(y: NDArray[Any], manifest: TaskManifest) -> str:

@@ -1,13 +1,12 @@
 """Reader of images in folders, one folder for each class: ``cats/1.png``, ``dogs/7.jpg``.
 
-A folder's name is a label of the task, or the number of a class. Images must have the size that the task takes, and are
-converted to grey or colour as it says; pixels are scaled to [0, 1]. Pillow reads them: it is optional, and only the formats
-below are opened.
+A folder's name is a label of the task, or the number of a class. Images must have the size that the task takes once they are
+turned upright as their EXIF data say, and are converted to grey or colour; pixels of 8 or 16 bits are scaled to [0, 1]. Pillow
+reads them: it is optional, and only the formats below are opened.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 import warnings
 import zlib
@@ -42,6 +41,9 @@ _ERRORS: Final = (
     struct.error,
     zlib.error,
 )
+_EXIF_ORIENTATION: Final = 0x0112
+_DEEP_MAX: Final = np.float32(65535.0)
+"""White of 16 bits."""
 MAX_IMAGES: Final = 1 << 20
 """Most images of one folder."""
 
@@ -149,14 +151,37 @@ def _pixels(image: Any, path: Path, size: tuple[int, int, int]) -> NDArray[np.fl
     channels, height, width = size
     try:
         with warnings.catch_warnings(), _opened(image, path) as file:
-            # Before it is decoded: a small file may have pixels for gigabytes.
-            if file.size != (width, height):
-                raise DataError(
-                    f"{path} has {file.size[0]} x {file.size[1]} pixels, the task takes {width} x {height}",
-                    hint="scale the images before: they are read as they are",
-                )
-            values = np.asarray(file.convert(_MODES[channels]), np.float32)
+            # Before it is decoded, which its EXIF data may need: a small file may have pixels for gigabytes.
+            _check_pixels(path, file.size if file.size == (height, width) else (width, height), file.size)
+            upright = _upright(file)
+            _check_pixels(path, (width, height), upright.size)
+            values = _levels(upright, _MODES[channels], path)
     except (*_ERRORS, image.DecompressionBombError) as error:
         raise DataError(f"{path} can't be read as an image: {str(error)[:200]}") from None
-    assert values.size == math.prod(size)
-    return (values.reshape(height, width, channels) / PIXEL_MAX).transpose(2, 0, 1)
+    return np.broadcast_to(values.reshape(height, width, -1), (height, width, channels)).transpose(2, 0, 1)
+
+
+def _check_pixels(path: Path, wanted: tuple[int, int], found: tuple[int, int]) -> None:
+    if found != wanted:
+        raise DataError(
+            f"{path} has {found[0]} x {found[1]} pixels, the task takes {wanted[0]} x {wanted[1]}",
+            hint="scale the images before: they are read as they are",
+        )
+
+
+def _upright(file: Any) -> Any:
+    """Return an image turned as its EXIF data say."""
+    from importlib import import_module
+
+    turned = file.getexif().get(_EXIF_ORIENTATION, 1) != 1
+    return import_module("PIL.ImageOps").exif_transpose(file) if turned else file
+
+
+def _levels(file: Any, mode: str, path: Path) -> NDArray[np.float32]:
+    """Return the pixels in [0, 1], (height, width) or (height, width, channels), float32; grey ones of 16 bits stay grey."""
+    if not file.mode.startswith("I"):
+        return np.asarray(file.convert(mode), np.float32) / PIXEL_MAX
+    values = np.asarray(file, np.float32)
+    if not (values >= 0).all() or not (values <= _DEEP_MAX).all():
+        raise DataError(f"{path} has pixels of more than 16 bits", hint="save them with 8 or 16 bits")
+    return values / _DEEP_MAX

@@ -14,7 +14,9 @@ ignores ``id``:
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +31,7 @@ from edge_client.learning.data_files import Raw
 from edge_client.learning.reading import STRICT, Damage, NoSampleError
 from shoal.errors import DataError
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
+from shoal.task.feature_columns import Source, names_of, values_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +54,11 @@ LABEL: Final = "label"
 
 MISSING: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts of a missing value, in lower case."""
+
+_SEP_LINE: Final = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+"""First line by which spreadsheets name the separator."""
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*,\d+")
+_UNIT: Final = re.compile(r"[+-]?\d[\d.,]*\s*([^\d\s.,]{1,8})")
 
 _BATCH_ROWS: Final = 1 << 16
 _SHOWN: Final = 40
@@ -117,10 +125,10 @@ def columns_of(header: Sequence[str] | None, count: int, spec: TableSpec, origin
     names = [name.strip() for name in header]
     label = _label_column(names, spec, origin)
     if spec.data.features:
-        features = tuple(_position(names, name, origin) for name in spec.data.features)
+        features = tuple(_position(names, source[0], origin) for source in spec.data.columns)
     else:
         features = tuple(i for i in range(count) if i != label)
-    return Columns(features, label, tuple(names[i] for i in features))
+    return Columns(features, label, spec.data.features or tuple(names[i] for i in features))
 
 
 def _by_position(count: int, spec: TableSpec, origin: Path) -> Columns:
@@ -128,10 +136,11 @@ def _by_position(count: int, spec: TableSpec, origin: Path) -> Columns:
         raise DataError(
             f"{origin} has no header, so it has no column {spec.label!r}", hint="add a line with the columns' names"
         )
-    label = count - 1 if spec.labelled or count == spec.width + 1 else None
+    label = count - 1 if spec.labelled or count == (len(spec.data.sources) or spec.width) + 1 else None
     places = tuple(range(count if label is None else count - 1))
-    if spec.data.features and len(places) != spec.width:
-        expected = f"{spec.width} features" + (" and a label" if spec.labelled else "")
+    taken = len(spec.data.sources) or spec.width
+    if spec.data.features and len(places) != taken:
+        expected = f"{taken} features" + (" and a label" if spec.labelled else "")
         raise DataError(
             f"{origin} has {count} columns and no header with their names; the task takes {expected}",
             hint="add a line with the columns' names",
@@ -145,7 +154,8 @@ def _label_column(names: list[str], spec: TableSpec, origin: Path) -> int | None
         # Without names, a table of features alone may call one of them "label".
         mistaken = not (spec.labelled or spec.label_name or spec.data.features) and len(names) == spec.width
         return None if mistaken else found
-    rest = [i for i, name in enumerate(names) if name not in spec.data.features]
+    taken = {source[0] for source in spec.data.columns}
+    rest = [i for i, name in enumerate(names) if name not in taken]
     if not spec.label_name and not spec.data.features:
         return len(names) - 1 if spec.labelled or len(names) == spec.width + 1 else None
     if not spec.label_name and len(rest) == 1:
@@ -185,7 +195,7 @@ def read_csv(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     """Read a text table, one sample a line; a header is optional if the task names no features.
 
     Args:
-        path: the file, in UTF-8.
+        path: the file, in UTF-8, or in UTF-16 with its mark.
         spec: what the task takes.
         damage: counts the lines that are no samples.
 
@@ -198,23 +208,29 @@ def read_csv(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     import csv  # imported late: devices with other formats save its memory
 
     try:
+        with path.open("rb") as raw:
+            wide = raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         # Bytes that are no UTF-8 become surrogates, so that they damage their own line alone.
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            separator = spec.separator or _separator(file)
+        coding = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
+        with path.open(newline="", encoding=coding[0], errors=coding[1]) as file:
+            form = _form(file, spec)
             file.seek(0)
-            reader = csv.reader(_lines(file, path, growing=spec.growing), delimiter=separator)
-            return _table(_rows(reader, path, damage), spec, path, damage)
+            reader = csv.reader(_lines(file, path, growing=spec.growing), delimiter=form.separator)
+            return _table(_rows(reader, path, damage), form, spec, path, damage)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read as CSV: {error}") from None
+        hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"{path} can't be read as CSV: {error}", hint=hint) from None
 
 
 def _lines(file: TextIO, path: Path, *, growing: bool) -> Iterator[str]:
+    first = True
     while line := file.readline(MAX_LINE_CHARS):
         if len(line) == MAX_LINE_CHARS:
             raise DataError(f"{path} has a line of more than {MAX_LINE_CHARS} characters")
         if growing and not line.endswith(("\n", "\r")):
             return
-        yield line
+        yield "\n" if first and _SEP_LINE.fullmatch(line.strip("\r\n")) else line
+        first = False
 
 
 def _rows(reader: Any, path: Path, damage: Damage) -> Iterator[tuple[int, int, list[str]]]:
@@ -247,31 +263,62 @@ def _rows(reader: Any, path: Path, damage: Damage) -> Iterator[tuple[int, int, l
             yield reader.line_num, reader.line_num - before, cells
 
 
-def _separator(file: TextIO) -> str:
-    """Return the first separator of those that cut the most of the first lines into equally many columns, two at least."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a text table is written.
+
+    Attributes:
+        separator: of its columns.
+        width: the number of columns that most of its first lines have. A line with another that begins with # is a comment.
+        decimal: the decimal mark, a point or a comma.
+    """
+
+    separator: str
+    width: int
+    decimal: str
+
+
+def _form(file: TextIO, spec: TableSpec) -> _Form:
+    """Return the form of the table by its first lines.
+
+    The separator is the first of those that cut the most of them into equally many columns, two at least. The decimal mark is a
+    comma if some cells have one, no cell has a point, and a comma isn't the separator.
+    """
     import csv
 
     head = islice(iter(lambda: file.readline(MAX_LINE_CHARS), ""), SNIFFED_LINES)
     text = [line for line in head if line.strip() and "\0" not in line]
-    best, most = DEFAULT_SEPARATOR, 0
-    for separator in SEPARATORS:
+    named = _SEP_LINE.fullmatch(text[0].strip("\r\n")) if text else None
+    given = spec.separator or (named[1] if named else "")
+    best, most = _Form(given or DEFAULT_SEPARATOR, 0, "."), 0
+    for separator in (given,) if given else SEPARATORS:
         try:
-            widths = Counter(len(cells) for cells in csv.reader(text, delimiter=separator))
+            rows = list(csv.reader(text[1:] if named else text, delimiter=separator))
         except csv.Error:
             continue
-        lines = max((lines for width, lines in widths.items() if width > 1), default=0)
+        widths = Counter(len(cells) for cells in rows if len(cells) > 1)
+        width, lines = max(widths.items(), key=lambda item: item[1], default=(0, 0))
         if lines > most:
-            best, most = separator, lines
+            best, most = _Form(separator, width, _decimal(rows, separator)), lines
     return best
 
 
-def _table(rows: Iterable[tuple[int, int, list[str]]], spec: TableSpec, path: Path, damage: Damage) -> Raw:
-    numbers = _Numbers(spec, path)
+def _decimal(rows: Sequence[Sequence[str]], separator: str) -> str:
+    cells = [cell.strip() for row in rows for cell in row]
+    commas = separator != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells)
+    return "," if commas and not any("." in cell and _number(cell) is not None for cell in cells) else "."
+
+
+def _table(rows: Iterable[tuple[int, int, list[str]]], form: _Form, spec: TableSpec, path: Path, damage: Damage) -> Raw:
+    numbers = _Numbers(spec, path, form.decimal)
     columns: Columns | None = None
     count = 0
     for line, lines, cells in rows:
+        if cells[0].startswith("#") and len(cells) != form.width:
+            continue
         if columns is None:
-            count, header = len(cells), _is_header(cells, spec)
+            cells[0] = cells[0].lstrip("# ")
+            count, header = len(cells), _is_header(cells, form, spec)
             if count < 2 and spec.labelled:
                 raise DataError(
                     f"{path} has one column; it needs features and a label",
@@ -292,15 +339,21 @@ def _table(rows: Iterable[tuple[int, int, list[str]]], spec: TableSpec, path: Pa
     return numbers.raw(columns)
 
 
-def _is_header(cells: list[str], spec: TableSpec) -> bool:
-    names = {*spec.data.features, spec.label_name} - {""}
+def _is_header(cells: list[str], form: _Form, spec: TableSpec) -> bool:
+    """Return whether a row has a name of the task, or, where each column is a number, a text that is no label."""
+    names = {*(source[0] for source in spec.data.columns), spec.label_name} - {""}
     texts = [cell.strip() for cell in cells]
-    if any(text in names for text in texts):
-        return True
-    return any(_number(t) is None and t.lower() not in MISSING and spec.data.class_of(t) is None for t in texts)
+    if spec.data.sources or any(text in names for text in texts):
+        return any(text in names for text in texts)
+    known = (
+        _number(t, form.decimal) is not None or t.lower() in MISSING or spec.data.class_of(t) is not None for t in texts
+    )
+    return not all(known)
 
 
-def _number(cell: str) -> float | None:
+def _number(cell: str, decimal: str = ".") -> float | None:
+    if decimal == "," and cell.count(",") == 1 and "." not in cell:
+        cell = cell.replace(",", ".")
     try:
         return float(cell)
     except ValueError:
@@ -310,8 +363,8 @@ def _number(cell: str) -> float | None:
 class _Numbers:
     """The numbers of a text table as they are read."""
 
-    def __init__(self, spec: TableSpec, path: Path) -> None:
-        self._spec, self._path = spec, path
+    def __init__(self, spec: TableSpec, path: Path, decimal: str) -> None:
+        self._spec, self._path, self._decimal = spec, path, decimal
         self._values, self._labels = array("d"), array("d")
         self.lines = array("q")
 
@@ -321,7 +374,11 @@ class _Numbers:
         Raises:
             DataError: a cell is neither a number nor missing, or a label is of no class.
         """
-        values = [self._feature(cells[at], at, line) for at in columns.features]
+        if self._spec.data.sources:
+            pairs = zip(columns.features, self._spec.data.sources, strict=True)
+            values = [value for at, source in pairs for value in self._values_of(source, cells[at], at, line)]
+        else:
+            values = [self._feature(cells[at], at, line) for at in columns.features]
         if columns.label is not None and self._spec.labelled:
             self._labels.append(self._label(cells[columns.label], columns.label, line))
         self._values.extend(values)
@@ -333,14 +390,24 @@ class _Numbers:
         Raises:
             DataError: the table is too large.
         """
-        if len(self._values) + len(columns.features) > MAX_TABLE_VALUES:
+        if len(self._values) + len(columns.names) > MAX_TABLE_VALUES:
             raise DataError(
                 f"{self._path}, line {line}: the table has more than {MAX_TABLE_VALUES} numbers",
                 hint="give the device a part of it",
             )
 
+    def _values_of(self, source: Source, cell: str, at: int, line: int) -> Sequence[float]:
+        if len(source) == 1:
+            return (self._feature(cell, at, line),)
+        if cell.strip().lower() in MISSING:
+            return (math.nan,) * len(names_of(source))
+        try:
+            return values_of(source, cell)
+        except DataError as error:
+            raise self._refuse(cell, at, line, "is no time", error.hint) from None
+
     def _feature(self, cell: str, at: int, line: int) -> float:
-        number = _number(cell)
+        number = _number(cell, self._decimal)
         if number is None:
             if cell.strip().lower() not in MISSING:
                 raise self._refuse(cell, at, line, "is not a number", _number_hint(cell))
@@ -354,7 +421,7 @@ class _Numbers:
             if found is None:
                 raise self._refuse(cell, at, line, "is no label of the task", f"labels: {', '.join(data.labels)[:200]}")
             return found
-        number = _number(text)
+        number = _number(text, self._decimal)
         if text.lower() in MISSING:
             raise self._refuse(cell, at, line, "is no label", "every sample needs its label: remove that row")
         if number is None:
@@ -374,6 +441,10 @@ class _Numbers:
 def _number_hint(cell: str) -> str:
     if _number(cell.replace(",", ".", 1)) is not None:
         return "write numbers with a decimal point"
+    if _number(cell.replace(",", "").replace("'", "").replace(" ", "")) is not None:
+        return "write numbers without a mark between thousands"
+    if found := _UNIT.fullmatch(cell.strip()):
+        return f"write the number alone, without {found[1]!r}"
     return "leave the cell empty if its value is missing"
 
 
@@ -393,7 +464,7 @@ def read_parquet(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             columns = columns_of(names, len(names), spec, path)
-            _check_rows(file.metadata.num_rows, len(columns.features), path)
+            _check_rows(file.metadata.num_rows, len(columns.names), path)
             wanted = columns.all if spec.labelled else columns.features
             parts = [
                 _parquet_rows(batch, [names[i] for i in wanted], columns, spec, path, damage)
@@ -427,16 +498,32 @@ def _check_rows(rows: int, width: int, path: Path) -> None:
 def _parquet_rows(
     batch: Any, names: Sequence[str], columns: Columns, spec: TableSpec, path: Path, damage: Damage
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    width = len(columns.features)
     found = [batch.column(batch.schema.get_field_index(name)).to_numpy(zero_copy_only=False) for name in names]
-    x = np.empty((batch.num_rows, width), np.float64)
-    for at in range(width):
-        if found[at].dtype.kind not in "fiub":
-            raise DataError(f"{path}, column {names[at]!r}: {found[at].dtype} values are no numbers")
-        x[:, at] = found[at]
-    if len(found) == width:
+    x = np.empty((batch.num_rows, len(columns.names)), np.float64)
+    sources = spec.data.sources or ((),) * len(columns.features)
+    first = 0
+    for name, values, source in zip(names, found, sources, strict=False):
+        if len(source) > 1:
+            parts = _parquet_values(source, values, f"{path}, column {name!r}")
+        elif values.dtype.kind in "fiub":
+            parts = values.astype(np.float64)[:, None]
+        else:
+            raise DataError(f"{path}, column {name!r}: {values.dtype} values are no numbers")
+        x[:, first : first + parts.shape[1]] = parts
+        first += parts.shape[1]
+    if len(found) == len(columns.features):
         return x, np.empty(0)
     return x, _parquet_labels(found[-1], names[-1], spec, path, damage)
+
+
+def _parquet_values(source: Source, values: NDArray[Any], where: str) -> NDArray[np.float64]:
+    """Return the values of a column that is no plain number, shape (n, values of one cell)."""
+    blank = (math.nan,) * len(names_of(source))
+    try:
+        rows = [blank if str(v).lower() in MISSING | {"nat"} else values_of(source, str(v)) for v in values]
+    except DataError as error:
+        raise DataError(f"{where}: {error}", hint=error.hint) from None
+    return np.array(rows, np.float64).reshape(len(values), len(blank))
 
 
 def _parquet_labels(
@@ -449,7 +536,7 @@ def _parquet_labels(
 
 def class_numbers(names: Sequence[str], data: DataDeclaration, where: str, damage: Damage) -> NDArray[np.float64]:
     """Return the class of each label's text, shape (n,); nan for one of no class, which is damage."""
-    classes = {name: float(i) for i, name in enumerate(data.labels)}
+    classes = {name: float(at) for name in set(names) if (at := data.class_of(name)) is not None}
     for row, name in enumerate(names):
         if name not in classes:
             error = DataError(

@@ -17,10 +17,12 @@ Example: two features with bounds, so that devices can standardise them with fig
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from shoal.errors import TaskError
+from shoal.task.feature_columns import Source, names_of
 
 MAX_NAMES: Final = 16384
 """Most features, and most labels, that a task can name."""
@@ -46,6 +48,8 @@ class DataDeclaration:
 
     Attributes:
         features: name of each value of a sample, in order; empty if values are taken by position.
+        sources: the columns of a table that the features come from, if some of them are no plain numbers
+            (`shoal.task.feature_columns`); empty if each feature is a column.
         low, high: bounds of each feature, for federated standardisation; empty if they are not declared.
         label: name of the label column; empty if the device's configuration or the file says which it is.
         labels: name of each class, in order; empty if labels are numbers.
@@ -64,13 +68,16 @@ class DataDeclaration:
     standardise: str = "off"
     missing: str = "error"
     target: tuple[float, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not source for source in self.sources) or (self.sources and self.features != features_of(self.sources)):
+            raise TaskError("the features are not those of the declared columns")
         _check_names(self.features, "feature")
         _check_names(self.labels, "label")
         if self.label:
             _check_names((self.label,), "label column")
-        if self.label in self.features:
+        if self.label in {source[0] for source in self.columns}:
             raise TaskError(f"column {self.label!r} is a feature and the label", hint="name it in one of the two")
         if sum(len(name.encode()) for name in (*self.features, *self.labels)) > MAX_NAMES_BYTES:
             raise TaskError(f"the names of features and labels have more than {MAX_NAMES_BYTES} bytes")
@@ -120,16 +127,26 @@ class DataDeclaration:
             )
 
     @property
+    def columns(self) -> tuple[Source, ...]:
+        """The columns of a table that the task takes, in order; each is a plain number if none is declared otherwise."""
+        return self.sources or tuple((name,) for name in self.features)
+
+    @property
     def bounded(self) -> bool:
         """Whether every feature has bounds."""
         return bool(self.low)
 
     def class_of(self, name: str) -> int | None:
-        """Return the number of the class of that name; None if absent."""
-        try:
+        """Return the number of the class of that name, in any case if no two labels differ in case alone; None if absent."""
+        if name in self.labels:
             return self.labels.index(name)
-        except ValueError:
-            return None
+        same = [at for at, label in enumerate(self.labels) if label.casefold() == name.casefold()]
+        return same[0] if len(same) == 1 else None
+
+
+def features_of(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Return the names of the values that columns become, in order."""
+    return tuple(name for source in sources for name in names_of(source))
 
 
 def _check_names(names: tuple[str, ...], what: str) -> None:

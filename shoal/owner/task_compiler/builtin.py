@@ -177,7 +177,10 @@ def _maker(name: str) -> Callable[..., Any]:
     maker = BUILTIN.get(name) or load_extension(TASKS_GROUP, name)
     if maker is None:
         names = (*BUILTIN, *extension_names(TASKS_GROUP))
-        raise TaskError(f"there is no task {name!r}", hint=f"choose one of {', '.join(names)}, or file.py:make_model")
+        raise TaskError(
+            f"there is no task {name!r}",
+            hint=f"choose one of {', '.join(names)}, or give file.py:function, which makes a torch module and a loss",
+        )
     if not inspect.isfunction(maker):
         raise TaskError(f"the task {name!r} of an installed package is no function")
     return cast(Callable[..., Any], maker)

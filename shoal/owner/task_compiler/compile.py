@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import TaskError
-from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported
+from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported, trained
 from shoal.owner.task_compiler.quiet import quiet
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
@@ -73,8 +74,7 @@ def compile_task(
     hyper = hyper or LocalTraining()
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(_SEED)
-        x, y = example(_TRACE_BATCH)
-        _check_example(x, y, _TRACE_BATCH)
+        x, y = _samples(example, _TRACE_BATCH)
         outputs = _outputs(model, x)
         manifest = TaskManifest(
             name=name,
@@ -96,7 +96,9 @@ def compile_task(
 
 
 def layout(model: nn.Module, shared: Sequence[str] = (), private: Sequence[str] = ()) -> tuple[Parameter, ...]:
-    """Return the model's parameters in vector order: shared ones first, private ones last, else as the module lists them.
+    """Return the trained parameters in vector order: shared ones first, private ones last, else as the module lists them.
+
+    Frozen ones (``requires_grad=False``) are constants of the graphs, and no coordinates.
 
     Args:
         model: the module.
@@ -104,18 +106,19 @@ def layout(model: nn.Module, shared: Sequence[str] = (), private: Sequence[str] 
         private: as ``shared``.
 
     Raises:
-        TaskError: a prefix matches nothing, a parameter is both shared and private, all are private, or one is not float32
-            or takes no gradient.
+        TaskError: a prefix matches nothing, a parameter is both shared and private, all are private, or one is not
+            float32.
     """
     prefixes = {"shared": tuple(shared), PRIVATE: tuple(private)}
     unused = {prefix for each in prefixes.values() for prefix in each}
     found: list[Parameter] = []
-    for name, value in model.named_parameters():
-        if value.dtype != torch.float32 or not value.requires_grad:
+    for name, value in trained(model):
+        if isinstance(value, UninitializedParameter):
             raise TaskError(
-                f"parameter {name!r} is {value.dtype}, requires_grad={value.requires_grad}",
-                hint="every parameter must be float32 and trainable; turn frozen ones into buffers (register_buffer)",
+                f"parameter {name!r} has no shape yet", hint="give the layer its size in place of a Lazy layer"
             )
+        if value.dtype != torch.float32:
+            raise TaskError(f"parameter {name!r} is {value.dtype}", hint="call .float() on the model")
         matches = {
             segment: {prefix for prefix in each if f"{name}.".startswith(f"{prefix.rstrip('.')}.")}
             for segment, each in prefixes.items()
@@ -129,7 +132,7 @@ def layout(model: nn.Module, shared: Sequence[str] = (), private: Sequence[str] 
         segment = next((segment for segment, each in matches.items() if each), "cluster")
         found.append(Parameter(name, tuple(value.shape), segment))
     if not found:
-        raise TaskError("the model has no parameters")
+        raise TaskError("the model has no parameters to train", hint="give at least one layer requires_grad=True")
     if unused:
         raise TaskError(
             f"no parameter begins with {min(unused)!r}", hint=f"names are: {', '.join(p.name for p in found)[:300]}"
@@ -185,16 +188,19 @@ def _dtype(tensor: Tensor, what: str) -> str:
     return names[tensor.dtype]
 
 
-def _check_example(x: Tensor, y: Tensor, n: int) -> None:
-    if (
-        not isinstance(x, Tensor)
-        or not isinstance(y, Tensor)
-        or x.ndim == 0
-        or y.ndim == 0
-        or len(x) != n
-        or len(y) != n
+def _samples(example: Example, n: int) -> tuple[Tensor, Tensor]:
+    """Return x and y of n samples; copies, since an example may return one tensor as both, and a graph has each input once."""
+    pair = example(n)
+    if not (
+        isinstance(pair, Sequence)
+        and len(pair) == 2
+        and all(isinstance(part, Tensor) and part.ndim and len(part) == n for part in pair)
     ):
-        raise TaskError("example(n) must return tensors (x, y) whose first dimension is n")
+        raise TaskError(
+            "example(n) must return tensors (x, y) whose first dimension is n",
+            hint="for a model that reconstructs its input, return x, x",
+        )
+    return pair[0].clone(), pair[1].clone()
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     decompositions[aten.avg_pool3d_backward.default] = avg_pool_backward
     decompositions[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool_backward
     decompositions[aten.embedding_dense_backward.default] = embedding_backward
+    decompositions[aten.empty_permuted.default] = empty_permuted
     return decompositions
 
 
@@ -43,19 +44,19 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a plain convolution.
+    """Gradients of a plain or grouped convolution.
 
     With respect to the input: the transposed convolution of ``grad``. With respect to the weight: the convolution of
-    input and ``grad`` with batch and channel axes swapped, stride and dilation exchanged.
+    input and ``grad`` with batch and channel axes swapped, stride and dilation exchanged; the samples of each group
+    of input channels are the channels of that group.
 
     Shapes:
         grad: shape (n, c_out, *spatial_out), float32.
         x: shape (n, c_in, *spatial).
-        weight: shape (c_out, c_in, *kernel).
+        weight: shape (c_out, c_in / groups, *kernel).
     """
-    if transposed or groups != 1:
-        kind = "a transposed" if transposed else "a grouped"
-        raise TaskError(f"{kind} convolution can't be compiled", hint="use Conv1d, Conv2d or Conv3d with groups=1")
+    if transposed:
+        raise TaskError("a transposed convolution can't be compiled", hint="use Upsample and a plain convolution")
     rank = weight.ndim - 2
     zeros = [0] * rank
     grad_x = grad_weight = grad_bias = None
@@ -65,10 +66,13 @@ def convolution_backward(
             for i in range(rank)
         ]
         rest = [x.shape[2 + i] - reach[i] for i in range(rank)]
-        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, 1)
+        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
     if mask[1]:
+        samples, channels, spatial = x.shape[0], weight.shape[1], x.shape[2:]
+        by_channel = x.reshape(samples, groups, channels, *spatial).permute(2, 1, 0, *range(3, 3 + rank))
+        by_channel = by_channel.reshape(channels, groups * samples, *spatial)
         swapped = aten.convolution(
-            x.transpose(0, 1), grad.transpose(0, 1), None, dilation, padding, stride, False, zeros, 1
+            by_channel, grad.transpose(0, 1), None, dilation, padding, stride, False, zeros, groups
         )
         grad_weight = swapped.transpose(0, 1)
         for axis in range(2, 2 + rank):  # a stride that does not divide the input leaves surplus taps
@@ -181,3 +185,8 @@ def embedding_backward(grad: Tensor, indices: Tensor, rows: int, padding_idx: in
         grad = torch.where((indices == padding_idx).unsqueeze(-1), torch.zeros((), dtype=grad.dtype), grad)
     where = indices.reshape(-1, 1).expand(-1, width)
     return torch.zeros(rows, width, dtype=grad.dtype).scatter_add(0, where, grad.reshape(-1, width))
+
+
+def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:  # noqa: ARG001
+    """Return zeros: memory that is written before it is read, in an order that a graph doesn't have."""
+    return torch.zeros(size, dtype=options.get("dtype"))

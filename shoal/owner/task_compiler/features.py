@@ -1,7 +1,8 @@
 """The declaration of a task's data from the owner's command line: features from a file or a list, labels, preparation.
 
-A file of features has a line for each, ``NAME`` or ``NAME,LOW,HIGH``, in the order of the model's inputs; empty lines and lines
-that begin with ``#`` are skipped. Names with a comma are quoted as in CSV.
+A file of features has a line for each, in the order of the model's inputs: ``NAME``, ``NAME,LOW,HIGH``, ``NAME,hour``,
+``NAME,weekday`` or ``NAME,categories,VALUE,...``. Empty lines and lines that begin with ``#`` are skipped. Names with a comma are
+quoted as in CSV.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import TaskError
-from shoal.task.data_declaration import STANDARDISE_LOCALLY, DataDeclaration
+from shoal.task.data_declaration import STANDARDISE_LOCALLY, DataDeclaration, features_of
+from shoal.task.feature_columns import CATEGORIES, bounds_of, names_of
 from shoal.task.manifest import statistics_length
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -43,21 +45,25 @@ def declare(
         TaskError: a file can't be read, a line is malformed, or the declaration contradicts itself.
     """
     rows = _features(features)
-    bounded = bool(rows) and all(len(row) == 3 for row in rows)
-    low, high = _bounds(rows) if bounded else ((), ())
-    if rows and not bounded and any(len(row) == 3 for row in rows):
-        first = next(row[0] for row in rows if len(row) != 3)
+    numbers = [row for row in rows if _is_number(row)]
+    bounded = bool(rows) and all(len(row) == 3 for row in numbers)
+    if not bounded and any(len(row) == 3 for row in numbers):
+        first = next(row[0] for row in numbers if len(row) != 3)
         raise TaskError(
             f"feature {first!r} has no bounds, and others have", hint="write NAME,LOW,HIGH for all, or for none"
         )
-    hidden = statistics_length(len(rows)) <= limits.MAX_STATISTICS
+    sources = tuple((row[0],) if _is_number(row) else tuple(row) for row in rows)
+    names = features_of(sources)
+    low, high = _bounds(rows) if bounded else ((), ())
+    hidden = statistics_length(len(names)) <= limits.MAX_STATISTICS
     if standardise == "federated" and not hidden:
         raise TaskError(
-            f"the fleet's figures of {len(rows)} features are more than a device can hide", hint=STANDARDISE_LOCALLY
+            f"the fleet's figures of {len(names)} features are more than a device can hide", hint=STANDARDISE_LOCALLY
         )
     default = "federated" if bounded and hidden else "local" if rows else "off"
     return DataDeclaration(
-        features=tuple(row[0] for row in rows),
+        features=names,
+        sources=sources if len(numbers) < len(rows) else (),
         low=low,
         high=high,
         label=label,
@@ -92,8 +98,11 @@ def _features(text: str) -> list[list[str]]:
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             row = [cell.strip() for cell in _cells(line)]
-            if len(row) not in (1, 3):
-                raise TaskError(f"{path}, line {number}: {line[:80]!r} is neither NAME nor NAME,LOW,HIGH")
+            if not _is_number(row):
+                try:
+                    names_of(tuple(row))
+                except TaskError as error:
+                    raise TaskError(f"{path}, line {number}: {error}", hint=error.hint) from None
             found.append(row)
     if not found:
         raise TaskError(f"{path} names no feature", hint="write a line for each: NAME, or NAME,LOW,HIGH")
@@ -114,8 +123,18 @@ def _cells(line: str) -> list[str]:
         raise TaskError(f"{line[:80]!r} is no list of names: {error}") from None
 
 
+def _is_number(row: list[str]) -> bool:
+    return len(row) == 1 or (len(row) == 3 and row[1] != CATEGORIES)
+
+
 def _bounds(rows: list[list[str]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    found: list[tuple[float, float]] = []
     try:
-        return tuple(float(row[1]) for row in rows), tuple(float(row[2]) for row in rows)
+        for row in rows:
+            if _is_number(row):
+                found.append((float(row[1]), float(row[2])))
+            else:
+                found += [bounds_of(tuple(row))] * len(names_of(tuple(row)))
+        return tuple(low for low, _ in found), tuple(high for _, high in found)
     except ValueError as error:
         raise TaskError(f"a bound of a feature is no number: {error}", hint="write NAME,LOW,HIGH") from None

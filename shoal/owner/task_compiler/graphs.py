@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.owner.task_compiler.decompositions import table
 from shoal.owner.task_compiler.flat import FlatModel
@@ -57,7 +58,8 @@ def trace(flat: FlatModel, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
     def function(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:  # make_fx wants a plain function
         return flat.everything(theta, x, y)
 
-    with torch.backends.mkldnn.flags(enabled=False):  # a fused LSTM has no decomposition
+    # A fused LSTM and fused attention have no decomposition.
+    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
         return make_fx(function, tracing_mode="symbolic", decomposition_table=table())(*fakes)
 
 

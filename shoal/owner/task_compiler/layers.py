@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,10 +29,6 @@ def refuse_unsupported(model: nn.Module) -> None:
         if isinstance(layer, _ConvTransposeNd):
             raise TaskError(
                 f"layer {name!r} ({kind}) is a transposed convolution", hint="use Upsample and a plain convolution"
-            )
-        if isinstance(layer, _ConvNd) and layer.groups != 1:
-            raise TaskError(
-                f"layer {name!r} ({kind}) is a grouped convolution (groups={layer.groups})", hint="use groups=1"
             )
 
 
@@ -70,6 +66,11 @@ def refuse_random(model: nn.Module, x: Tensor) -> None:
                 f"layer {layer!r} draws random numbers ({operator}), perhaps by functional.dropout in its forward",
                 hint="remove it, or make it depend on self.training and call .eval()",
             )
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return names and values of the parameters that a device trains: those that are not frozen."""
+    return [(name, value) for name, value in model.named_parameters() if value.requires_grad]
 
 
 def embedding_limit(model: nn.Module, x: Tensor) -> int:

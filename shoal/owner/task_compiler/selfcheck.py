@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from edge_client.learning.model import Backend, NumpyModel, OrtModel
@@ -21,13 +22,19 @@ TOLERANCE: Final = 1e-5
 EXECUTOR_TOLERANCE: Final = 1e-5
 """Largest relative L2 distance of numpy's gradient and outputs to ONNX Runtime's, and of the losses; round-off reaches 2e-6."""
 
+MEAN_TOLERANCE: Final = 1e-4
+"""Largest difference of a batch's loss to the mean of its parts' losses, relative if the loss is above 1."""
+
 PARTIAL_BATCH: Final = 7
-_DRAWS: Final = 3
-"""A ReLU or pool input within round-off of its kink may go either way, so one bad draw in three is accepted."""
+_DRAWS: Final = 8
+"""Most draws at one batch size. A draw with an input within round-off of the kink of a ReLU or a pool says nothing."""
+
+_AGREEMENTS: Final = 2
+"""Draws that have to agree at a batch size, and fewer have to differ: a kink may show in one executor alone."""
 
 Example = Callable[[int], tuple[Tensor, Tensor]]
-Compare = Callable[[Tensor, Tensor], str]
-"""Compares two computations on samples x, y; returns a description of the first difference, or an empty string."""
+Compare = Callable[[Tensor, Tensor], str | None]
+"""Compares two computations on samples x, y: a description of the first difference, an empty string, or None at a kink."""
 
 
 def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, full_batch: int) -> None:
@@ -70,17 +77,24 @@ def lite_words(bundle: TaskBundle) -> str:
 
 
 def _require(what: str, compare: Compare, example: Example, full_batch: int) -> None:
-    """Compare at every batch size.
+    """Compare at every batch size. A large batch of a deep model may have a kink in each draw, a single sample may not.
 
     Raises:
-        TaskError: two draws of _DRAWS differ.
+        TaskError: as many draws differ as agree, or all draws of a single sample are at kinks.
     """
     for size in sorted({1, PARTIAL_BATCH, full_batch}):
-        failures = [failure for _ in range(_DRAWS - 1) if (failure := compare(*example(size)))]
-        if len(failures) == 1 and (failure := compare(*example(size))):
-            failures.append(failure)
-        if len(failures) > 1:
-            raise TaskError(f"{what}, batch of {size}: {failures[-1]}")
+        found: list[str] = []
+        for _ in range(_DRAWS):
+            difference = compare(*example(size))
+            found += [] if difference is None else [difference]
+            if found.count("") == _AGREEMENTS or len(found) - found.count("") == _AGREEMENTS:
+                break
+        if len(found) - found.count("") >= max(found.count(""), 1):
+            raise TaskError(f"{what}, batch of {size}: {max(found)}")
+        if not found and size == 1:
+            raise TaskError(
+                f"{what}: torch's own gradient has no stable value", hint="look for a division or a root near zero"
+            )
 
 
 def _compare_executors(model: Backend, light: Backend, theta: Float32Vector, x: Tensor, y: Tensor) -> str:
@@ -103,8 +117,8 @@ def _compare_executors(model: Backend, light: Backend, theta: Float32Vector, x: 
     return ""
 
 
-def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor, x: Tensor, y: Tensor) -> str:
-    """Return a description of the first difference, or an empty string."""
+def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor, x: Tensor, y: Tensor) -> str | None:
+    """Return a description of the first difference, an empty string, or None where torch's own precisions differ too."""
     loss, correct, gradient, outputs = (value.detach().numpy() for value in flat.everything(theta, x, y))
     vector, samples, labels = theta.numpy(), x.numpy(), y.numpy()
     ort_loss, ort_gradient = model.grad(vector, samples, labels)
@@ -112,6 +126,9 @@ def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor
     distance = _relative(ort_gradient, gradient)
     # Negated, so that NaN counts as a difference.
     if not distance <= TOLERANCE:
+        exact = _in_float64(flat, theta, x, y)
+        if exact is not None and _relative(gradient, exact) > TOLERANCE:
+            return None
         worst = _worst_layer(bundle, ort_gradient - gradient)
         return f"gradient differs by {distance:.1e} (at most {TOLERANCE:.0e}), most in layer {worst!r}"
     for name, value in (("grad", ort_loss), ("score", score.mean_loss)):
@@ -127,6 +144,16 @@ def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor
     return ""
 
 
+def _in_float64(flat: FlatModel, theta: Tensor, x: Tensor, y: Tensor) -> npt.NDArray[np.float64] | None:
+    """Return torch's gradient (d,) in float64; None for a module that makes float32 numbers by itself, which torch won't mix."""
+    try:
+        samples, labels = (value.double() if value.is_floating_point() else value for value in (x, y))
+        gradient: npt.NDArray[np.float64] = flat.everything(theta.double(), samples, labels)[2].detach().numpy()
+    except RuntimeError:
+        return None
+    return gradient
+
+
 def _check_mean(model: OrtModel, theta: Float32Vector, x: Tensor, y: Tensor) -> None:
     """Check that the loss is a mean over samples, since large batches are evaluated in chunks.
 
@@ -134,17 +161,23 @@ def _check_mean(model: OrtModel, theta: Float32Vector, x: Tensor, y: Tensor) -> 
         TaskError: it is not.
     """
     samples, labels, cut = x.numpy(), y.numpy(), PARTIAL_BATCH
-    whole, _ = model.grad(theta, samples, labels)
-    first, _ = model.grad(theta, samples[:cut], labels[:cut])
-    second, _ = model.grad(theta, samples[cut:], labels[cut:])
-    mean = (first * cut + second * (len(samples) - cut)) / len(samples)
-    if not abs(whole - mean) <= 1e-4 * max(1.0, abs(whole)):
+    parts = (slice(None), slice(cut), slice(cut, None))
+    losses = np.array(
+        [[model.grad(scale * theta, samples[p], labels[p])[0] for p in parts] for scale in (1.0, 0.5, 0.25)]
+    )
+    whole, first, second = losses.T
+    # whole = share first + (1 - share) second, at every theta: the samples' weights depend on their labels alone.
+    step = first - second
+    share = float(step @ (whole - second) / max(float(step @ step), 1e-30))
+    apart = np.abs(second + min(max(share, 0.0), 1.0) * step - whole)
+    if not (apart <= MEAN_TOLERANCE * np.maximum(1.0, np.abs(whole))).all():
         raise TaskError(
-            "the loss is not a mean over samples", hint="use reduction='mean' and no statistics of the batch"
+            "the loss is not a mean over samples, nor one weighted by their labels",
+            hint="use reduction='mean' and no statistics of the batch",
         )
 
 
-def _relative(a: Float32Vector, b: Float32Vector) -> float:
+def _relative(a: Float32Vector, b: npt.NDArray[np.floating[Any]]) -> float:
     difference = float(np.linalg.norm((a.astype(np.float64) - b).ravel()))
     return difference / max(float(np.linalg.norm(b.astype(np.float64).ravel())), 1e-12)
 

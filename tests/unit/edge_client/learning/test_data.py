@@ -245,3 +245,18 @@ def test_samples_stay_in_their_shares_while_the_data_grow(n):
 def test_growing_data_begin_with_five_samples():
     with pytest.raises(DataError, match="4 samples are too few"):
         split_growing(Dataset(*samples(4)), b"s")
+
+
+@pytest.mark.parametrize(
+    ("y", "message", "hint"),
+    [
+        (np.array([1, 2, 1, 2, 2]), r"label is not in 0\.\.1", "subtract 1 from all"),
+        (np.array([1, 3, 1, 2, 2]), r"label is not in 0\.\.1", "fix or remove that row"),
+        (np.array(["a", "b", "a", "b", "b"]), "each label must be numbers", "--labels"),
+    ],
+)
+def test_labels_that_do_not_fit_have_a_hint(tmp_path, y, message, hint):
+    np.savez(tmp_path / "d.npz", x=np.zeros((5, 3), np.float32), y=y)
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path / "d.npz", manifest(3, 2))
+    assert hint in caught.value.hint

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(1)
 def dataset(*scales):
     """Return samples whose features have these deviations."""
     x = RNG.standard_normal((40, 4)).astype(np.float32) * np.array(scales, np.float32)
-    return Dataset(x, np.zeros(40, np.int64))
+    return Dataset(x, np.arange(40) % 2)
 
 
 def task(**changes):
@@ -34,16 +34,38 @@ def test_columns_that_do_not_vary_are_named():
     assert found == (
         "column 'b', column 'd' have the same value in every sample: a constant column teaches nothing; check the file"
     )
-    (found,) = doubts(dataset(1, 1, 0, 1), manifest())
-    assert found.startswith("value 2 has the same value")
+    assert doubts(dataset(1, 1, 0, 1), manifest()) == (), "a pixel that is always black"
 
 
 def test_many_columns_are_counted():
-    wide = manifest(8, 3)
+    wide = manifest(8, 3, data=DataDeclaration(features=tuple("abcdefgh")))
     x = np.zeros((6, 8), np.float32)
     x[:, 0] = np.arange(6)
-    (found,) = doubts(Dataset(x, np.zeros(6, np.int64)), wide)
-    assert "value 5 and 2 more have" in found
+    (found,) = doubts(Dataset(x, np.arange(6) % 2), wide)
+    assert "column 'f' and 2 more have" in found
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "doubted"), [(-999, 8, True), (99999, 8, True), (-999, 2, False), (-9, 8, False)]
+)
+def test_a_number_for_missing_values(value, count, doubted):
+    samples = dataset(1, 1, 1, 1)
+    samples.x[:count, 1] = value
+    found = doubts(samples, task(standardise="local"))
+    assert [f"column 'b' has {value} in many samples" in text for text in found] == [True] * doubted
+
+
+def test_huge_features():
+    (found,) = doubts(dataset(1, 1, 1e30, 1), task())
+    assert "values of up to 2e+30" in found or "values of up to 3e+30" in found
+    assert doubts(dataset(1, 1, 1e30, 1), task(standardise="local")) == ()
+
+
+def test_labels_of_one_class():
+    samples = Dataset(dataset(1, 1, 1, 1).x, np.ones(40, np.int64))
+    (found,) = doubts(samples, task(labels=("ok", "bad", "off")))
+    assert found.startswith("every sample has the label 'bad'")
+    assert doubts(samples, task(standardise="off", labels=()))[0].startswith("every sample has the label 1")
 
 
 def test_features_of_very_different_size_are_a_doubt_unless_the_task_standardises():
@@ -73,7 +95,7 @@ def test_missing_values_are_left_out():
 )
 def test_images_and_symbols_have_none(spec):
     x = np.zeros((9, *spec.shape), spec.dtype)
-    assert doubts(Dataset(x, np.zeros(9, np.int64)), manifest(input=spec)) == ()
+    assert doubts(Dataset(x, np.arange(9) % 2), manifest(input=spec)) == ()
 
 
 def test_a_model_no_better_than_the_most_common_label_is_a_doubt():

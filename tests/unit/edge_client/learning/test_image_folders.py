@@ -49,6 +49,38 @@ def test_colour_and_numbered_folders(tmp_path):
     assert raw.y.tolist() == [11, 2]
 
 
+def deep(path, values, **options):
+    image = pytest.importorskip("PIL.Image")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.fromarray(np.asarray(values)).save(path, **options)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pgm"])
+@pytest.mark.parametrize("task", [GREY, COLOUR], ids=["grey", "colour"])
+def test_pixels_of_16_bits_are_scaled(tmp_path, suffix, task):
+    values = np.array([[0, 255, 256], [4095, 40000, 65535]], np.uint16)
+    deep(tmp_path / f"a{suffix}", values)
+    found = load_inputs(tmp_path, task)
+    np.testing.assert_allclose(found[0], np.stack([values / 65535] * len(found[0])), rtol=1e-6)
+
+
+def test_images_are_turned_as_exif_says(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    upright = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+    for name, stored, orientation in (("a", upright, 1), ("b", np.rot90(upright), 6), ("c", np.rot90(upright, 2), 3)):
+        exif = image.Exif()
+        exif[0x0112] = orientation
+        deep(tmp_path / f"{name}.png", stored, exif=exif)
+    found = load_inputs(tmp_path, GREY)
+    np.testing.assert_allclose(found[:, 0], np.stack([upright / np.float32(255)] * 3), rtol=1e-6)
+
+
+def test_an_image_on_its_side_is_of_another_size(tmp_path):
+    deep(tmp_path / "a.png", np.zeros((3, 2), np.uint8))
+    with pytest.raises(DataError, match="has 2 x 3 pixels, the task takes 3 x 2"):
+        load_inputs(tmp_path, GREY)
+
+
 def test_samples_without_labels_need_no_folders(tmp_path):
     write(tmp_path / "a.png", np.zeros((2, 3)))
     assert load_inputs(tmp_path, GREY).shape == (1, 1, 2, 3)

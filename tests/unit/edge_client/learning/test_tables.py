@@ -14,7 +14,7 @@ from edge_client.learning import tables
 from edge_client.learning.data import load, load_inputs
 from edge_client.learning.tables import TableSpec, columns_of, read_csv, read_parquet
 from shoal.errors import DataError, ShoalError
-from shoal.task.data_declaration import DataDeclaration
+from shoal.task.data_declaration import DataDeclaration, features_of
 from tests.helpers.tasks import manifest
 
 NAMED = DataDeclaration(features=("radius", "area"), label="diagnosis", labels=("benign", "malignant"))
@@ -190,6 +190,71 @@ def test_the_separator_is_found(tmp_path, separator, header):
     assert raw.x.tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize(
+    ("text", "x"),
+    [
+        ("# logger v2\n# site 3, hall 4\na,b,label\n1,2,0\n# pause\n3,4,1\n", [[1, 2], [3, 4]]),
+        ("# a,b,label\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]]),
+        ("sep=;\na;b;label\n1;2;0\n3;4;1\n", [[1, 2], [3, 4]]),
+        ('"sep=|"\r\n1|2|0\r\n3|4|1\r\n', [[1, 2], [3, 4]]),
+        ("a;b;label\n1,5;-2;0\n3;,25;1\n", [[1.5, -2], [3, 0.25]]),
+        ("a\tb\tlabel\n1,5\t2\t0\n3\t4\t1\n", [[1.5, 2], [3, 4]]),
+        ("a,b,label\n1,2,0\n3,4,1\n".encode("utf-16"), [[1, 2], [3, 4]]),
+    ],
+    ids=["comments", "commented header", "sep", "quoted sep", "decimal comma", "tab", "utf-16"],
+)  # fmt: skip
+def test_tables_of_spreadsheets_and_loggers(tmp_path, text, x):
+    raw = table(tmp_path, text)
+    assert (raw.x.tolist(), raw.y.tolist()) == (x, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("cell", "hint"),
+    [
+        ("1,000.5", "without a mark between thousands"), ("26.1C", "the number alone, without 'C'"),
+        ("50 %", "the number alone, without '%'"), ("high", "leave the cell empty"),
+    ],
+)  # fmt: skip
+def test_the_hint_names_what_a_number_has_beside_it(tmp_path, cell, hint):
+    with pytest.raises(DataError, match="is not a number") as caught:
+        table(tmp_path, f"a;b;label\n2.5;{cell};0\n", BARE)
+    assert hint in caught.value.hint
+
+
+def test_a_decimal_comma_beside_points_is_refused(tmp_path):
+    with pytest.raises(DataError, match="'1,5' is not a number") as caught:
+        table(tmp_path, "a;b;label\n2.5;1,5;0\n")
+    assert caught.value.hint == "write numbers with a decimal point"
+
+
+def test_labels_of_another_case(tmp_path):
+    assert table(tmp_path, "radius,area,diagnosis\n1,2,Benign\n3,4,MALIGNANT\n", SPEC).y.tolist() == [0, 1]
+    both = TableSpec(1, DataDeclaration(features=("a",), labels=("ok", "OK")))
+    with pytest.raises(DataError, match="'Ok' is no label"):
+        table(tmp_path, "a,label\n1,Ok\n", both)
+
+
+SOURCES = (("state", "categories", "on", "off"), ("temp",), ("at", "hour"))
+DERIVED = TableSpec(6, DataDeclaration(features=features_of(SOURCES), sources=SOURCES))
+
+
+@pytest.mark.parametrize("header", ["label,at,temp,state\n", ""], ids=["names", "positions"])
+def test_categories_and_times_become_values(tmp_path, header):
+    rows = "1,2026-11-28 06:00,3.5,off\n0,2026-11-28 00:00,4,broken\n" if header else "off,3.5,2026-11-28 06:00,1\n"
+    raw = table(tmp_path, header + rows, DERIVED)
+    np.testing.assert_allclose(raw.x[0], [0, 1, 0, 3.5, 1, 0], atol=1e-9)
+    assert not header or raw.x[1].tolist() == [0, 0, 1, 4, 0, 1]
+    assert raw.column_name(2) == "column 'state: other'"
+
+
+def test_a_missing_category_or_time_is_missing(tmp_path):
+    raw = table(tmp_path, "label,at,temp,state\n1,NA,3.5,\n", DERIVED)
+    np.testing.assert_array_equal(raw.x, [[np.nan, np.nan, np.nan, 3.5, np.nan, np.nan]])
+    with pytest.raises(DataError, match="line 2, column 2: 'noon' is no time") as caught:
+        table(tmp_path, "label,at,temp,state\n1,noon,3.5,on\n", DERIVED)
+    assert "seconds since 1970" in caught.value.hint
+
+
 def test_an_unusual_separator_is_given(tmp_path):
     assert table(tmp_path, "1:2:0\n", TableSpec(2, separator=":")).x.tolist() == [[1, 2]]
     with pytest.raises(DataError, match="has one column") as caught:
@@ -198,9 +263,8 @@ def test_an_unusual_separator_is_given(tmp_path):
 
 
 def test_decimal_commas_do_not_make_columns(tmp_path):
-    with pytest.raises(DataError, match="line 2, column 1: '1,5' is not a number") as caught:
-        table(tmp_path, "a;b;label\n1,5;2,5;0\n3,5;4,5;1\n")
-    assert "decimal point" in caught.value.hint
+    assert table(tmp_path, "1,5;2,5;0\n3,5;4,5;1\n").x.tolist() == [[1.5, 2.5], [3.5, 4.5]], "no header"
+    assert table(tmp_path, "a;b;label\n1,5;2,5;0\n3,5;4,5;1\n").x.tolist() == [[1.5, 2.5], [3.5, 4.5]]
 
 
 def test_a_row_too_short_is_counted_by_the_likely_separator(tmp_path):

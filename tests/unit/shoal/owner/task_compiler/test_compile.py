@@ -189,6 +189,22 @@ class Lambda(nn.Module):
         return self.function(self.fc(x))
 
 
+def test_frozen_parameters_are_constants():
+    """They keep the values that the owner's model has, and are no coordinates."""
+    model = nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
+    bundle = classify(model, 4)
+    assert [p.name for p in bundle.manifest.parameters] == ["2.weight", "2.bias"]
+    theta, x = flatten(model, bundle.manifest.parameters).numpy(), torch.randn(6, 4)
+    np.testing.assert_allclose(
+        OrtModel(bundle).predict(theta, x.numpy()), model(x).detach().numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_model_without_trained_parameters_is_refused():
+    with pytest.raises(TaskError, match="no parameters to train"):
+        classify(nn.Linear(4, 3).requires_grad_(False), 4)
+
+
 def test_functional_dropout_is_found_in_the_forward_pass():
     with pytest.raises(TaskError, match=r"layer .model. draws random numbers"):
         classify(Lambda(lambda x: functional.dropout(x, 0.5)), 4)
@@ -237,11 +253,21 @@ def test_a_loss_that_is_no_number_is_refused(loss, message):
         (Lambda(lambda x: x.sum()), {}, "one tensor"),
         (Lambda(lambda x: x * float("nan")), {}, "not finite"),
         (nn.Linear(4, 3), {"name": "Bad Name"}, "not a valid name"),
+        (nn.LazyLinear(3), {}, "'weight' has no shape yet"),
     ],
 )
 def test_models_that_are_no_task_are_refused(model, options, message):
     with pytest.raises(TaskError, match=message):
         classify(model, 4, **options)
+
+
+@pytest.mark.parametrize(
+    "answer", [torch.ones(8, 4), (torch.ones(8, 4),), (torch.ones(8, 4), 3), (torch.ones(7, 4), torch.ones(8))]
+)
+def test_an_example_without_two_tensors_is_refused(answer):
+    with pytest.raises(TaskError, match="must return tensors") as caught:
+        compile_task(nn.Linear(4, 4), squared_error, lambda _n: answer, name="t", kind="regression")
+    assert "return x, x" in caught.value.hint
 
 
 def test_compiling_is_silent_and_leaves_the_process_as_it_was(capfd):

@@ -53,7 +53,7 @@ def test_more_features_than_a_device_hides_are_standardised_locally(tmp_path, co
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("radius,0\n", "line 1: 'radius,0' is neither NAME nor NAME,LOW,HIGH"),
+        ("radius,0\n", "line 1: column 'radius' is declared as '0'"),
         ("radius,0,50\narea\n", "feature 'area' has no bounds, and others have"),
         ("radius,0,wide\n", "a bound of a feature is no number"),
         ("radius,3,1\n", "has the bounds 3 and 1"),
@@ -75,3 +75,22 @@ def test_a_file_that_is_missing_or_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(features, "MAX_FILE_BYTES", 3)
     with pytest.raises(TaskError, match="more than 3 characters"):
         declare(features=str(tmp_path / "f.txt"))
+
+
+def test_a_file_declares_categories_and_times(tmp_path):
+    file = tmp_path / "f.csv"
+    file.write_text("temp,-20,60\nstate,categories,on,off\nat,hour\n")
+    data = declare(features=str(file))
+    assert data.sources == (("temp",), ("state", "categories", "on", "off"), ("at", "hour"))
+    assert data.low == (-20, 0, 0, 0, -1, -1)
+    assert data.high == (60, 1, 1, 1, 1, 1)
+    assert data.standardise == "federated"
+
+
+@pytest.mark.parametrize("line", ["state,categories", "at,minute", "at,hour,1,2"])
+def test_other_kinds_of_columns_are_named_with_their_line(tmp_path, line):
+    file = tmp_path / "f.csv"
+    file.write_text(f"temp\n{line}\n")
+    with pytest.raises(TaskError, match="line 2: column") as caught:
+        declare(features=str(file))
+    assert "NAME,categories,VALUE" in caught.value.hint

@@ -39,7 +39,6 @@ def around(layer):
             "tracks statistics while training",
             "track_running_stats=False",
         ),
-        (nn.Conv1d(4, 4, 1, groups=2), r"layer '1' \(Conv1d\) is a grouped convolution \(groups=2\)", "groups=1"),
         (nn.ConvTranspose1d(4, 4, 1), r"layer '1' \(ConvTranspose1d\) is a transposed convolution", "Upsample"),
     ],
 )
