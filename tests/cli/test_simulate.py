@@ -68,18 +68,20 @@ def test_every_option_reaches_the_experiment():
         "--mask",
         "none",
     ]
-    given += ["--data-dir", "/somewhere", "--grid", "paper", "--set", "eps1=0.4", "--set", "x = y=z"]
+    given += ["--data-dir", "/somewhere", "--grid", "paper", "--set", "discrepancy=on", "--set", " pause_s = 0"]
     data = data_of(shoal("simulate", "toy", *given, "--json"))
     assert (data["algorithm"], data["rounds"]) == ("fedavg", 2)
     assert data["parameters"] == {
         "devices": 8,
         "samples": 50,
+        "rounds": 2,
         "seed": 7,
         "mask": "none",
         "grid": "paper",
         "device": "cpu",
         "data_dir": "/somewhere",
-        "settings": {"eps1": "0.4", "x": "y=z"},
+        "pause_s": 0.0,
+        "settings": {"discrepancy": "on"},
     }
 
 
@@ -129,7 +131,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
     assert len(entries) == 22
     assert entries["toy"]["needs"] == ["mnist"]
     assert entries["toy"]["algorithms"] == ["ifca", "fedavg"]
-    assert entries["toy"]["published"] == {"ifca": 95.25}
+    assert entries["toy"]["published"]["ifca"] == 95.25
     assert "cifar10" in entries["ifca-rotated-cifar"]["missing"]
     text = shoal("simulate", "--list").out
     assert "ifca-rotated-mnist" in text
@@ -140,7 +142,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
     ("arguments", "error", "hint"),
     [
         ([], "which experiment?", "shoal simulate --list names them"),
-        (["nothing"], "no experiment 'nothing'", "there are ifca-synthetic, "),
+        (["cfl-news2"], "no experiment 'cfl-news2'", "do you mean cfl-news? there are cfl-congruence, "),
         (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all"),
         (["toy", "--mask", "rot13"], "no mask 'rot13'", "use none or permutation or "),
         (["toy", "--grid", "huge"], "no grid 'huge'", "use default or paper"),
@@ -160,7 +162,8 @@ def test_usage_errors(arguments, error, hint):
     ("arguments", "error"),
     [
         (["--set", "eps1"], "'eps1' is not NAME=VALUE\nhint: write eps1=VALUE"),
-        (["--set", "pause_s=x"], "--set pause_s=x: it takes a number"),
+        (["--set", "pause_s=x"], "--set pause_s=x: it takes a number\nhint: the default is pause_s=0.0"),
+        (["--set", "pause=1"], "toy has no setting 'pause' with ifca\nhint: do you mean pause_s?"),
         (["--save", "/no/such/folder/x.json"], "there is no folder /no/such/folder for --save"),
         (["--devices", "0"], "--devices"),
         (["--seed", "-1"], "--seed"),

@@ -25,7 +25,7 @@ FORKED.set_forkserver_preload(
         "onnxruntime",
         "torch",
         "shoal.owner.keys.directory",
-        "shoal_lab.experiments.wild.study",
+        "shoal_lab.experiments.wild.runs",
         "shoal.membership.directory",
         "shoal.page",
         "shoal.transport.mqtt",

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from shoal_lab.experiments import registry
-from shoal_lab.experiments.common.experiment import Result, Study
+from shoal_lab.experiments.common.experiment import Study
 from shoal_lab.experiments.common.paper import paper_options
 
 from shoal.simulation.engine import ranks
@@ -38,13 +38,13 @@ WAIT_S = "SHOAL_TEST_WAIT_S"
 LEAST_COLUMNS = ranks.LEAST_COLUMNS
 
 
-def run(options, progress):
+def run(study, options, progress):
     """Simulate one strategy.
 
     Settings: ``paper``, the papers' options in the place of a fleet's; ``even``, devices of equal size; ``cohort``, the share
     that takes part; ``columns``, the fewest coordinates of vectors whose products ranks divide.
     """
-    ranks.LEAST_COLUMNS = options.knob("columns", LEAST_COLUMNS)
+    ranks.LEAST_COLUMNS = options.values["columns"]
     made = {
         "rounds": options.rounds or 6,
         "local": MINI,
@@ -55,33 +55,42 @@ def run(options, progress):
         "checkpoint": options.checkpoint,
         "count": "all",
     }
-    if options.knob("cohort", 0.0):
-        made["participation"] = options.knob("cohort", 0.0)
-    sim_options = paper_options(**made) if options.knob("paper", False) else SimOptions(**made)
+    if options.values["cohort"]:
+        made["participation"] = options.values["cohort"]
+    sim_options = paper_options(**made) if options.values["paper"] else SimOptions(**made)
 
     def closed(record):
         progress.round(options.algorithm, record.round, sim_options.rounds, None)
         sys.stderr.write(f"rank {os.environ.get('RANK', '0')} closed {record.round}\n")
         sys.stderr.flush()
 
-    data = population(uneven=not options.knob("even", False))
+    data = population(uneven=not options.values["even"])
     done = simulate(options.algorithm, SETTINGS[options.algorithm], data, NETWORK, sim_options, closed)
-    return Result(
-        experiment="tiny",
-        algorithm=options.algorithm,
+    return study.result(
+        options,
         accuracy=done.final.accuracy,
         clusters=done.history[-1].clusters,
         rounds=len(done.history),
         cpu_seconds_per_round=done.cpu_seconds_per_round,
-        published=None,
         history=[r.as_dict() for r in done.history],
-        parameters={"seed": options.seed},
         extra={
             "models": {str(model): theta.tolist() for model, theta in done.thetas.items()},
             "cluster_of": dict(done.clusters),
             "taken": done.taken().tolist(),
         },
     )
+
+
+STUDY = Study(
+    "tiny",
+    "a paper",
+    "ten devices",
+    tuple(SETTINGS),
+    {},
+    run,
+    resumable=tuple(SETTINGS),
+    values={"paper": False, "even": False, "cohort": 0.0, "columns": LEAST_COLUMNS},
+)
 
 
 def free_port():
@@ -151,7 +160,7 @@ def data_of(text):
 
 def main():
     """Run the console program with this experiment."""
-    registry.register(Study("tiny", "a paper", "ten devices", tuple(SETTINGS), {}, run, resumable=tuple(SETTINGS)))
+    registry.register(STUDY)
     from shoal.cli import main as program
 
     ranks.LONGEST_WAIT_S = float(os.environ.get(WAIT_S, ranks.LONGEST_WAIT_S))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from shoal_lab.experiments.common.experiment import Options, Quiet
 
-from tests.helpers.ranks_study import SETTINGS, data_of, ended, environment, run, start_ranks
+from tests.helpers.ranks_study import SETTINGS, STUDY, data_of, ended, environment, start_ranks
 from tests.helpers.trees import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -55,7 +55,7 @@ def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
     assert json.loads((tmp_path / "rank-0.json").read_text())["data"]["results"] == results
     assert [result["algorithm"] for result in results] == list(SETTINGS)
     for found in results:
-        alone = run(
+        alone = STUDY.run(
             Options(algorithm=found["algorithm"], rounds=6, mask="permutation", settings=settings), Quiet()
         ).data()
         assert found.pop("world") == 2
@@ -176,7 +176,7 @@ def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tm
 
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"
-    whole = run(Options(algorithm="ifca", rounds=6, mask="permutation"), Quiet()).data()
+    whole = STUDY.run(Options(algorithm="ifca", rounds=6, mask="permutation"), Quiet()).data()
 
     class Interrupts(Quiet):
         def round(self, _algorithm, done, _total, _record):
@@ -184,7 +184,7 @@ def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tm
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Options(algorithm="ifca", rounds=6, mask="permutation", checkpoint=path), Interrupts())
+        STUDY.run(Options(algorithm="ifca", rounds=6, mask="permutation", checkpoint=path), Interrupts())
     assert path.exists()
     arguments = ("--algorithm", "ifca", "--rounds", "6", "--mask", "permutation", "--checkpoint", str(path), "--json")
     done = ended(start_ranks(tmp_path, *arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from shoal.errors import ConfigError, ShoalError, UsageError
 from shoal.util.console import note, note_error, say, say_json
 
 if TYPE_CHECKING:
-    from shoal_lab.experiments.common.experiment import Experiment, Options
+    from shoal_lab.experiments.common.experiment import Options, Study
     from shoal_lab.experiments.run_pages import RunRecorder
 
 DEVICES: Final = ("cpu", "cuda")
@@ -58,7 +59,9 @@ def _rank() -> int:
 @app.command()
 @_only_rank_0_prints
 def simulate(
-    experiment: Annotated[str | None, typer.Argument(help="Experiment; see --list.", show_default=False)] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Experiment, see --list, or a TOML file with one.", show_default=False)
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the experiments, or one's scenarios, and the data that each needs.")
     ] = False,
@@ -168,33 +171,22 @@ def simulate(
         title = chosen.title if scenario is None else chosen.scenarios[scenario]["title"]
         report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}", results)
     if plot is not None:
-        kept = _drawn(results, plot, chosen.figure) and kept
-    if page is not None and recorder is not None:
-        kept = (
-            _page_written(page, recorder, results, f"{chosen.title} ({chosen.paper}), seed {seed}, mask {mask}")
-            and kept
-        )
+        from shoal.report.plot import plot as draw
+
+        kept = _done(draw, results, plot, chosen.figure) and kept
+    if page is not None:
+        from shoal_lab.experiments.run_pages import write_page
+
+        note_ = f"{chosen.title} ({chosen.paper}), seed {seed}, mask {mask}"
+        kept = _done(write_page, page, chosen.id, recorder, results, note_) and kept
     if not kept:
         raise typer.Exit(ConfigError.exit_code)
 
 
-def _page_written(page: Path, recorder: RunRecorder, results: list[dict[str, Any]], note: str) -> bool:
-    from shoal_lab.experiments.run_pages import write_page
-
+def _done(work: Callable[..., None], *arguments: Any) -> bool:
+    """Do what must not lose the results: print an error, and return whether it worked."""
     try:
-        write_page(page, str(results[0]["experiment"]), recorder, results, note)
-    except ConfigError as error:
-        note_error(error)
-        return False
-    return True
-
-
-def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
-    """Draw results that were printed before; print an error if that fails, and return whether it worked."""
-    from shoal.report.plot import plot as draw
-
-    try:
-        draw(results, plot, figure)
+        work(*arguments)
     except (UsageError, ConfigError) as error:
         note_error(error)
         return False
@@ -202,7 +194,7 @@ def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
 
 
 def _run(
-    chosen: Experiment,
+    chosen: Study,
     algorithms: tuple[str, ...],
     options: Options,
     save: Path | None,
@@ -214,6 +206,7 @@ def _run(
     """
     import dataclasses
 
+    from shoal.report import record
     from shoal.simulation.engine.ranks import torchrun_ranks
     from shoal.simulation.engine.threads import limited_threads
     from shoal.simulation.engine.watching import watched_by
@@ -229,31 +222,18 @@ def _run(
                 result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
             results.append(result.data() | ({"world": ranks.world} if _torchrun() else {}))
             if save is not None:
-                kept = _saved(save, _document(chosen, results, len(algorithms) > 1))
+                kept = _done(record.save, save, _document(chosen, results, len(algorithms) > 1))
     return results, kept
 
 
-def _saved(path: Path, document: dict[str, Any]) -> bool:
-    from shoal.report import record
-
-    try:
-        record.save(path, document)
-    except ConfigError as error:
-        note_error(error)
-        return False
-    return True
-
-
-def _document(chosen: Experiment, results: list[dict[str, Any]], several: bool) -> dict[str, Any]:
+def _document(chosen: Study, results: list[dict[str, Any]], several: bool) -> dict[str, Any]:
     return {"experiment": chosen.id, "results": results} if several else results[0]
 
 
-def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
+def _algorithms(chosen: Study, asked: str | None) -> tuple[str, ...]:
     if asked == ALL:
-        return chosen.algorithms
-    if asked is None:
-        return chosen.algorithms[:1]
-    names = tuple(name.strip() for name in asked.split(","))
+        return tuple(chosen.algorithms)
+    names = tuple(name.strip() for name in asked.split(",")) if asked else tuple(chosen.algorithms[:1])
     for name in names:
         if name not in chosen.algorithms:
             raise UsageError(
@@ -265,12 +245,7 @@ def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
     return names
 
 
-def _check_scenario(chosen: Experiment, asked: str | None) -> None:
-    """Check that the experiment has the scenario that is asked.
-
-    Raises:
-        UsageError: it does not, or has none at all.
-    """
+def _check_scenario(chosen: Study, asked: str | None) -> None:
     if asked is not None and asked not in chosen.scenarios:
         hint = f"shoal simulate {chosen.id} --list names them" if chosen.scenarios else "leave --scenario out"
         raise UsageError(f"{chosen.id} has no scenario {asked!r}", hint=hint)
@@ -317,54 +292,45 @@ def _check_outputs(device: str, save: Path | None, plot: Path | None, page: Path
 
 
 def _list(experiment: str | None, data_dir: Path | None, as_json: bool) -> None:
+    """Print the studies, or the scenarios of one that has any, with the data that each needs and what of these is missing."""
     from shoal_lab.experiments import registry
     from shoal_lab.experiments.data import datasets
 
+    missing = {name: not datasets.is_here(name, data_dir) for name in datasets.names()}
     if experiment is not None and (chosen := registry.find(experiment)).scenarios:
-        _list_scenarios(chosen, data_dir, as_json)
+        rows = [
+            {"name": name, **about, "missing": [need for need in about["needs"] if missing[need]]}
+            for name, about in chosen.scenarios.items()
+        ]
+        if as_json:
+            say_json({"experiment": chosen.id, "algorithms": list(chosen.algorithms), "scenarios": rows})
+            return
+        width = max(len(row["name"]) for row in rows)
+        for kind, of_kind in itertools.groupby(rows, key=lambda row: row["kind"]):
+            say(f"{kind}:")
+            for row in of_kind:
+                lacks = "".join(f"; {need} is not here" for need in row["missing"])
+                say(f"  {row['name']:{width}}  {row['title']} ({row['data']}, {row['network']}{lacks})")
         return
-    experiments = [registry.find(name) for name in registry.ids()]
+    studies = [registry.find(name) for name in ([experiment] if experiment else registry.ids())]
     if as_json:
         say_json(
             {
                 "experiments": [
                     {
-                        "id": e.id,
-                        "paper": e.paper,
-                        "title": e.title,
-                        "algorithms": list(e.algorithms),
-                        "needs": list(e.needs),
-                        "missing": [name for name in e.needs if not datasets.is_here(name, data_dir)],
-                        "published": dict(e.published),
+                        **{name: getattr(s, name) for name in ("id", "paper", "title")},
+                        "algorithms": list(s.algorithms),
+                        "needs": list(s.needs),
+                        "missing": [name for name in s.needs if missing[name]],
+                        "published": dict(s.published),
                     }
-                    for e in experiments
+                    for s in studies
                 ]
             }
         )
         return
-    width = max(len(e.id) for e in experiments)
-    for e in experiments:
-        needs = [name if datasets.is_here(name, data_dir) else f"{name}, which is not here" for name in e.needs]
-        say(f"{e.id:{width}}  {e.title} ({e.paper})")
-        say(f"{'':{width}}  algorithms: {', '.join(e.algorithms)}{'; data: ' if needs else ''}{'; '.join(needs)}")
-
-
-def _list_scenarios(chosen: Experiment, data_dir: Path | None, as_json: bool) -> None:
-    from shoal_lab.experiments.data import datasets
-
-    here = {name: datasets.is_here(name, data_dir) for name in chosen.needs}
-    rows = [
-        {"name": name, **about, "missing": [need for need in about["needs"] if not here[need]]}
-        for name, about in chosen.scenarios.items()
-    ]
-    if as_json:
-        say_json({"experiment": chosen.id, "algorithms": list(chosen.algorithms), "scenarios": rows})
-        return
-    width = max(len(row["name"]) for row in rows)
-    kind = ""
-    for row in rows:
-        if row["kind"] != kind:
-            kind = row["kind"]
-            say(f"{kind}:")
-        missing = "".join(f"; {need} is not here" for need in row["missing"])
-        say(f"  {row['name']:{width}}  {row['title']} ({row['data']}, {row['network']}{missing})")
+    width = max(len(s.id) for s in studies)
+    for s in studies:
+        needs = [f"{name}, which is not here" if missing[name] else name for name in s.needs]
+        say(f"{s.id:{width}}  {s.title} ({s.paper})")
+        say(f"{'':{width}}  algorithms: {', '.join(s.algorithms)}{'; data: ' if needs else ''}{'; '.join(needs)}")

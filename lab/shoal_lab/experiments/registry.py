@@ -1,65 +1,95 @@
-"""The experiments by name. A module is imported only when one of its experiments is requested."""
+"""The studies by name: tables in the folder's TOML files, read when a name is asked for; ``[defaults]`` is for all of a file.
+
+Example: the id of the first study.
+
+    >>> ids()[0]
+    'ifca-synthetic'
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import Final
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from shoal.errors import UsageError
-from shoal_lab.experiments.common.experiment import Experiment
+from shoal_lab.experiments.common.experiment import Study, imported, nearest
 
-_MODULES: Final[dict[str, str]] = {
-    "ifca-synthetic": "ifca.synthetic",
-    "ifca-rotated-mnist": "ifca.images",
-    "ifca-rotated-cifar": "ifca.images",
-    "ifca-femnist": "ifca.femnist",
-    "cfl-gap-samples": "cfl.gap",
-    "cfl-gap-rounds": "cfl.gap",
-    "cfl-noise": "cfl.noise",
-    "cfl-toys": "cfl.toys",
-    "cfl-congruence": "cfl.congruence",
-    "cfl-label-permutation": "cfl.labels",
-    "cfl-label-swap": "cfl.labels",
-    "cfl-news": "cfl.news",
-    "fedgroup-heterogeneity": "fedgroup.mnist",
-    "fedgroup-mnist-mclr": "fedgroup.mnist",
-    "fedgroup-mnist-mlp": "fedgroup.mnist",
-    "fedgroup-synthetic": "fedgroup.synthetic",
-    "fedgroup-femnist": "fedgroup.leaf",
-    "fedgroup-sent140": "fedgroup.leaf",
-    "newcomers": "fedgroup.newcomers",
-    "wild": "wild.study",
-}
+FOLDER: Final = Path(__file__).parent / "studies"
+FILES: Final = ("ifca", "cfl", "fedgroup", "newcomers", "wild")
+"""Files of this package, in the order of the list."""
+TABLE: Final = ".toml"
+"""Ending of a file with studies of one's own, which may stand for a name."""
+MERGED: Final = ("values", "methods")
 
-_added: dict[str, Experiment] = {}
+_added: dict[str, Study] = {}
 
 
 def ids() -> tuple[str, ...]:
-    """Return every experiment's id, in the papers' order."""
-    return (*_MODULES, *_added)
+    """Return every study's id, in the papers' order."""
+    return (*_ours(), *_added)
 
 
-def find(name: str) -> Experiment:
-    """Return the experiment called ``name``; its module is imported now. A module exposes ``EXPERIMENTS``.
+def find(name: str) -> Study:
+    """Return the study called ``name``, or the only one of the file of this name.
 
     Raises:
-        UsageError: there is no such experiment.
+        UsageError: there is no such study, or the file is no table of a study.
     """
-    if name in _added:
-        return _added[name]
-    if name not in _MODULES:
-        raise UsageError(f"no experiment {name!r}", hint=f"there are {', '.join(ids())}")
-    module = importlib.import_module(f"shoal_lab.experiments.{_MODULES[name]}")
-    experiments: tuple[Experiment, ...] = module.EXPERIMENTS
-    return next(e for e in experiments if e.id == name)
+    if name.endswith(TABLE):
+        found = read(Path(name))
+        if len(found) != 1:
+            raise UsageError(f"{name} has {len(found)} studies", hint="a file on the command line has one")
+        return next(iter(found.values()))
+    every = {**_ours(), **_added}
+    if name not in every:
+        raise UsageError(f"no experiment {name!r}", hint=nearest(name, every))
+    return every[name]
 
 
-def register(experiment: Experiment) -> None:
-    """Add an experiment from outside this package to those that `ids` and `find` know.
+def register(study: Study) -> None:
+    """Add a study from outside this package to those that `ids` and `find` know.
 
     Raises:
         UsageError: its id is taken.
     """
-    if experiment.id in ids():
-        raise UsageError(f"there is an experiment {experiment.id!r} already")
-    _added[experiment.id] = experiment
+    if study.id in ids():
+        raise UsageError(f"there is an experiment {study.id!r} already")
+    _added[study.id] = study
+
+
+@functools.cache
+def _ours() -> dict[str, Study]:
+    return {name: study for file in FILES for name, study in read(FOLDER / f"{file}{TABLE}").items()}
+
+
+def read(path: Path) -> dict[str, Study]:
+    """Return the studies of a file by id, with its ``[defaults]`` filled in.
+
+    Raises:
+        UsageError: it can't be read, or has a key that studies do not have.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        defaults = tables.pop("defaults", {})
+        return {name: _study(name, table, defaults) for name, table in tables.items()}
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}", hint="shoal simulate --list names ours") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no table of a study: {error}", hint="see docs/researcher/studies.md") from error
+
+
+def _study(name: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> Study:
+    """Return a study whose missing keys, values and methods are those of ``defaults``."""
+    fields = {**defaults, **table}
+    for key in MERGED:
+        fields[key] = {**defaults.get(key, {}), **table.get(key, {})}
+    if "algorithms" not in fields:
+        raise ValueError(f"{name} lacks 'algorithms'")
+    fields.setdefault("published", dict.fromkeys(fields["algorithms"]))
+    if "scenarios" in fields:
+        fields["scenarios"] = imported(fields["scenarios"])()
+        fields["title"] = f"{len(fields['scenarios'])} {fields['title']}"
+    return Study(id=name, **fields)

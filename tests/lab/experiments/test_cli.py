@@ -24,18 +24,25 @@ class Toy:
         self.ran = []
         self.broken = ()
 
-    def __call__(self, options, _progress):
+    def __call__(self, _study, options, _progress):
         self.ran.append(options)
         if options.algorithm in self.broken:
             raise ConfigError("broken")
         return Result("toy", options.algorithm, 50.0, 2, 3, 0.01, 95.0, [], {"seed": options.seed})
 
 
+def toy_study(runner, **changes):
+    values = {"eps": 1.0, "x": "", "y": 0}
+    return Study(
+        "toy", "a paper", "a toy", ("ifca", "fedavg"), {"ifca": 95.0}, runner, ("mnist",), values=values, **changes
+    )
+
+
 @pytest.fixture
 def toy(monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
     made = Toy()
-    registry.register(Study("toy", "a paper", "a toy", ("ifca", "fedavg"), {"ifca": 95.0}, made, needs=("mnist",)))
+    registry.register(toy_study(made))
     return made
 
 
@@ -72,7 +79,7 @@ def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
         seed=7,
         mask="none",
         data_dir=tmp_path,
-        settings=["eps1=0.4", " x = y=z ", "eps1=0.5"],
+        settings=["eps=0.4", " x = y=z ", "eps=0.5"],
         grid="paper",
         threads=3,
         json=True,
@@ -81,7 +88,7 @@ def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
     assert options.threads == 3
     assert (options.algorithm, options.devices, options.samples, options.rounds) == ("fedavg", 8, 50, 2)
     assert (options.seed, options.mask, options.data_dir, options.grid) == (7, "none", tmp_path, "paper")
-    assert options.settings == {"eps1": "0.5", "x": "y=z"}
+    assert options.values == {"eps": 0.5, "x": "y=z", "y": 0}
     assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "fedavg"
 
 
@@ -114,7 +121,7 @@ def test_an_error_of_another_process_than_the_first_is_on_stderr_with_its_rank(t
 
 
 def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
-    registry._added["toy"] = Study("toy", "", "", ("ifca", "fedavg"), {}, toy, resumable=("fedavg",))
+    registry._added["toy"] = toy_study(toy, resumable=("fedavg",))
     cli.simulate("toy", algorithm="fedavg", checkpoint=tmp_path / "run.npz")
     assert toy.ran[0].checkpoint == tmp_path / "run.npz"
     with pytest.raises(UsageError, match="toy can't save a run of ifca in a checkpoint"):
@@ -128,9 +135,10 @@ def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
         ({"mask": "rot13"}, "no mask 'rot13'", "use none or permutation or "),
         ({"device": "tpu"}, "no device 'tpu'", "use cpu or cuda"),
         ({"grid": "fine"}, "no grid 'fine'", "use default or paper"),
-        ({"experiment": "nothing"}, "no experiment 'nothing'", "there are ifca-synthetic, "),
+        ({"experiment": "nothing"}, "no experiment 'nothing'", "there are cfl-congruence, "),
         ({"algorithm": "sgd"}, "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all for each in turn"),
         ({"settings": ["eps1"]}, "'eps1' is not NAME=VALUE", "write eps1=VALUE"),
+        ({"settings": ["epps=1"]}, "toy has no setting 'epps' with ifca", "do you mean eps? there are eps, x, y"),
         ({"settings": [" =3"]}, "' =3' is not NAME=VALUE", "write NAME=VALUE"),
         (
             {"algorithm": "all", "checkpoint": "x"},

@@ -1,41 +1,57 @@
-"""The experiments by name."""
+"""Studies by name, and the tables that they are read from."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 from shoal_lab.experiments import registry
 from shoal_lab.experiments.common.experiment import Options, Quiet, Study
 from shoal_lab.experiments.data import datasets
+from shoal_lab.experiments.studies.run import MEASURES
+from shoal_lab.experiments.studies.tasks import TASKS
 
 from shoal.errors import UsageError
+from tests.helpers import documents
 from tests.helpers.results import result
+from tests.helpers.studies import run
+
+TABLE = """
+[defaults.values]
+lr = 0.1
+[mine]
+paper = "ours"
+title = "a title"
+task = "power-law"
+measure = "best-round"
+algorithms = ["fedavg"]
+methods.fedavg = {strategy = "fedavg"}
+"""
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    """A registered experiment, forgotten afterwards."""
+    """A registered study, forgotten afterwards."""
     monkeypatch.setattr(registry, "_added", {})
-    study = Study("toy", "none", "a toy", ("fedavg",), {}, lambda _o, _p: result())
+    study = Study("toy", "none", "a toy", ("fedavg",), {}, lambda *_: result())
     registry.register(study)
     return study
 
 
-def test_a_registered_experiment_is_found_and_runs(toy):
+def test_a_registered_study_is_found_and_runs(toy):
     assert registry.find("toy") is toy
     assert registry.ids()[-1] == "toy"
     assert toy.run(Options(), Quiet()).accuracy == 91.5
-
-
-def test_an_id_is_taken_once(toy):
-    for study in (toy, Study("ifca-synthetic", "", "", (), {}, toy.runner)):
+    for taken in (toy, registry.find("wild")):
         with pytest.raises(UsageError, match="already"):
-            registry.register(study)
+            registry.register(taken)
 
 
-def test_an_unknown_experiment_is_refused_with_those_that_there_are():
-    with pytest.raises(UsageError, match="no experiment 'toy'") as caught:
-        registry.find("toy")
-    assert "ifca-rotated-mnist" in caught.value.hint
+def test_an_unknown_study_has_a_near_one():
+    with pytest.raises(UsageError, match="no experiment 'cfl-toy'") as caught:
+        registry.find("cfl-toy")
+    assert caught.value.hint.startswith("do you mean cfl-toys? there are cfl-congruence, ")
 
 
 def test_every_table_and_figure_has_its_id():
@@ -44,17 +60,55 @@ def test_every_table_and_figure_has_its_id():
 
 
 @pytest.mark.parametrize("name", registry.ids())
-def test_an_experiments_module_has_it(name):
-    """And knows all of its data sets."""
-    found = registry.find(name)
-    assert found.id == name
-    assert found.algorithms
-    assert set(found.needs) <= set(datasets.names())
+def test_a_table_names_what_there_is(name):
+    """And a published figure for none but its algorithms; a method's "$NAME" is a value."""
+    study = registry.find(name)
+    assert set(study.needs) <= set(datasets.names())
+    assert set(study.published) <= set(study.algorithms)
+    assert study.task in {*TASKS, ""}
+    assert study.measure in {*MEASURES, ""}
+    for algorithm in study.algorithms:
+        assert study.resolved(Options(algorithm=algorithm)).algorithm == algorithm
 
 
-def test_modules_are_imported_only_for_the_experiment_that_is_asked_for(monkeypatch):
-    """A list of names must not pay for torch."""
-    monkeypatch.setattr(registry.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    assert "cfl-news" in registry.ids()
-    with pytest.raises(UsageError, match="no experiment 'x'"):
-        registry.find("x")
+def test_a_list_of_names_does_not_pay_for_torch():
+    check = "import sys; from shoal_lab.experiments import registry; registry.ids(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_a_file_of_ones_own_is_a_study(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(TABLE)
+    study = registry.find(str(path))
+    assert (study.id, study.title, study.values, study.published) == ("mine", "a title", {"lr": 0.1}, {"fedavg": None})
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", "fedavg", "local"])
+def test_the_pages_study_runs(tmp_path, algorithm):
+    """Under the name of its file, with settings of the table and of the strategy."""
+    (block,) = documents.blocks("docs/researcher/studies.md", "toml")
+    path = tmp_path / "few.toml"
+    path.write_text("\n".join(block.lines))
+    data = run(str(path), algorithm=algorithm, settings={"groups": 3, "lr": 0.1}, rounds=2)
+    assert (data["experiment"], data["rounds"], data["parameters"]["lr"]) == ("few-devices", 2, 0.1)
+    assert data["parameters"]["settings"] == ({"k": "3"} if algorithm == "ifca" else {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has 0 studies"),
+        (TABLE + TABLE.replace("mine", "other").replace("defaults", "others"), "is no table"),
+        ("[mine]\ntitle = 3 4", "Expected newline"),
+        (TABLE + 'colour = "red"', "unexpected keyword argument 'colour'"),
+        ("mine = 3", "is no table"),
+        ("[mine]\ntitle = 'x'", "lacks 'algorithms'"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        registry.find(str(path))
+    with pytest.raises(UsageError, match="can't be read"):
+        registry.find(str(tmp_path / "none.toml"))

@@ -1,9 +1,7 @@
-"""Experiments of Sattler et al., "Clustered Federated Learning".
+"""Experiments of Sattler et al., "Clustered Federated Learning", that are programs of their own.
 
 - `gap`, `noise` and `congruence` measure the quantities of the paper's theory: separation gap, relative noise, norms.
-- `labels`, `news` and `toys` run CFL itself on images, text and points in the plane, with FedAvg beside it.
-- `watched` runs a strategy with every update available to the measurement, and `watch` records each round; neither
-  changes the run. `networks` has the models of the image experiments.
+- `toys` runs CFL on points in the plane.
 
-Example: ``shoal simulate cfl-label-swap`` runs `labels.label_swap`.
+Example: ``shoal simulate cfl-toys`` runs `toys`.
 """

@@ -12,30 +12,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.simulate import Observation, SimRound
+from shoal.simulation.shares import Shares
+from shoal_lab.experiments.cfl.gap import GRADIENT, gradients, watched_fedavg
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
-
-if TYPE_CHECKING:
-    from shoal.simulation.data import Population
-    from shoal.simulation.engine.simulate import Observation
-    from shoal_lab.experiments.data.datasets import Dataset
+from shoal_lab.experiments.data import datasets, splits
+from shoal_lab.experiments.data.datasets import Dataset
+from shoal_lab.experiments.studies.tasks import network_for
 
 CASES: Final = ("incongruent", "congruent")
-SAMPLES: Final = 500
-ROUNDS: Final = 1000
 HALF: Final = 5
 """Digits of the first congruent device."""
-GRADIENTS_EVERY: Final = 10
 TAIL: Final = 0.1
 """Share of the rounds, at the end, that the summary is taken over."""
-KNOBS: Final = ("dataset", "model", "lr", "momentum", "hidden", "gradients_every")
-PUBLISHED: Final[Mapping[str, Any]] = {
-    "fedavg": "the mean's norm vanishes in both cases, the largest norm only in the congruent one"
-}
 
 
 def population_of(case: str, data: Dataset, samples: int, seed: int) -> Population:
@@ -44,10 +39,6 @@ def population_of(case: str, data: Dataset, samples: int, seed: int) -> Populati
     Raises:
         UsageError: there are too few images.
     """
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.shares import Shares
-    from shoal_lab.experiments.data import splits
-
     if case == "incongruent":
         return splits.label_swap(data, devices=2, groups=2, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0))
     rng = np.random.default_rng([seed, 3])
@@ -70,8 +61,6 @@ class NormWatch:
 
     def __call__(self, seen: Observation) -> None:
         """Look at one round."""
-        from shoal_lab.experiments.cfl.gap import GRADIENT, gradients
-
         row = _norms(np.stack([c.row for c in seen.contributions]), "updates")
         row["loss"] = float(np.mean([c.loss for c in seen.contributions]))
         if self.gradients_every and (seen.round - 1) % self.gradients_every == 0:
@@ -89,67 +78,27 @@ def _norms(rows: np.ndarray, kind: str) -> dict[str, float]:
     }
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``cfl-congruence``: both cases."""
-    from shoal.simulation.engine.simulate import SimRound, simulate
-    from shoal_lab.experiments.cfl.gap import HIDDEN, local_of
-    from shoal_lab.experiments.cfl.networks import network_for
-    from shoal_lab.experiments.common.paper import paper_options
-    from shoal_lab.experiments.data import datasets
-
-    unknown = options.strategy_settings(*KNOBS)
-    if unknown:
-        raise UsageError(f"cfl-congruence has no setting {sorted(unknown)[0]!r}", hint=", ".join(KNOBS))
-    if options.devices not in (None, 2):
-        raise UsageError("cfl-congruence has two devices")
-    name = options.knob("dataset", "mnist")
-    progress.stage(f"reading {name}")
-    data = datasets.load(name, options.data_dir)
-    samples, rounds = options.samples or SAMPLES, options.rounds or ROUNDS
-    network = network_for(options.knob("model", "cnn"), data, options.knob("hidden", HIDDEN))
-    local = local_of(options)
+    data = datasets.load(options.values["dataset"], options.data_dir)
+    samples, rounds, network = options.samples or 0, options.rounds or 0, network_for(options, data)
     watches, seconds = {}, []
     for place, case in enumerate(CASES):
-        watches[case] = NormWatch(options.knob("gradients_every", GRADIENTS_EVERY))
+        watches[case] = NormWatch(options.values["gradients_every"])
 
         def told(closed: SimRound, done: int = place * rounds) -> None:
             progress.round("fedavg", done + closed.round, len(CASES) * rounds, {"loss": closed.loss})
 
-        sim_options = paper_options(
-            rounds=rounds,
-            local=local,
-            seed=options.seed,
-            mask=options.mask,
-            evaluate_every=0,
-            device=options.device,
-            threads=options.threads,
-            deferred=False,
-        )
         dealt = population_of(case, data, samples, options.seed)
-        done = simulate("fedavg", {}, dealt, network, sim_options, told, watch=watches[case])
+        done = watched_fedavg(options, options.seed, dealt, network, watches[case], told)
         seconds.append(done.cpu_seconds_per_round)
-    return Result(
-        experiment="cfl-congruence",
-        algorithm="fedavg",
+    return study.result(
+        options,
+        {"network": repr(network), "devices": 2},
         accuracy=None,
         clusters=1,
-        rounds=rounds,
         cpu_seconds_per_round=float(np.mean(seconds)),
-        published=PUBLISHED["fedavg"],
         history=[_row(r, watches) for r in range(rounds)],
-        parameters={
-            "dataset": name,
-            "model": repr(network),
-            "devices": 2,
-            "samples": samples,
-            "rounds": rounds,
-            "epochs": local.epochs,
-            "batch_size": local.batch_size,
-            "lr": local.lr,
-            "momentum": local.momentum,
-            "seed": options.seed,
-            "mask": options.mask,
-        },
         extra={f"at_the_end_{case}": summary(watch.rows) for case, watch in watches.items()},
     )
 
@@ -171,17 +120,3 @@ def summary(rows: list[dict[str, float]]) -> dict[str, float | None]:
         found[key] = float(np.mean(last) / max(whole)) if whole and last else None
     found["loss"] = float(np.mean([row["loss"] for row in tail]))
     return found
-
-
-EXPERIMENTS: Final = (
-    Study(
-        id="cfl-congruence",
-        paper="cfl, section VI-B, Fig. 7",
-        title="norms of two devices, congruent and incongruent",
-        algorithms=("fedavg",),
-        published=PUBLISHED,
-        runner=run,
-        needs=("mnist",),
-        figure="norms",
-    ),
-)

@@ -9,30 +9,32 @@ one direction only), so this is reported as well. The paper shows one curve each
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from aggregator.numerics.bipartition import bipartition
+from aggregator.numerics.gap import separation_gap
+from aggregator.numerics.similarity import cosine_matrix
+from edge_client.learning.update import BatchOrder
 from shoal.errors import UsageError
 from shoal.protocol.documents import LocalSettings
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.messages import Share
+from shoal.simulation.data import Population
+from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
+from shoal.simulation.engine.workforce import Workforce
+from shoal.simulation.shares import Shares
+from shoal.simulation.trainers.networks import Network
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal_lab.experiments.common.paper import paper_options
+from shoal_lab.experiments.data import datasets, splits
+from shoal_lab.experiments.data.datasets import Dataset
+from shoal_lab.experiments.studies.run import local_of
+from shoal_lab.experiments.studies.tasks import network_for
 
-if TYPE_CHECKING:
-    from shoal.simulation.engine.simulate import Observation
-    from shoal.simulation.engine.workforce import Workforce
-    from shoal_lab.experiments.data.datasets import Dataset
-
-DEVICES: Final = 20
-GROUPS: Final = 4
-EPOCHS: Final = 3
-BATCH: Final = 100
-ROUNDS: Final = 50
-LR: Final = 0.1
-HIDDEN: Final = 100
-TRIALS: Final = 3
 SEED_STEP: Final = 1000
 """Difference between the seeds of two trials."""
 SAMPLES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
@@ -41,20 +43,11 @@ SAMPLES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
 }
 ROUNDS_SAMPLES: Final = {"cifar10": 1500}
 """Samples per device in cfl-gap-rounds, by data set; 100 for others."""
-KNOBS: Final = ("dataset", "model", "lr", "momentum", "hidden", "trials", "points")
 KINDS: Final = ("updates", "gradients")
 GRADIENT: Final = LocalSettings(
     epochs=0, steps=1, batch_size=0, lr=1024.0, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
 )
 """One step on all samples with step size 1024, so that float32 does not round the gradient away beside the model."""
-SAMPLES_PUBLISHED: Final[Mapping[str, Any]] = {
-    "mnist": "positive from 20 samples a device with updates; grows with the samples; updates above gradients",
-    "cifar10": "positive from about 500 samples a device",
-}
-ROUNDS_PUBLISHED: Final[Mapping[str, Any]] = {
-    "mnist": "positive from about 10 rounds with updates; grows with the rounds; updates above gradients",
-    "cifar10": "positive from about 10 rounds",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,10 +66,6 @@ class Gap:
 
 def gap_of(rows: Sequence[NDArray[np.float32]], groups: Sequence[int]) -> Gap:
     """Return the separation gap of vectors, (d,) each, whose devices' groups are known."""
-    from aggregator.numerics.bipartition import bipartition
-    from aggregator.numerics.gap import separation_gap
-    from aggregator.numerics.similarity import cosine_matrix
-
     similarity = cosine_matrix(list(rows))
     found, cut = separation_gap(similarity, groups), bipartition(similarity)
     sides = [{groups[i] for i in side} for side in (cut.left, cut.right)]
@@ -85,13 +74,7 @@ def gap_of(rows: Sequence[NDArray[np.float32]], groups: Sequence[int]) -> Gap:
 
 def gradients(workforce: Workforce, theta: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return every device's full gradient at ``theta`` (d,), shape (m, d), float32, up to one factor."""
-    import torch
-
-    from edge_client.learning.update import BatchOrder
-    from shoal.protocol.messages import Share
-    from shoal.simulation.trainers.blocks import Shelf
-
-    shelf: Shelf = workforce.shelf(Share.TRAIN)
+    shelf = workforce.shelf(Share.TRAIN)
     models = torch.from_numpy(theta[None]).to(workforce.device)
     names = workforce.population.names
     rows = np.empty((len(names), len(theta)), np.float32)
@@ -129,61 +112,41 @@ class GapWatch:
         }
 
 
-@dataclasses.dataclass(slots=True)
-class _Runs:
-    """The common part of both experiments' trials."""
-
-    options: Options
-    progress: Progress
-    data: Dataset
-    seconds: list[float] = dataclasses.field(default_factory=list)
-
-    def one(self, samples: int, rounds: int, trial: int, measured: Sequence[int]) -> dict[int, dict[str, Gap]]:
-        """Return the gaps of the ``measured`` rounds of one trial."""
-        from shoal.simulation.engine.simulate import simulate
-        from shoal.simulation.shares import Shares
-        from shoal_lab.experiments.cfl.networks import network_for
-        from shoal_lab.experiments.common.paper import paper_options
-        from shoal_lab.experiments.data import splits
-
-        options, seed = self.options, self.options.seed + SEED_STEP * trial
-        m = options.devices or DEVICES
-        population = splits.label_swap(
-            # Every sample is for training: nothing is tested here.
-            self.data,
-            devices=m,
-            groups=GROUPS,
-            samples=samples,
-            seed=seed,
-            shares=Shares(1.0, 0.0, 0.0),
-        )
-        watch = GapWatch(population.groups or (), measured)
-        done = simulate(
-            "fedavg",
-            {},
-            population,
-            network_for(options.knob("model", "cnn"), self.data, options.knob("hidden", HIDDEN)),
-            paper_options(
-                rounds=rounds,
-                local=local_of(options),
-                seed=seed,
-                mask=options.mask,
-                evaluate_every=0,
-                device=options.device,
-                threads=options.threads,
-                deferred=False,
-            ),
-            watch=watch,
-        )
-        self.seconds.append(done.cpu_seconds_per_round)
-        return watch.found
-
-
-def local_of(options: Options) -> LocalTraining:
-    """Return the recipe of a round."""
-    return LocalTraining(
-        epochs=EPOCHS, batch_size=BATCH, lr=options.knob("lr", LR), momentum=options.knob("momentum", 0.0)
+def gaps_of(
+    options: Options, data: Dataset, samples: int, trial: int, measured: Sequence[int], seconds: list[float]
+) -> dict[int, dict[str, Gap]]:
+    """Return the gaps of the ``measured`` rounds of one trial, and note its CPU time a round in ``seconds``."""
+    values, seed = options.values, options.seed + SEED_STEP * trial
+    # Every sample is for training: nothing is tested here.
+    population = splits.label_swap(
+        data, groups=values["groups"], samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0), **options.of("devices")
     )
+    watch = GapWatch(population.groups or (), measured)
+    done = watched_fedavg(options, seed, population, network_for(options, data), watch)
+    seconds.append(done.cpu_seconds_per_round)
+    return watch.found
+
+
+def watched_fedavg(
+    options: Options,
+    seed: int,
+    population: Population,
+    network: Network,
+    watch: Callable[[Observation], None],
+    told: Callable[[SimRound], None] | None = None,
+) -> SimResult:
+    """Run federated averaging without tests, with each round's single updates for ``watch``."""
+    sim_options = paper_options(
+        rounds=options.rounds,
+        local=local_of(options.values),
+        seed=seed,
+        mask=options.mask,
+        evaluate_every=0,
+        device=options.device,
+        threads=options.threads,
+        deferred=False,
+    )
+    return simulate("fedavg", {}, population, network, sim_options, told, watch=watch)
 
 
 def row_of(gaps: Sequence[Mapping[str, Gap]]) -> dict[str, Any]:
@@ -216,119 +179,61 @@ def positive_from(history: Sequence[Mapping[str, Any]], axis: str) -> dict[str, 
     return found
 
 
-def gap_samples(options: Options, progress: Progress) -> Result:
+def gap_samples(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``cfl-gap-samples``."""
-    runs = _open(options, progress)
-    rounds, trials = options.rounds or ROUNDS, _trials(options)
-    points = _points(options)
+    data, rounds = _data(options, progress), options.rounds or 0
+    seconds: list[float] = []
+    grid = SAMPLES["cifar10" if options.values["dataset"] == "cifar10" else "mnist"][options.grid]
+    points = [options.samples] if options.samples is not None else options.values["points"] or grid
     history: list[dict[str, Any]] = []
     for samples in points:
-        gaps = [runs.one(samples, rounds, trial, [rounds])[rounds] for trial in range(trials)]
+        gaps = [gaps_of(options, data, samples, trial, [rounds], seconds)[rounds] for trial in _trials(options)]
         history.append({"samples": samples, "round": rounds, **row_of(gaps)})
         progress.round("fedavg", len(history), len(points), history[-1])
-    return _result("cfl-gap-samples", SAMPLES_PUBLISHED, runs, rounds, history, "samples", {"points": points})
+    return _result(study, options, history, "samples", seconds, {"points": points})
 
 
-def gap_rounds(options: Options, progress: Progress) -> Result:
+def gap_rounds(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``cfl-gap-rounds``."""
-    runs = _open(options, progress)
-    rounds, trials = options.rounds or ROUNDS, _trials(options)
-    samples = options.samples or ROUNDS_SAMPLES.get(runs.data.name, 100)
+    data, rounds = _data(options, progress), range(1, (options.rounds or 0) + 1)
+    seconds: list[float] = []
     found = []
-    for trial in range(trials):
-        found.append(runs.one(samples, rounds, trial, range(1, rounds + 1)))
-        progress.round("fedavg", trial + 1, trials, None)
-    history = [{"round": r, **row_of([f[r] for f in found])} for r in range(1, rounds + 1)]
-    return _result("cfl-gap-rounds", ROUNDS_PUBLISHED, runs, rounds, history, "round", {"samples": samples})
+    samples = options.samples or ROUNDS_SAMPLES.get(options.values["dataset"], 100)
+    for trial in _trials(options):
+        found.append(gaps_of(options, data, samples, trial, rounds, seconds))
+        progress.round("fedavg", trial + 1, len(_trials(options)), None)
+    history = [{"round": r, **row_of([f[r] for f in found])} for r in rounds]
+    return _result(study, options, history, "round", seconds, {"samples": samples})
 
 
-def _trials(options: Options) -> int:
-    trials = options.knob("trials", TRIALS)
-    if trials < 1:
+def _data(options: Options, progress: Progress) -> Dataset:
+    progress.stage(f"reading {options.values['dataset']}")
+    return datasets.load(options.values["dataset"], options.data_dir)
+
+
+def _trials(options: Options) -> range:
+    if (trials := options.values["trials"]) < 1:
         raise UsageError(f"trials is a whole number of at least 1, not {trials}")
-    return trials
-
-
-def _points(options: Options) -> tuple[int, ...]:
-    """Return the numbers of samples: those of --set points=10,20, the one of --samples, or the grid's."""
-    from shoal_lab.experiments.ifca.images import counts
-
-    if "points" in options.settings:
-        return counts(options.settings["points"])
-    if options.samples is not None:
-        return (options.samples,)
-    grids = SAMPLES["cifar10" if options.knob("dataset", "mnist") == "cifar10" else "mnist"]
-    return grids["paper" if options.grid == "paper" else "default"]
-
-
-def _open(options: Options, progress: Progress) -> _Runs:
-    from shoal_lab.experiments.data import datasets
-
-    unknown = options.strategy_settings(*KNOBS)
-    if unknown:
-        raise UsageError(f"the gap experiments have no setting {sorted(unknown)[0]!r}", hint=", ".join(KNOBS))
-    name = options.knob("dataset", "mnist")
-    progress.stage(f"reading {name}")
-    return _Runs(options, progress, datasets.load(name, options.data_dir))
+    return range(trials)
 
 
 def _result(
-    experiment: str,
-    published: Mapping[str, Any],
-    runs: _Runs,
-    rounds: int,
+    study: Study,
+    options: Options,
     history: list[dict[str, Any]],
     axis: str,
-    more: Mapping[str, Any],
+    seconds: Sequence[float],
+    parameters: Mapping[str, Any],
 ) -> Result:
-    options, last = runs.options, history[-1]
-    trials, name = _trials(options), runs.data.name
-    return Result(
-        experiment=experiment,
-        algorithm="fedavg",
+    return study.result(
+        options,
+        {"seeds": [options.seed + SEED_STEP * trial for trial in _trials(options)], **parameters},
         accuracy=None,
         clusters=1,
-        rounds=rounds,
-        cpu_seconds_per_round=float(np.mean(runs.seconds)),
-        published=published.get(name),
+        cpu_seconds_per_round=float(np.mean(seconds)),
         history=history,
-        parameters={
-            "dataset": name,
-            "model": options.knob("model", "cnn"),
-            "devices": options.devices or DEVICES,
-            "groups": GROUPS,
-            "epochs": EPOCHS,
-            "batch_size": BATCH,
-            "lr": options.knob("lr", LR),
-            "momentum": options.knob("momentum", 0.0),
-            "rounds": rounds,
-            "mask": options.mask,
-            "seeds": [options.seed + SEED_STEP * t for t in range(trials)],
-            **more,
+        extra={
+            "gap": {kind: history[-1][f"gap_{kind}"] for kind in KINDS},
+            "positive_from": positive_from(history, axis),
         },
-        extra={"gap": {kind: last[f"gap_{kind}"] for kind in KINDS}, "positive_from": positive_from(history, axis)},
     )
-
-
-EXPERIMENTS: Final = (
-    Study(
-        id="cfl-gap-samples",
-        paper="cfl, section VI-A, Fig. 5",
-        title="separation gap over samples a device",
-        algorithms=("fedavg",),
-        published=SAMPLES_PUBLISHED,
-        runner=gap_samples,
-        needs=("mnist",),
-        figure="gap",
-    ),
-    Study(
-        id="cfl-gap-rounds",
-        paper="cfl, section VI-A, Fig. 6",
-        title="separation gap over rounds",
-        algorithms=("fedavg",),
-        published=ROUNDS_PUBLISHED,
-        runner=gap_rounds,
-        needs=("mnist",),
-        figure="gap",
-    ),
-)

@@ -10,26 +10,23 @@ bipartition cuts no group, which is all that CFL needs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.numerics.gap import theorem_bounds
 from shoal.errors import UsageError
+from shoal_lab.experiments.cfl.gap import gap_of
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
 
-DIMENSIONS: Final = 100
 DEVICES_PER_GROUP: Final = 3
-TRIALS: Final = 100
 GROUPS: Final = {"default": (2, 3, 5, 10, 20), "paper": (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50)}
 GAMMAS: Final = {
     "default": (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0),
     "paper": tuple(round(0.1 * i, 1) for i in range(1, 31)),
 }
-KNOBS: Final = ("trials", "dimensions")
-PUBLISHED: Final[Mapping[str, Any]] = {"cfl": "close to 1 for k > 10 and gamma > 1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +57,6 @@ def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tup
 
 def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Chance:
     """Return the chances over ``trials`` draws."""
-    from shoal_lab.experiments.cfl.gap import gap_of
-
     # A stream for each point, so that a point's result does not depend on the grid.
     rng = np.random.default_rng([seed, k, round(gamma * 1000)])
     found = []
@@ -73,24 +68,18 @@ def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Cha
 
 def guaranteed(k: int, gamma: float) -> bool:
     """Return whether Theorem 1 guarantees a right bipartition if every device has relative noise ``gamma``."""
-    from aggregator.numerics.gap import theorem_bounds
-
     if gamma >= 1.0:
         return False
     groups = [g for g in range(k) for _ in range(DEVICES_PER_GROUP)]
     return theorem_bounds([gamma] * len(groups), groups).gap > 0
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``cfl-noise``."""
-    unknown = options.strategy_settings(*KNOBS)
-    if unknown:
-        raise UsageError(f"cfl-noise has no setting {sorted(unknown)[0]!r}", hint=", ".join(KNOBS))
-    trials, dimensions = options.knob("trials", TRIALS), options.knob("dimensions", DIMENSIONS)
+    trials, dimensions = options.values["trials"], options.values["dimensions"]
     if trials < 1 or dimensions < 2:
         raise UsageError(f"{trials} trials in {dimensions} dimensions")
-    grid = "paper" if options.grid == "paper" else "default"
-    points = [(k, gamma) for k in GROUPS[grid] for gamma in GAMMAS[grid]]
+    points = [(k, gamma) for k in GROUPS[options.grid] for gamma in GAMMAS[options.grid]]
     history: list[dict[str, Any]] = []
     begin_s = time.process_time()
     for k, gamma in points:
@@ -106,26 +95,20 @@ def run(options: Options, progress: Progress) -> Result:
         )
         progress.round("cfl", len(history), len(points), history[-1])
     beyond = [row for row in history if row["k"] >= 10 and row["gamma"] >= 1.0]
-    return Result(
-        experiment="cfl-noise",
-        algorithm="cfl",
-        accuracy=None,
-        clusters=2,
-        rounds=0,
-        cpu_seconds_per_round=time.process_time() - begin_s,
-        published=PUBLISHED["cfl"],
-        history=history,
-        parameters={
-            "dimensions": dimensions,
+    return study.result(
+        options,
+        {
             "devices": f"{DEVICES_PER_GROUP} k",
-            "trials": trials,
             "gamma": "of the noisiest device",
             "true_gradients": "normal, centred",
-            "seed": options.seed,
-            "grid": grid,
+            "grid": options.grid,
         },
+        accuracy=None,
+        clusters=2,
+        cpu_seconds_per_round=time.process_time() - begin_s,
+        history=history,
         extra={
-            "gamma_limit": {str(k): largest_gamma(history, k) for k in GROUPS[grid]},
+            "gamma_limit": {str(k): largest_gamma(history, k) for k in GROUPS[options.grid]},
             "guaranteed_wrong": sum(row["guaranteed"] and row["right"] < 1.0 for row in history),
             "least_chance_k10_gamma1": min((row["chance"] for row in beyond if row["gamma"] == 1.0), default=None),
         },
@@ -140,16 +123,3 @@ def largest_gamma(history: list[dict[str, Any]], k: int) -> float | None:
             break
         limit = float(row["gamma"])
     return limit
-
-
-EXPERIMENTS: Final = (
-    Study(
-        id="cfl-noise",
-        paper="cfl, section II, Fig. 3",
-        title="chance of a right bipartition over groups and noise",
-        algorithms=("cfl",),
-        published=PUBLISHED,
-        runner=run,
-        figure="chance",
-    ),
-)

@@ -11,24 +11,22 @@ their gradients cancel; congruent, it ends where both gradients vanish. The plan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.simulate import Observation, SimResult, simulate
+from shoal.simulation.shares import CFL_SHARES, cut, population_of
+from shoal.simulation.trainers.networks import Linear, Softmax
 from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal_lab.experiments.common.paper import paper_options
 
-if TYPE_CHECKING:
-    from shoal.simulation.data import Population
-    from shoal.simulation.engine.simulate import Observation, SimResult
-
-DEVICES: Final = 8
-SAMPLES: Final = 100
 LEAST_DEVICES: Final = 4
 LEAST_SAMPLES: Final = 10
-ROUNDS: Final = 60
 PATH_ROUNDS: Final = 400
 SPREAD: Final = 0.22
 """Standard deviation of a class's points about its centre."""
@@ -48,15 +46,12 @@ EQUATIONS: Final[Mapping[str, tuple[tuple[tuple[float, float], float], ...]]] = 
 }
 """Each device's single sample: inputs and the output it wants."""
 VANISHED: Final = 1e-3
-PUBLISHED: Final[Mapping[str, Any]] = {"cfl": "one model fits neither toy; norms part congruent from incongruent"}
 MOST_DOTS: Final = 80
 BORDER: Final = 2.0
 
 
 def toy(name: str, devices: int, samples: int, seed: int) -> Population:
     """Return ``devices`` in two groups with ``samples`` points each, cut 60/20/20."""
-    from shoal.simulation.shares import CFL_SHARES, cut, population_of
-
     rng = np.random.default_rng([seed, TOYS.index(name)])
     truth = rng.permutation(np.arange(devices) % 2)
     parts = []
@@ -69,9 +64,9 @@ def toy(name: str, devices: int, samples: int, seed: int) -> Population:
     return population_of(parts, tuple(int(g) for g in truth))
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``cfl-toys``."""
-    devices, samples, rounds = options.devices or DEVICES, options.samples or SAMPLES, options.rounds or ROUNDS
+    devices, samples = options.devices or 0, options.samples or 0
     if devices < LEAST_DEVICES or samples < LEAST_SAMPLES:
         raise UsageError(
             f"{devices} devices of {samples} points make no two groups",
@@ -83,7 +78,7 @@ def run(options: Options, progress: Progress) -> Result:
     seconds, total = [], len(TOYS) + len(PROBLEMS)
     for name in TOYS:
         population = toy(name, devices, samples, options.seed)
-        done, single = (_learn(a, population, rounds, options) for a in ("cfl", "fedavg"))
+        done, single = (_learn(a, population, options) for a in ("cfl", "fedavg"))
         seconds.append(done.cpu_seconds_per_round)
         last = done.history[-1]
         toys[f"toy_{name}"] = {
@@ -111,41 +106,23 @@ def run(options: Options, progress: Progress) -> Result:
         }
         panels.append(_path_panel(name, [f[0] for f in found]))
         progress.round("cfl", len(panels), total, None)
-    return Result(
-        experiment="cfl-toys",
-        algorithm="cfl",
+    return study.result(
+        options,
+        {"path_rounds": PATH_ROUNDS, "batch_size": LOCAL.batch_size, "epochs": LOCAL.epochs, "lr": LOCAL.lr},
         accuracy=float(np.mean([t["accuracy"] for t in toys.values()])),
         clusters=max(t["clusters"] for t in toys.values()),
-        rounds=rounds,
         cpu_seconds_per_round=float(np.mean(seconds)),
-        published=PUBLISHED["cfl"],
         history=history,
-        parameters={
-            "devices": devices,
-            "samples": samples,
-            "rounds": rounds,
-            "path_rounds": PATH_ROUNDS,
-            "batch_size": LOCAL.batch_size,
-            "epochs": LOCAL.epochs,
-            "lr": LOCAL.lr,
-            "seed": options.seed,
-            "mask": options.mask,
-            "settings": dict(options.settings),
-        },
         purity=float(np.mean([t["purity"] for t in toys.values()])),
         ari=float(np.mean([t["ari"] for t in toys.values()])),
         extra={**toys, **paths, "panels": panels},
     )
 
 
-def _learn(algorithm: str, population: Population, rounds: int, options: Options) -> SimResult:
-    from shoal.simulation.engine.simulate import simulate
-    from shoal.simulation.trainers.networks import Softmax
-    from shoal_lab.experiments.common.paper import paper_options
-
+def _learn(algorithm: str, population: Population, options: Options) -> SimResult:
     settings = dict(options.settings) if algorithm == "cfl" else {}
     sim_options = paper_options(
-        rounds=rounds,
+        rounds=options.rounds,
         local=LOCAL,
         seed=options.seed,
         mask=options.mask,
@@ -157,11 +134,6 @@ def _learn(algorithm: str, population: Population, rounds: int, options: Options
 
 def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDArray[np.float64], float, float, float]:
     """Return a path of FedAvg, (rounds + 1, 2), and at its end the mean's norm, the largest norm, and the gradients' cosine."""
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import simulate
-    from shoal.simulation.trainers.networks import Linear
-    from shoal_lab.experiments.common.paper import paper_options
-
     shards = tuple(Shard(np.array([x], np.float32), np.array([y], np.float32)) for x, y in EQUATIONS[name])
     points = []
     last = np.empty((len(shards), len(start)))
@@ -207,8 +179,12 @@ def _border(theta: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np
     weight = theta[:4].reshape(2, 2).astype(np.float64)
     normal, offset = weight[0] - weight[1], float(theta[4]) - float(theta[5])
     length = max(float(np.linalg.norm(normal)), 1e-12)
-    foot = np.clip(-offset * normal / length**2, -BORDER, BORDER)
-    along = np.array([-normal[1], normal[0]]) / length
+    return _across(np.clip(-offset * normal / length**2, -BORDER, BORDER), normal / length)
+
+
+def _across(foot: NDArray[np.float64], normal: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return x and y of two points of the line through ``foot`` (2,) across ``normal``, which has length 1."""
+    along = np.array([-normal[1], normal[0]])
     ends = np.stack([foot - BORDER * along, foot + BORDER * along])
     return ends[:, 0], ends[:, 1]
 
@@ -217,25 +193,10 @@ def _path_panel(name: str, paths: Sequence[NDArray[np.float64]]) -> dict[str, An
     lines = [_line(f"from {p[0, 0]:g}, {p[0, 1]:g}", p[:, 0], p[:, 1]) for p in paths]
     for i, (x, y) in enumerate(EQUATIONS[name]):
         normal = np.array(x)
-        foot = y * normal / float(normal @ normal)
-        along = np.array([-normal[1], normal[0]]) / float(np.linalg.norm(normal))
-        ends = np.stack([foot - BORDER * along, foot + BORDER * along])
-        lines.append(_line(f"device {i + 1} has no loss", ends[:, 0], ends[:, 1]))
+        ends = _across(y * normal / float(normal @ normal), normal / float(np.linalg.norm(normal)))
+        lines.append(_line(f"device {i + 1} has no loss", *ends))
     return {"title": f"{name} risks", "x_label": "theta 1", "y_label": "theta 2", "lines": lines}
 
 
 def _line(label: str, x: NDArray[Any], y: NDArray[Any], *, dots: bool = False) -> dict[str, Any]:
     return {"label": label, "x": [round(float(v), 4) for v in x], "y": [round(float(v), 4) for v in y], "dots": dots}
-
-
-EXPERIMENTS: Final = (
-    Study(
-        id="cfl-toys",
-        paper="cfl, Figs. 1 and 2",
-        title="two toys that one model can't fit, and paths to a stationary point",
-        algorithms=("cfl",),
-        published=PUBLISHED,
-        runner=run,
-        figure="panels",
-    ),
-)

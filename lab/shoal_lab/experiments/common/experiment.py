@@ -1,25 +1,29 @@
-"""The interface of an experiment: `Options` in, a `Result` beside the published figure out.
+"""The interface of an experiment: `Options` in, a `Result` beside the published figure out, described by a `Study`.
 
-To add an experiment, write a function from `Options` and `Progress` to `Result`, make a `Study` of it, and list that in the
-module's ``EXPERIMENTS``; `shoal_lab.experiments.registry` names the modules.
+Most studies are tables in the TOML files of `shoal_lab.experiments.studies`, which `shoal_lab.experiments.registry` reads. A
+study that is a program of its own names its function in the table.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from shoal.errors import UsageError
 from shoal.util.wanted import wanted
 
-Knob = TypeVar("Knob", bool, int, float, str)
-
-_TRUE = ("1", "on", "true", "yes")
-_FALSE = ("0", "off", "false", "no")
+_SWITCHES: Final = {
+    **dict.fromkeys(("1", "on", "true", "yes"), True),
+    **dict.fromkeys(("0", "off", "false", "no"), False),
+}
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,58 +38,75 @@ class Options:
         seed: seed of data split, origins, batches and mask.
         mask: a mask mode of `crypto.mask.modes.registry`, or "none".
         data_dir: folder that is searched first for data sets.
-        settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
+        settings: NAME -> VALUE of --set; a study's runner gets those of the strategy only, and the others in ``values``.
         grid: points of a sweep: "default", or "paper" for all of the paper's.
         device: "cpu" or "cuda".
         threads: threads of one matrix product.
         checkpoint: a file to which a long run is saved, and from which it resumes if the file exists.
         scenario: one of the experiment's scenarios, if it has any.
+        values: the study's own values for a runner, with those of --set.
     """
 
-    algorithm: str | None = None
+    algorithm: str = ""
     devices: int | None = None
     samples: int | None = None
     rounds: int | None = None
     seed: int = 0
     mask: str = "none"
     data_dir: Path | None = None
-    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     grid: str = "default"
     device: str = "cpu"
     threads: int = 1
     checkpoint: Path | None = None
     scenario: str | None = None
+    values: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
-    def knob(self, name: str, default: Knob) -> Knob:
-        """Return setting ``name``, read as the type of ``default``; ``default`` if it isn't set.
+    def of(self, *names: str) -> dict[str, Any]:
+        """Return the options ``names``, as keyword arguments of a function that deals data."""
+        return {name: getattr(self, name) for name in names}
 
-        Raises:
-            UsageError: the text is not a value of that type.
-        """
-        text = self.settings.get(name)
-        if text is None:
-            return default
-        kind = type(default)
-        try:
-            # bool("off") would be True, so switches have a parser of their own.
-            value: bool | int | float | str = _parse_switch(text) if isinstance(default, bool) else kind(text)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError
-        except ValueError:
-            raise UsageError(f"--set {name}={text}: it takes {wanted(kind)}") from None
-        return kind(value)
-
-    def strategy_settings(self, *knobs: str) -> dict[str, str]:
-        """Return the settings other than the experiment's own ``knobs``, for the strategy, which refuses unknown ones."""
-        return {name: value for name, value in self.settings.items() if name not in knobs}
+    def parameters(self) -> dict[str, Any]:
+        """Return everything that decides a run's result, as its parameters."""
+        given = {name: size for name, size in self.of("devices", "samples", "rounds").items() if size is not None}
+        return {**given, "seed": self.seed, "mask": self.mask, **self.values, "settings": dict(self.settings)}
 
 
-def _parse_switch(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
+def parsed(name: str, text: str, default: Any) -> Any:
+    """Return the ``text`` of a setting as a value of the type of its default; a list is written ``64,64``.
+
+    Raises:
+        UsageError: the text is no such value.
+    """
+    kind = type(default)
+    try:
+        if kind is bool:
+            value: Any = _SWITCHES[text.lower()]
+        elif kind is list:
+            value = [int(part) for part in text.split(",")]
+        else:
+            value = kind(text)
+        if (kind is float and not math.isfinite(value)) or (kind is list and min(value) < 1):
+            raise ValueError
+    except (ValueError, KeyError):
+        words = "sizes, such as 64,64" if kind is list else wanted(kind)
+        raise UsageError(f"--set {name}={text}: it takes {words}", hint=f"the default is {name}={default}") from None
+    return value
+
+
+def imported(place: str) -> Callable[..., Any]:
+    """Return the function at ``module:function`` of this package."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"shoal_lab.experiments.{module}"), name)
+    return function
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the nearest known one, and all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1)
+    there = f"there are {', '.join(names)}" if names else "there are none"
+    return f"do you mean {close[0]}? {there}" if close else there
 
 
 class Progress(Protocol):
@@ -186,7 +207,12 @@ def as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-class Experiment(Protocol):
+RUNNER: Final = "studies.run:run"
+"""The runner of studies that are tables only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
     """One table or figure of a paper.
 
     Attributes:
@@ -195,63 +221,117 @@ class Experiment(Protocol):
         title: a description in one line.
         algorithms: the algorithms that it can run, the default first.
         published: the paper's figures by algorithm.
+        runner: a function of the study, its resolved options and progress, or the function's place in this package, as
+            ``module:function``.
         needs: names of data sets, as `shoal_lab.experiments.data.datasets.load` knows them.
         figure: kind of figure for `shoal.report.plot`: accuracy, identity, perplexity, gap, clusters, norms, success,
             chance, panels or fleet.
-        scenarios: descriptions of its scenarios by name, with title, kind, data, network and needs; empty if it has none.
-    """
-
-    @property
-    def id(self) -> str: ...  # noqa: D102
-    @property
-    def paper(self) -> str: ...  # noqa: D102
-    @property
-    def title(self) -> str: ...  # noqa: D102
-    @property
-    def algorithms(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def published(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def needs(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def figure(self) -> str: ...  # noqa: D102
-    @property
-    def scenarios(self) -> Mapping[str, Mapping[str, Any]]: ...  # noqa: D102
-
-    def run(self, options: Options, progress: Progress) -> Result:
-        """Run one algorithm, ``options.algorithm`` or the default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """An `Experiment` whose run is a function; the attributes are the protocol's.
-
-    Attributes:
         resumable: the algorithms whose runs can be saved in a checkpoint.
+        scenarios: descriptions of its scenarios by name, with title, kind, data, network and needs; empty if it has none.
+        devices, samples, rounds: defaults of the options; None where the study has none.
+        refuses: options that it doesn't take, with the reason.
+        values: the study's settings with their defaults; ``--set`` takes values of the same type.
+        methods: algorithm -> its ``strategy``, whose settings ``--set`` takes too, the strategy's ``settings``, ``values`` in
+            the place of the study's, ``fixed`` ones that ``--set`` doesn't change, and ``clusters``, whether the result
+            reports its clusters. "$NAME" is the value of that name.
+        task: the data and the network of a table, a name in `shoal_lab.experiments.studies.tasks`.
+        measure: what a table measures, a name in `shoal_lab.experiments.studies.run`.
+        published_by: the value by which a published mapping is read.
     """
 
     id: str
     paper: str
     title: str
-    algorithms: tuple[str, ...]
+    algorithms: Sequence[str]
     published: Mapping[str, Any]
-    runner: Callable[[Options, Progress], Result]
-    needs: tuple[str, ...] = ()
+    runner: str | Callable[[Study, Options, Progress], Result] = RUNNER
+    needs: Sequence[str] = ()
     figure: str = "accuracy"
-    resumable: tuple[str, ...] = ()
-    scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    resumable: Sequence[str] = ()
+    scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NOTHING)
+    devices: int | None = None
+    samples: int | None = None
+    rounds: int | None = None
+    refuses: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    values: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NOTHING)
+    task: str = ""
+    measure: str = ""
+    published_by: str = ""
 
     def run(self, options: Options, progress: Progress) -> Result:
         """Run one algorithm, ``options.algorithm`` or the default.
 
         Raises:
-            UsageError: a checkpoint is requested, and the algorithm's run can't be saved in one.
+            UsageError: there is no such algorithm or setting, the study refuses an option, or a checkpoint is requested and
+                the algorithm's run can't be saved in one.
         """
-        algorithm = options.algorithm or self.algorithms[0]
-        if options.checkpoint is not None and algorithm not in self.resumable:
+        chosen = self.resolved(options)
+        algorithm = chosen.algorithm
+        if chosen.checkpoint is not None and algorithm not in self.resumable:
             names = ", ".join(self.resumable)
             raise UsageError(
                 f"{self.id} can't save a run of {algorithm} in a checkpoint",
                 hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
             )
-        return self.runner(options, progress)
+        runner = imported(self.runner) if isinstance(self.runner, str) else self.runner
+        result: Result = runner(self, chosen, progress)
+        return result
+
+    def result(self, options: Options, parameters: Mapping[str, Any] = _NOTHING, **figures: Any) -> Result:
+        """Return a result of this study with its ``figures``, beside the published one.
+
+        Args:
+            options: the run's, which the result holds as parameters.
+            parameters: more of them, or others in their place.
+            figures: the other fields of `Result`.
+        """
+        every = {**options.parameters(), **parameters}
+        published = self.published.get(options.algorithm)
+        if self.published_by and isinstance(published, Mapping):
+            published = published.get(str(every[self.published_by]), published)
+        fixed = {"experiment": self.id, "algorithm": options.algorithm, "published": published, "parameters": every}
+        return Result(**{"rounds": options.rounds or 0, **fixed, **figures})
+
+    def resolved(self, options: Options) -> Options:
+        """Return the options with the study's defaults, its own values apart from the strategy's settings."""
+        algorithm = options.algorithm or self.algorithms[0]
+        if algorithm not in self.algorithms:
+            raise UsageError(f"{self.id} has no algorithm {algorithm!r}", hint=nearest(algorithm, self.algorithms))
+        for name, reason in self.refuses.items():
+            if getattr(options, name) is not None:
+                raise UsageError(reason, hint=f"leave --{name} out")
+        method = self.methods.get(algorithm, {})
+        of_strategy = _settings_of(method.get("strategy", ""))
+        values, settings = {**self.values, **method.get("values", {})}, {}
+        for name, text in options.settings.items():
+            if name in values:
+                values[name] = parsed(name, text, values[name])
+            elif name in of_strategy:
+                settings[name] = text
+            else:
+                raise UsageError(
+                    f"{self.id} has no setting {name!r} with {algorithm}", hint=nearest(name, {*values, *of_strategy})
+                )
+        taken = {
+            name: str(values[value[1:]] if str(value).startswith("$") else value)
+            for name, value in method.get("settings", {}).items()
+        }
+        sizes = {name: getattr(options, name) or getattr(self, name) for name in ("devices", "samples", "rounds")}
+        if options.rounds is None and (sizes["samples"] or 0) < values.get("few_samples", 0):
+            sizes["rounds"] = values["few_samples_rounds"]
+        return dataclasses.replace(
+            options,
+            algorithm=algorithm,
+            settings=taken | settings,
+            values=values | method.get("fixed", {}),
+            **sizes,
+        )
+
+
+def _settings_of(strategy: str) -> set[str]:
+    if not strategy:
+        return set()
+    from aggregator.strategies.registry import find_strategy
+
+    return {f.name for f in dataclasses.fields(find_strategy(strategy).settings_type)}

@@ -19,61 +19,27 @@ to 27, so 60 rounds are enough.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
 
 from shoal.errors import UsageError
-from shoal.task.manifest import LocalTraining
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.metrics import adjusted_rand, purity
+from shoal.simulation.engine.simulate import Observation, SimRound, simulate
+from shoal.simulation.trainers.networks import OneHidden
 from shoal.util.console import counted
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
-
-if TYPE_CHECKING:
-    from shoal.simulation.data import Population
-    from shoal.simulation.engine.simulate import Observation
-    from shoal_lab.experiments.data.datasets import Dataset
+from shoal_lab.experiments.common.paper import paper_options
+from shoal_lab.experiments.data import datasets, splits
+from shoal_lab.experiments.data.datasets import Dataset
+from shoal_lab.experiments.studies.run import local_of, pretraining
 
 TURNS: Final = 4
-NEWCOMERS: Final = 20
-SAMPLES: Final = 500
-PLACING_ROUNDS: Final = 10
-"""Rounds after the arrival; a newcomer needs one for each edge down CFL's tree, and waits while its leaf is on trial."""
-HIDDEN: Final = 100
 TRUE_GROUPS: Final = "the true groups"
 MAJORITIES: Final = "the angle of most founders in the group joined"
-KNOBS: Final = ("newcomers", "placing_rounds", "hidden", "lr", "epochs", "evaluate_every", "trainer")
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """The settings of one algorithm in this experiment.
-
-    Attributes:
-        founders: number of founders; rounds: rounds before the newcomers arrive.
-        local, pretrain: recipes of local training and pre-training.
-        settings: the strategy's settings.
-    """
-
-    founders: int
-    rounds: int
-    local: LocalTraining
-    pretrain: LocalTraining | None = None
-    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-METHODS: Final[Mapping[str, Method]] = {
-    "cfl": Method(20, 60, LocalTraining(epochs=3, batch_size=100, lr=0.1)),
-    "fedgroup": Method(
-        80,
-        5,
-        LocalTraining(epochs=3, batch_size=10, lr=0.03),
-        LocalTraining(epochs=0, steps=50, batch_size=10, lr=0.03),
-        MappingProxyType({"groups": str(TURNS), "alpha": "20", "measure": "edc"}),
-    ),
-}
 
 
 def deal(
@@ -91,11 +57,6 @@ def deal(
     Raises:
         UsageError: the devices can't be divided among the angles, or there are too few images.
     """
-    import numpy as np
-
-    from shoal.simulation.data import Population, Shard
-    from shoal_lab.experiments.data import splits
-
     for name, count in (("founders", founders), ("newcomers", newcomers)):
         if count < TURNS or count % TURNS:
             raise UsageError(f"{count} {name} can't be turned by {TURNS} angles in equal numbers")
@@ -153,8 +114,6 @@ class Placements:
         self._leading, self._end = leading, clusters
 
     def _describe(self, clusters: Mapping[str, int], round_: int) -> None:
-        from shoal.simulation.engine.metrics import adjusted_rand, purity
-
         labels, truth = list(clusters.values()), [self._turn_of[d] for d in clusters]
         ari = adjusted_rand(labels, truth) if labels else None
         self.founders = {
@@ -213,30 +172,19 @@ def leaders(clusters: Mapping[str, int], turn_of: Mapping[str, int]) -> dict[int
     return found
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run ``newcomers``."""
-    from shoal.simulation.engine.simulate import SimRound, simulate
-    from shoal.simulation.trainers.networks import OneHidden
-    from shoal_lab.experiments.common.paper import paper_options
-    from shoal_lab.experiments.data import datasets
-
-    algorithm = options.algorithm or next(iter(METHODS))
-    method = METHODS[algorithm]
-    founders, alone = options.devices or method.founders, options.rounds or method.rounds
-    after = options.knob("placing_rounds", PLACING_ROUNDS)
+    values, algorithm = options.values, options.algorithm
+    founders, alone = options.devices or values["founders"], options.rounds or values["founders_rounds"]
+    after, count = values["placing_rounds"], values["newcomers"]
     if after < 1 or alone < 1:
         raise UsageError(f"{alone} rounds and {after} placing_rounds: newcomers need one of each at least")
     progress.stage("reading mnist")
     data = datasets.load("mnist", options.data_dir)
-    samples, rounds = options.samples or SAMPLES, alone + after
-    count = options.knob("newcomers", NEWCOMERS)
+    samples, rounds = options.samples or 0, alone + after
     population, newcomers = deal(data, founders=founders, newcomers=count, samples=samples, seed=options.seed)
     assert population.groups is not None
-    network = OneHidden(population.train[0].x.shape[1], options.knob("hidden", HIDDEN), datasets.CLASSES)
-    lr = options.knob("lr", method.local.lr)
-    local = dataclasses.replace(method.local, epochs=options.knob("epochs", method.local.epochs), lr=lr)
-    pretrain = None if method.pretrain is None else dataclasses.replace(method.pretrain, lr=lr)
-    settings = {**method.settings, **options.strategy_settings(*KNOBS)}
+    network = OneHidden(population.train[0].x.shape[1], values["hidden"], datasets.CLASSES)
     placements = Placements(dict(zip(population.names, population.groups, strict=True)), newcomers, alone + 1)
 
     def told(closed: SimRound) -> None:
@@ -246,66 +194,31 @@ def run(options: Options, progress: Progress) -> Result:
     progress.stage(
         f"{algorithm}: {counted(founders, 'founder')} for {counted(alone, 'round')}, then {counted(count, 'newcomer')}"
     )
+    local = local_of(values)
     sim_options = paper_options(
         rounds=rounds,
         local=local,
-        pretrain=pretrain,
+        pretrain=pretraining(values, local),
         seed=options.seed,
         mask=options.mask,
-        evaluate_every=options.knob("evaluate_every", 0),
+        evaluate_every=values["evaluate_every"],
         count="all",
-        trainer=options.knob("trainer", "auto"),
         device=options.device,
         threads=options.threads,
         deferred=False,  # both algorithms compare single updates
         arrivals=dict.fromkeys(newcomers, alone + 1),
     )
-    done = simulate(algorithm, settings, population, network, sim_options, told, watch=placements)
+    done = simulate(algorithm, options.settings, population, network, sim_options, told, watch=placements)
     last = done.history[-1]
-    return Result(
-        experiment="newcomers",
-        algorithm=algorithm,
+    return study.result(
+        options,
+        {"network": repr(network), "coordinates": network.length, "founders": founders, "founders_rounds": alone},
         accuracy=None if done.final is None else done.final.accuracy,
         clusters=last.clusters,
         rounds=rounds,
         cpu_seconds_per_round=done.cpu_seconds_per_round,
-        published=None,
         history=[closed.as_dict() for closed in done.history],
-        parameters={
-            "dataset": "mnist",
-            "model": repr(network),
-            "coordinates": network.length,
-            "turns": TURNS,
-            "founders": founders,
-            "newcomers": count,
-            "samples": samples,
-            "train": len(population.train[0]),
-            "validation": len(population.validation[0]),
-            "test": len(population.test[0]),
-            "founders_rounds": alone,
-            "placing_rounds": after,
-            "epochs": local.epochs,
-            "batch_size": local.batch_size,
-            "lr": lr,
-            "pretrain": None if pretrain is None else {"steps": pretrain.steps, "batch_size": pretrain.batch_size},
-            "seed": options.seed,
-            "mask": options.mask,
-            "settings": settings,
-        },
         purity=last.purity,
         ari=last.ari,
         extra=placements.report(),
     )
-
-
-EXPERIMENTS: Final = (
-    Study(
-        id="newcomers",
-        paper="in place of cfl, section V-C, Alg. 4, and fedgroup, section III-D, Eq. 9",
-        title="devices that come once the groups stand, MNIST under four rotations",
-        algorithms=tuple(METHODS),
-        published=dict.fromkeys(METHODS),
-        runner=run,
-        needs=("mnist",),
-    ),
-)

@@ -13,17 +13,21 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from shoal.errors import UsageError
-from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.masks import RoundMasks
+from shoal.simulation.engine.simulate import simulate
+from shoal.simulation.trainers.networks import Linear
+from shoal.task.manifest import LocalTraining
+from shoal.types import Segment
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, parsed
+from shoal_lab.experiments.common.paper import paper_options
+from shoal_lab.experiments.ifca.linear import Batch, Point, make_mixture, one_at_a_time, random_starts, run_starts
 
-if TYPE_CHECKING:
-    from shoal.simulation.engine.masks import RoundMasks
-    from shoal_lab.experiments.ifca.linear import Point
-
-ITERATIONS: Final = 300
-STARTS: Final = 10
 BATCHES: Final = (2, 3, 5)
 """Numbers of starts that are run together; a trial that succeeds with the first batch skips the others."""
 
@@ -33,7 +37,6 @@ SUCCESS: Final = 0.6
 RATES: Final[Mapping[int, tuple[float, ...]]] = {2: (1.0, 0.1, 0.01), 4: (2.0, 1.0, 0.5)}
 DEFAULT_TRIALS: Final[Mapping[int, int]] = {2: 10, 4: 5}
 PAPER_TRIALS: Final = 40
-KNOBS: Final = ("curves", "trials", "starts", "settle", "norm", "dimension", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,6 @@ class Trial:
 
 def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float], Point]]:
     """Yield each point of a curve, line by line: its R, sigma, m and n, and the `Point` to draw mixtures from."""
-    from shoal_lab.experiments.ifca.linear import Point
-
     along, across = curve.grids[options.grid]
     forced = {"m": options.devices, "n": options.samples}
     seen = set()
@@ -132,18 +133,14 @@ def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float]
                 n=n,
                 scale=at["R"],
                 sigma=at["sigma"],
-                d=options.knob("dimension", 1000),
-                norm=options.knob("norm", False),
+                d=options.values["dimension"],
+                norm=options.values["norm"],
             )
             yield {"R": at["R"], "sigma": at["sigma"], "m": m, "n": n}, point
 
 
 def run_trial(point: Point, number: int, plan: Plan) -> Trial:
     """Run trial ``number`` of a point until its first success or until no start is left."""
-    import torch
-
-    from shoal_lab.experiments.ifca.linear import make_mixture, random_starts, run_starts
-
     mixture = make_mixture(point, (plan.seed, number), plan.device)
     starts = random_starts(plan.starts, point.k, point.d, (plan.seed, number), plan.device)
     rates = torch.tensor(RATES[point.k], device=plan.device)
@@ -190,9 +187,6 @@ def _purity(choices: list[int], groups: list[int]) -> float:
 
 def round_masks(d: int, plan: Plan, run_id: bytes) -> RoundMasks | None:
     """Return the masks of a run's rounds on ``d`` coordinates; None if the plan has no mask."""
-    from shoal.simulation.engine.masks import RoundMasks
-    from shoal.types import Segment
-
     if plan.mask == "none":
         return None
     return RoundMasks(
@@ -212,15 +206,6 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     time through the strategy and the simulator's plain loop. ``numpy_s``: one run at a time in bare matrix-vector
     products, without a strategy. Stopping early, and at a trial's first success, saves on top.
     """
-    import torch
-
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import simulate
-    from shoal.simulation.trainers.networks import Linear
-    from shoal.task.manifest import LocalTraining
-    from shoal_lab.experiments.common.paper import paper_options
-    from shoal_lab.experiments.ifca.linear import Batch, make_mixture, one_at_a_time, random_starts
-
     mixture = make_mixture(point, (plan.seed, 0))
     starts = random_starts(plan.starts, point.k, point.d, (plan.seed, 0))
     rates = torch.tensor(RATES[point.k])
@@ -247,28 +232,24 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     }
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run the chosen curves, a trial at a time."""
-    unknown = options.strategy_settings(*KNOBS)
-    if unknown:
-        raise UsageError(f"ifca-synthetic has no setting {sorted(unknown)[0]!r}", hint=f"it has {', '.join(KNOBS)}")
-    if options.grid not in ("default", "paper"):
-        raise UsageError(f"there is no grid {options.grid!r}", hint="there are default and paper")
-    names = options.knob("curves", "".join(CURVES))
+    values = options.values
+    names = values["curves"]
     if not names or not set(names) <= set(CURVES):
         raise UsageError(f"curves {names!r}: there are {''.join(CURVES)}")
     plan = Plan(
-        iterations=options.rounds or ITERATIONS,
-        starts=options.knob("starts", STARTS),
+        iterations=options.rounds or 0,
+        starts=values["starts"],
         seed=options.seed,
-        settle=options.knob("settle", options.grid == "default"),
+        settle=options.grid == "default" if values["settle"] == "auto" else parsed("settle", values["settle"], True),
         mask=options.mask,
         device=options.device,
     )
     if plan.starts < 1:
         raise UsageError("a trial needs at least one start")
     panels = {name: list(points_of(CURVES[name], options)) for name in names}
-    trials = {name: options.knob("trials", _trials(CURVES[name].k, options.grid)) for name in names}
+    trials = {name: values["trials"] or _trials(CURVES[name].k, options.grid) for name in names}
     total = sum(len(points) * trials[name] for name, points in panels.items())
     success: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
@@ -294,26 +275,22 @@ def run(options: Options, progress: Progress) -> Result:
         }
     spent_s = time.process_time() - began_s
     extra: dict[str, Any] = {"success": success, "cpu_seconds": spent_s, "start_iterations": steps}
-    if options.knob("cost", False):
+    if values["cost"]:
         extra["cost"] = {name: cost(points[-1][1], plan) for name, points in panels.items()}
-    return Result(
-        experiment="ifca-synthetic",
-        algorithm="ifca",
-        accuracy=None,
-        clusters=max(CURVES[name].k for name in names),
-        rounds=plan.iterations,
-        cpu_seconds_per_round=spent_s / max(steps, 1),
-        published=PUBLISHED["ifca"],
-        history=history,
-        parameters={
+    return study.result(
+        options,
+        {
             **dataclasses.asdict(plan),
             "grid": options.grid,
             "trials": trials,
             "rates": {str(k): list(v) for k, v in RATES.items()},
             "success_within_sigma": SUCCESS,
-            "dimension": options.knob("dimension", 1000),
-            "R_is": "norm" if options.knob("norm", False) else "coordinate",
+            "R_is": "norm" if values["norm"] else "coordinate",
         },
+        accuracy=None,
+        clusters=max(CURVES[name].k for name in names),
+        cpu_seconds_per_round=spent_s / max(steps, 1),
+        history=history,
         extra=extra,
     )
 
@@ -340,19 +317,3 @@ def _rises(points: list[dict[str, Any]], curve: Curve) -> dict[str, bool]:
     for point in sorted(points, key=lambda p: float(p[curve.axis])):
         lines.setdefault(f"{point[curve.line]:g}", []).append(point["probability"])
     return {line: ps[-1] > ps[0] or min(ps) == 1 for line, ps in lines.items()}
-
-
-PUBLISHED: Final[Mapping[str, Any]] = {
-    "ifca": "Fig. 2: the chance of success rises with R (a, b) and with m and n (c, d); read off no table"
-}
-EXPERIMENTS: Final = (
-    Study(
-        id="ifca-synthetic",
-        paper="ifca, section 6.1, Fig. 2",
-        title="chance of recovering mixtures of linear models over R, m and n",
-        algorithms=("ifca",),
-        published=PUBLISHED,
-        runner=run,
-        figure="success",
-    ),
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from shoal.simulation.engine.personal import Personal, drawn_start
 from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
 from shoal.simulation.trainers.networks import origins
 from shoal.util.console import counted
-from shoal_lab.experiments.common.experiment import Options, Progress, Result
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
 from shoal_lab.experiments.wild import images, natural, scenarios, tables
 from shoal_lab.experiments.wild.fleets import Fleet
 
@@ -40,7 +40,6 @@ GIVEN_GROUPS: Final[Mapping[str, str]] = {"fesem": "k"}
 """The setting for the number of groups, of strategies that can't find it themselves."""
 FEWEST_GROUPS: Final = 2
 """Number of groups that these strategies are given where there are none."""
-KNOBS: Final = ("test_images", "given_groups", "min_contributors", "robust")
 SHOWN: Final = (
     "k",
     "silhouette",
@@ -78,29 +77,24 @@ class _Ended:
     still: int
 
 
-def run(options: Options, progress: Progress) -> Result:
+def run(study: Study, options: Options, progress: Progress) -> Result:
     """Run one algorithm on ``options.scenario``."""
-    assert options.scenario is not None
-    scenario = scenarios.find(options.scenario)
-    algorithm = options.algorithm or "cfl"
-    test_images = options.knob("test_images", images.TEST_IMAGES)
-    if test_images < 1:
-        raise UsageError(f"{test_images} test_images", hint="every device is tested: give at least 1")
-    rounds = options.rounds or scenarios.ROUNDS
+    if options.scenario is None:
+        raise UsageError("which scenario?", hint="shoal simulate wild --list names them; give one with --scenario")
+    scenario, values, rounds = scenarios.find(options.scenario), options.values, options.rounds or 0
+    algorithm, settings = options.algorithm, dict(options.settings)
+    if values["test_images"] < 1:
+        raise UsageError(f"{values['test_images']} test_images", hint="every device is tested: give at least 1")
     progress.stage(f"dealing {options.scenario}")
-    fleet = fleet_of(options.scenario, options.seed, options.data_dir, options.samples, test_images)
-    settings = options.strategy_settings(*KNOBS)
-    if settings and algorithm in (LOCAL, TRUE_GROUPS):
-        raise UsageError(f"{algorithm} has no setting {sorted(settings)[0]!r}")
+    fleet = fleet_of(options.scenario, options.seed, options.data_dir, options.samples, values["test_images"])
     given = GIVEN_GROUPS.get(algorithm)
-    if given is not None and options.knob("given_groups", True):
+    if given is not None and values["given_groups"]:
         settings = {given: str(max(FEWEST_GROUPS, number_of_groups(fleet.last))), **settings}
-    strategy = "fedavg" if algorithm == TRUE_GROUPS else algorithm
     chosen = fleet_run(
-        strategy,
+        "fedavg" if algorithm == TRUE_GROUPS else algorithm,
         settings,
-        min_contributors=options.knob("min_contributors", scenario.min_contributors),
-        robust=options.knob("robust", DEFAULT_ROBUST),
+        min_contributors=values["min_contributors"] or scenario.min_contributors,
+        robust=values["robust"] or DEFAULT_ROBUST,
     )
     if chosen.robust not in ROBUST_RULES:
         raise UsageError(f"no robust rule {chosen.robust!r}", hint=f"there are {', '.join(ROBUST_RULES)}")
@@ -118,7 +112,7 @@ def run(options: Options, progress: Progress) -> Result:
     else:
         ended = _train(fleet, chosen, scenario.participation, rounds, options, told)
         parts = [(fleet, np.arange(len(fleet.population)), ended)]
-    return _result(options, fleet, parts, chosen, algorithm, rounds)
+    return _result(study, options, fleet, parts, chosen)
 
 
 def number_of_groups(population: Population) -> int:
@@ -213,6 +207,16 @@ class _Measured:
     choices: tuple[str, ...]
     clusters: NDArray[np.int64]
 
+    def spread(self, of: NDArray[np.bool_], kind: str) -> dict[str, float]:
+        """Return the mean over some devices and the worst of them, with and without the finish."""
+        figures: dict[str, Callable[..., Any]] = {"mean": np.mean, "worst": np.max if kind == "regression" else np.min}
+        devices = {"": self.plain[of], "personal_": self.own[of]}
+        return {
+            f"{name}{what}": float(figure(values))
+            for name, values in devices.items()
+            for what, figure in figures.items()
+        }
+
 
 def _measure(parts: Sequence[_Part], fleet: Fleet, seed: int) -> _Measured:
     count, kind = len(fleet.population), fleet.network.kind
@@ -237,46 +241,22 @@ def _figures(found: Personal, kind: str) -> NDArray[np.float64]:
     return found.losses if kind == "regression" else 100.0 * found.correct / found.tested
 
 
-def _spread(values: NDArray[np.float64], kind: str) -> tuple[float, float]:
-    """Return the mean over devices and the worst of them."""
-    return float(values.mean()), float(values.max() if kind == "regression" else values.min())
-
-
-def _result(
-    options: Options,
-    fleet: Fleet,
-    parts: Sequence[_Part],
-    chosen: RunOptions,
-    algorithm: str,
-    rounds: int,
-) -> Result:
-    kind = fleet.network.kind
-
+def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part], chosen: RunOptions) -> Result:
+    kind, algorithm = fleet.network.kind, options.algorithm
     found = _measure(parts, fleet, options.seed)
     groups = fleet.last.groups
     assert groups is not None
     # Faulty devices stay in the population's first data: fleets with faults do not change.
     sound = np.array([group != scenarios.NO_GROUP for group in groups])
-    mean, worst = _spread(found.plain, kind)
-    personal_mean, personal_worst = _spread(found.own, kind)
     extra: dict[str, Any] = {
         "scenario": options.scenario,
         "strategy": algorithm,
         "seed": options.seed,
         "measure": "squared error" if kind == "regression" else "accuracy",
-        "mean": mean,
-        "worst": worst,
-        "personal_mean": personal_mean,
-        "personal_worst": personal_worst,
+        **found.spread(np.full(len(groups), True), kind),
     }
     if not sound.all():
-        extra["sound"] = dict(
-            zip(
-                ("mean", "worst", "personal_mean", "personal_worst"),
-                (*_spread(found.plain[sound], kind), *_spread(found.own[sound], kind)),
-                strict=True,
-            )
-        )
+        extra["sound"] = found.spread(sound, kind)
     events = [event for _, _, ended in parts for event in ended.done.events] if algorithm != TRUE_GROUPS else []
     extra |= {
         "standing_still": sum(ended.still for _, _, ended in parts),
@@ -289,36 +269,29 @@ def _result(
     }
     scenario = scenarios.find(options.scenario or "")
     labels, truth = found.clusters[sound].tolist(), np.array(groups)[sound].tolist()
-    return Result(
-        experiment="wild",
-        algorithm=algorithm,
-        accuracy=None if kind == "regression" else mean,
-        clusters=len(set(labels)),
-        rounds=rounds,
-        cpu_seconds_per_round=sum(ended.done.cpu_seconds_per_round for _, _, ended in parts),
-        published=None,
-        history=_history([ended for _, _, ended in parts], [len(places) for _, places, _ in parts], kind),
-        parameters={
+    shares = {"train": fleet.population.train, "validation": fleet.population.validation, "test": fleet.population.test}
+    return study.result(
+        options,
+        {
             "title": scenario.title,
             "data": scenario.data,
             "devices": len(fleet.population),
             "groups": number_of_groups(fleet.last),
             "network": repr(fleet.network),
             "coordinates": fleet.network.length,
-            "train": sorted({len(s) for s in fleet.population.train}),
-            "validation": sorted({len(s) for s in fleet.population.validation}),
-            "test": sorted({len(s) for s in fleet.population.test}),
-            "rounds": rounds,
+            **{name: sorted({len(s) for s in share}) for name, share in shares.items()},
             "participation": scenario.participation if algorithm != LOCAL else 1.0,
             "robust": chosen.robust,
             "min_contributors": [ended.done.run.min_contributors for _, _, ended in parts],
             "epochs": fleet.local.epochs,
             "batch_size": fleet.local.batch_size,
             "lr": fleet.local.lr,
-            "seed": options.seed,
-            "mask": options.mask,
             "settings": dict(chosen.settings),
         },
+        accuracy=None if kind == "regression" else extra["mean"],
+        clusters=len(set(labels)),
+        cpu_seconds_per_round=sum(ended.done.cpu_seconds_per_round for _, _, ended in parts),
+        history=_history([ended for _, _, ended in parts], [len(places) for _, places, _ in parts], kind),
         ari=adjusted_rand(labels, truth),
         extra=extra,
     )

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from shoal_lab.experiments.cfl import congruence as cfl_congruence
-from shoal_lab.experiments.common.experiment import Options, Quiet
 from shoal_lab.experiments.data.datasets import load
 
 from shoal.errors import UsageError
+from tests.helpers.studies import run
 
-MLP = {"model": "mlp", "hidden": "16"}
-
-
-def options(folder: Path, **given: Any) -> Options:
-    settings = {**MLP, **given.pop("settings", {})}
-    return Options(data_dir=folder, settings=settings, **{"mask": "permutation", **given})
+MLP = {"model": "mlp", "hidden": 16}
 
 
-def test_congruent_devices_hold_different_digits(mnist: Path) -> None:
+def test_congruent_devices_hold_other_digits(data_sets: Path) -> None:
     """One has 0 to 4, the other 5 to 9; incongruent ones hold all of them under two namings."""
-    data = load("mnist", mnist)
+    data = load("mnist", data_sets)
     low, high = cfl_congruence.population_of("congruent", data, 50, 1).train
     assert set(low.y) <= set(range(5))
     assert set(high.y) <= set(range(5, 10))
@@ -35,10 +29,9 @@ def test_congruent_devices_hold_different_digits(mnist: Path) -> None:
         cfl_congruence.population_of("congruent", data, 800, 1)
 
 
-def test_norms_of_both_cases_are_reported_over_the_rounds(mnist: Path) -> None:
+def test_norms_of_both_cases_are_reported(data_sets: Path) -> None:
     """The mean is never longer than the longest; gradients come every few rounds."""
-    given = options(mnist, samples=60, rounds=8, settings={"gradients_every": "4"})
-    data = cfl_congruence.run(given, Quiet()).data()
+    data = run("cfl-congruence", data_sets, samples=60, rounds=8, settings={**MLP, "gradients_every": 4})
     assert [r["round"] for r in data["history"]] == list(range(1, 9))
     for row in data["history"]:
         for case in cfl_congruence.CASES:
@@ -46,10 +39,10 @@ def test_norms_of_both_cases_are_reported_over_the_rounds(mnist: Path) -> None:
     assert [r["round"] for r in data["history"] if "norm_congruent_mean_gradients" in r] == [1, 5]
     assert set(data["at_the_end_congruent"]) == set(data["at_the_end_incongruent"])
     with pytest.raises(UsageError, match="two devices"):
-        cfl_congruence.run(options(mnist, devices=3), Quiet())
+        run("cfl-congruence", data_sets, devices=3)
 
 
-def test_norms_of_the_mean_and_of_the_longest_are_of_eqs_32_and_33() -> None:
+def test_norms_are_those_of_eqs_32_and_33() -> None:
     """Opposed updates cancel in the mean; equal ones don't."""
     rows = np.array([[3, 4], [-3, -4]], np.float32)
     assert cfl_congruence._norms(rows, "updates") == {"mean_updates": 0.0, "largest_updates": 5.0}
@@ -61,7 +54,7 @@ def row(value: float, **more: float) -> dict[str, float]:
     return {"mean_updates": value, "largest_updates": 2 * value, "loss": value, **more}
 
 
-def test_the_summary_is_of_the_last_tenth_beside_the_largest_of_the_run() -> None:
+def test_the_summary_is_of_the_last_tenth() -> None:
     """Twenty rounds: the last two, 4 and 2, over the largest, 10; gradients were measured in one of them."""
     rows = [row(10.0, mean_gradients=8.0, largest_gradients=8.0), *[row(1.0)] * 17]
     rows += [row(4.0), row(2.0, mean_gradients=2.0, largest_gradients=4.0)]
@@ -74,15 +67,8 @@ def test_the_summary_is_of_the_last_tenth_beside_the_largest_of_the_run() -> Non
     }
 
 
-def test_gradients_that_the_last_tenth_does_not_have_are_not_summed_up() -> None:
+def test_gradients_missing_at_the_end_are_none() -> None:
     rows = [row(2.0, mean_gradients=8.0, largest_gradients=8.0), row(1.0)]
     found = cfl_congruence.summary(rows)
     assert found["mean_gradients"] is found["largest_gradients"] is None
     assert found["mean_updates"] == 0.5
-
-
-def test_settings_of_a_strategy_are_refused() -> None:
-    """The only algorithm is FedAvg, and nothing is read before the refusal."""
-    with pytest.raises(UsageError, match="cfl-congruence has no setting 'eps1'") as caught:
-        cfl_congruence.run(Options(settings={"eps1": "1"}), Quiet())
-    assert "gradients_every" in caught.value.hint

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from shoal_lab.experiments.cfl import gap as cfl_gap
 from shoal_lab.experiments.cfl.gap import GRADIENT, gap_of, gradients, positive_from
-from shoal_lab.experiments.common.experiment import Options, Quiet
 from torch.nn import functional
 
 from shoal.errors import UsageError
@@ -19,13 +17,9 @@ from shoal.simulation.engine.simulate import SimOptions, sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, origins
 from shoal.task.manifest import LocalTraining
+from tests.helpers.studies import run
 
-MLP = {"model": "mlp", "hidden": "16"}
-
-
-def options(folder: Path, **given: Any) -> Options:
-    settings = {**MLP, **given.pop("settings", {})}
-    return Options(data_dir=folder, settings=settings, **{"mask": "permutation", **given})
+MLP = {"model": "mlp", "hidden": 16}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +47,7 @@ def test_gradients_are_those_of_autograd(network: Network) -> None:
         assert np.allclose(row, expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_gap_says_whether_the_bipartition_is_right() -> None:
+def test_a_gap_knows_a_right_bipartition() -> None:
     """Groups at right angles have a gap of 1; if one group's devices are opposed, the bipartition cuts that group."""
     east, north = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
     good = gap_of([east, 2 * east, north, north], [0, 0, 1, 1])
@@ -64,7 +58,7 @@ def test_a_gap_says_whether_the_bipartition_is_right() -> None:
     assert not bad.right
 
 
-def test_positive_from_is_where_it_stays_positive() -> None:
+def test_a_gap_counts_from_where_it_stays() -> None:
     """A point that is positive before a negative one does not count."""
     rows = [
         {"samples": n, **{f"gap_{k}": g for k in cfl_gap.KINDS}, **{f"trials_{k}": [g, t] for k in cfl_gap.KINDS}}
@@ -75,10 +69,9 @@ def test_positive_from_is_where_it_stays_positive() -> None:
     assert marks == {"mean": 50, "every_trial": 100, "right_bipartition": 10}
 
 
-def test_gaps_over_samples(mnist: Path) -> None:
+def test_gaps_over_samples(data_sets: Path) -> None:
     """With enough samples groups part; every point names its trials, and fewer samples part less."""
-    given = options(mnist, devices=8, rounds=15, settings={"points": "4,100", "trials": "2"})
-    data = cfl_gap.gap_samples(given, Quiet()).data()
+    data = run("cfl-gap-samples", data_sets, devices=8, rounds=15, settings={**MLP, "points": "4,100", "trials": 2})
     few, many = data["history"]
     assert (few["samples"], many["samples"]) == (4, 100)
     assert len(many["trials_updates"]) == len(many["trials_gradients"]) == 2
@@ -91,12 +84,12 @@ def test_gaps_over_samples(mnist: Path) -> None:
     assert data["published"].startswith("positive from 20")
 
 
-def test_gaps_over_rounds_are_the_same_on_masked_updates(mnist: Path) -> None:
+def test_gaps_are_the_same_on_masked_updates(data_sets: Path) -> None:
     """The mask preserves cosines; the gap grows during training."""
     clear, masked = (
-        cfl_gap.gap_rounds(
-            options(mnist, mask=mask, devices=8, samples=80, rounds=12, settings={"trials": "1"}), Quiet()
-        ).data()["history"]
+        run("cfl-gap-rounds", data_sets, mask=mask, devices=8, samples=80, rounds=12, settings={**MLP, "trials": 1})[
+            "history"
+        ]
         for mask in ("none", "permutation")
     )
     assert [r["round"] for r in clear] == list(range(1, 13))
@@ -104,9 +97,6 @@ def test_gaps_over_rounds_are_the_same_on_masked_updates(mnist: Path) -> None:
     assert clear[-1]["gap_updates"] > clear[0]["gap_updates"]
 
 
-def test_the_gap_experiments_refuse_unknown_settings(mnist: Path) -> None:
-    """No strategy settings, no empty sweeps."""
-    with pytest.raises(UsageError, match="no setting 'eps1'"):
-        cfl_gap.gap_rounds(options(mnist, settings={"eps1": "1"}), Quiet())
+def test_no_trials_are_refused(data_sets: Path) -> None:
     with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
-        cfl_gap.gap_samples(options(mnist, settings={"trials": "0"}), Quiet())
+        run("cfl-gap-samples", data_sets, settings={"trials": 0})

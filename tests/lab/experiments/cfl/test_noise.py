@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shoal_lab.experiments.cfl import noise as cfl_noise
-from shoal_lab.experiments.common.experiment import Options, Quiet
 
 from shoal.errors import UsageError
+from tests.helpers.studies import run
 
 
-def test_the_noisiest_device_is_as_noisy_as_asked_and_true_gradients_cancel() -> None:
+def test_the_noisiest_device_has_the_noise_asked() -> None:
     """Eq. 16's gamma is exact for the noisiest device; without noise the groups' gradients add up to zero."""
     rows, groups = cfl_noise.draw(4, 0.0, 50, np.random.default_rng(1))
     assert len(groups) == 12
@@ -21,7 +21,7 @@ def test_the_noisiest_device_is_as_noisy_as_asked_and_true_gradients_cancel() ->
     assert gammas.min() > 0.3
 
 
-def test_chances_fall_with_noise_and_theorem_1_keeps_its_promise() -> None:
+def test_theorem_1_keeps_its_promise() -> None:
     """Near 1 for k > 10 and gamma = 1, as published; far lower when noise drowns the gradients."""
     assert cfl_noise.chance(12, 1.0, 20, 100, 0).positive_gap > 0.9
     loud = cfl_noise.chance(12, 6.0, 20, 100, 0)
@@ -30,18 +30,16 @@ def test_chances_fall_with_noise_and_theorem_1_keeps_its_promise() -> None:
     assert cfl_noise.guaranteed(2, 0.3)
     assert not cfl_noise.guaranteed(2, 0.9)
     assert not cfl_noise.guaranteed(5, 1.5)
-    data = cfl_noise.run(Options(settings={"trials": "4"}), Quiet()).data()
+    data = run("cfl-noise", settings={"trials": 4})
     assert data["guaranteed_wrong"] == 0
     assert {row["k"] for row in data["history"]} == set(cfl_noise.GROUPS["default"])
-    with pytest.raises(UsageError, match="no setting"):
-        cfl_noise.run(Options(settings={"eps1": "1"}), Quiet())
 
 
 def chances(k: int, *pairs: tuple[float, float]) -> list[dict[str, float]]:
     return [{"k": k, "gamma": gamma, "chance": chance} for gamma, chance in pairs]
 
 
-def test_the_largest_gamma_is_the_last_before_the_first_failure() -> None:
+def test_gamma_counts_up_to_the_first_failure() -> None:
     """A later success does not count, nor does another number of groups; 95 % is enough."""
     history = [*chances(3, (2.0, 1.0), (0.5, 1.0), (1.0, 0.95), (1.5, 0.94)), *chances(4, (0.5, 0.2), (1.0, 1.0))]
     assert cfl_noise.largest_gamma(history, 3) == 1.0
@@ -49,7 +47,7 @@ def test_the_largest_gamma_is_the_last_before_the_first_failure() -> None:
     assert cfl_noise.largest_gamma(history, 9) is None
 
 
-def test_a_points_chances_do_not_depend_on_the_grid() -> None:
+def test_a_point_does_not_depend_on_the_grid() -> None:
     """Each point has a stream of its own, by seed, groups and gamma."""
     one = cfl_noise.draw(3, 1.5, 20, np.random.default_rng(2))[0]
     assert one.dtype == np.float32
@@ -60,6 +58,6 @@ def test_a_points_chances_do_not_depend_on_the_grid() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"trials": "0"}, {"dimensions": "1"}])
-def test_a_sweep_without_draws_or_angles_is_refused(settings: dict[str, str]) -> None:
+def test_a_sweep_without_draws_is_refused(settings: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"trials in \d+ dimensions"):
-        cfl_noise.run(Options(settings=settings), Quiet())
+        run("cfl-noise", settings=settings)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from shoal_lab.experiments.cfl import toys as cfl_toys
-from shoal_lab.experiments.common.experiment import Options, Quiet
 
 from shoal.errors import UsageError
 from shoal.report.plot import panels_of, plot
+from tests.helpers.studies import run
 
 
 @pytest.fixture(scope="module")
 def toys() -> dict[str, Any]:
-    return cfl_toys.run(Options(mask="permutation"), Quiet()).data()
+    return run("cfl-toys")
 
 
 @pytest.mark.slow
@@ -54,4 +54,4 @@ def test_the_pictures_are_drawn(toys: dict[str, Any], tmp_path: Path) -> None:
 def test_a_toy_needs_two_devices_a_group() -> None:
     """A side of a split has two devices at least."""
     with pytest.raises(UsageError, match="no two groups"):
-        cfl_toys.run(Options(devices=3), Quiet())
+        run("cfl-toys", devices=3)

@@ -8,21 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.common.experiment import Options, Quiet
 from shoal_lab.experiments.data.datasets import Dataset
-from shoal_lab.experiments.fedgroup import newcomers
 from shoal_lab.experiments.fedgroup.newcomers import MAJORITIES, TRUE_GROUPS, Placements, deal, leaders
 
 from aggregator.strategies.base import Outcome, RoundPlan
-from shoal.errors import ConfigError, UsageError
+from shoal.errors import UsageError
+from tests.helpers import studies
+from tests.helpers.mnist import idx
 
 TINY = {"hidden": "16", "newcomers": "8"}
 PLACES = [(4, 4), (18, 4), (18, 18), (4, 18), (4, 11), (11, 4), (18, 11), (11, 18), (11, 11)]
 """Of a blob, by label; a quarter turn takes 0, 1, 2, 3 and 4, 5, 6, 7 each to the next one. Label 9 has none."""
-
-
-def idx(values: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in values.shape) + values.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +40,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, **given: Any) -> dict[str, Any]:
     settings = {**TINY, **given.pop("settings", {})}
-    options = {"devices": 16, "samples": 150, "mask": "permutation", **given}
-    data: dict[str, Any] = newcomers.run(Options(data_dir=folder, settings=settings, **options), Quiet()).data()
-    return data
+    return studies.run("newcomers", folder, settings=settings, **{"devices": 16, "samples": 150, **given})
 
 
 CFL: dict[str, Any] = {"rounds": 26, "settings": {"lr": "0.3", "epochs": "6", "placing_rounds": "4"}}
@@ -63,7 +57,7 @@ def both(mnist: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, Any
 
 
 @pytest.mark.slow
-def test_every_newcomer_joins_the_group_of_its_own_angle(both: dict[str, dict[str, Any]]) -> None:
+def test_every_newcomer_joins_its_angles_group(both: dict[str, dict[str, Any]]) -> None:
     """All eight, by direction: for FedGroup in the round after their arrival, for CFL within one for each edge of its tree."""
     data = both["permutation"]
     founders, found = data["founders"], data["newcomers"]
@@ -87,7 +81,7 @@ def test_a_masked_run_places_newcomers_alike(both: dict[str, dict[str, Any]]) ->
     assert abs(clear["accuracy"] - masked["accuracy"]) < 0.1
 
 
-def test_newcomers_before_any_split_are_not_right(mnist: Path) -> None:
+def test_before_any_split_nobody_is_right(mnist: Path) -> None:
     """They join the only cluster, in which no angle leads, and the result names the measure."""
     data = run(mnist, rounds=1, settings={"placing_rounds": "1", "warm_up": "5"})
     found = data["newcomers"]
@@ -109,7 +103,7 @@ def pixels(count: int) -> Dataset:
     )
 
 
-def test_no_image_is_dealt_twice_and_each_is_turned_by_its_devices_angle() -> None:
+def test_each_image_is_dealt_once_and_turned() -> None:
     """Founders first, as many of each angle, and the split depends on the seed."""
     data = pixels(120)
     population, late = deal(data, founders=8, newcomers=4, samples=10, seed=5)
@@ -131,7 +125,7 @@ def test_no_image_is_dealt_twice_and_each_is_turned_by_its_devices_angle() -> No
     assert not np.array_equal(other.train[0].x, population.train[0].x)
 
 
-def test_a_cluster_without_a_leading_angle_has_none() -> None:
+def test_a_tie_has_no_leading_angle() -> None:
     """A share that two angles have in equal parts belongs to neither."""
     turns = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
     assert leaders({"a": 7, "b": 7, "c": 7, "d": 9, "e": 9}, turns) == {7: 0, 9: None}
@@ -145,7 +139,7 @@ def watched(*rounds: dict[str, int]) -> dict[str, Any]:
     return watch.report()
 
 
-def test_rightness_is_told_at_the_moment_of_joining() -> None:
+def test_the_moment_of_joining_counts() -> None:
     """One is wrong and one still waits at the end; a later move shows in ``right_at_end`` alone."""
     true = {"a": 1, "b": 1, "c": 2, "d": 2}
     report = watched(dict.fromkeys("abcd", 0), true, {**true, "x": 2}, {**true, "x": 1})
@@ -159,7 +153,7 @@ def test_rightness_is_told_at_the_moment_of_joining() -> None:
     assert found["measured_against"] == TRUE_GROUPS
 
 
-def test_groups_that_are_not_the_true_ones_are_said_to_be_majorities() -> None:
+def test_impure_groups_are_called_majorities() -> None:
     """Impure groups before the arrival, and groups that change while newcomers join."""
     impure, true = {"a": 1, "b": 1, "c": 1, "d": 2}, {"a": 1, "b": 1, "c": 2, "d": 2}
     report = watched(impure, impure, {**impure, "x": 1, "y": 2})
@@ -177,5 +171,3 @@ def test_what_makes_no_sense_is_refused(mnist: Path) -> None:
         run(mnist, devices=10)
     with pytest.raises(UsageError, match="placing_rounds"):
         run(mnist, settings={"placing_rounds": "0"})
-    with pytest.raises(ConfigError, match="no setting 'eps3'"):
-        run(mnist, settings={"eps3": "1"})

@@ -1,13 +1,13 @@
 """ifca-synthetic: the trials, the verdicts, the masks and the grid."""
 
 import pytest
-from shoal_lab.experiments.common.experiment import Options, Quiet
+from shoal_lab.experiments import registry
+from shoal_lab.experiments.common.experiment import Options
 from shoal_lab.experiments.ifca import synthetic
-from shoal_lab.experiments.ifca.linear import (
-    Point,
-)
+from shoal_lab.experiments.ifca.linear import Point
 
 from shoal.errors import UsageError
+from tests.helpers.studies import run
 
 SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
 EASY = Point(k=2, m=20, n=40, scale=1.0, sigma=0.1, d=20)
@@ -25,14 +25,14 @@ def test_a_success_has_found_the_clusters():
     assert synthetic.run_trial(EASY, 1, PLAN).purity == 1
 
 
-def small(**changes):
-    settings = {"dimension": "20", "trials": "2", "starts": "3", **changes.pop("settings", {})}
-    return Options(rounds=60, devices=16, samples=30, settings=settings, **changes)
+def small(settings, mask="permutation"):
+    given = {"dimension": 20, "trials": 2, "starts": 3, **settings}
+    return run("ifca-synthetic", rounds=60, devices=16, samples=30, settings=given, mask=mask)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_the_result_holds_the_success_of_every_point(mask):
-    data = synthetic.run(small(mask=mask, settings={"curves": "ab", "norm": "off"}), Quiet()).data()
+    data = small({"curves": "ab", "norm": "off"}, mask)
     assert list(data["success"]) == ["a", "b"]
     for name, k in (("a", 2), ("b", 4)):
         panel = data["success"][name]
@@ -45,20 +45,20 @@ def test_the_result_holds_the_success_of_every_point(mask):
 
 
 def test_masked_and_clear_runs_agree_on_every_point():
-    runs = [synthetic.run(small(mask=m, settings={"curves": "a"}), Quiet()).data() for m in ("none", "permutation")]
+    runs = [small({"curves": "a"}, mask) for mask in ("none", "permutation")]
     points = [[(p["successes"], p["purity"]) for p in r["success"]["a"]["points"]] for r in runs]
     assert points[0] == points[1]
 
 
 def test_the_same_seed_gives_the_same_result():
-    first, second = (synthetic.run(small(settings={"curves": "c"}), Quiet()).data()["success"] for _ in range(2))
+    first, second = (small({"curves": "c"})["success"] for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("grid", ["default", "paper"])
 def test_every_curve_has_at_least_two_lines_of_three_points(grid):
     for curve in synthetic.CURVES.values():
-        points = list(synthetic.points_of(curve, Options(grid=grid)))
+        points = list(synthetic.points_of(curve, registry.find("ifca-synthetic").resolved(Options(grid=grid))))
         along, across = curve.grids[grid]
         assert len(along) >= 3
         assert len(across) >= 2
@@ -69,8 +69,8 @@ def test_every_curve_has_at_least_two_lines_of_three_points(grid):
 def test_the_papers_grid_runs_everything():
     assert synthetic.CURVES["a"].grids["paper"][0] == (0.1, 0.25, 0.5, 0.75, 1.0)
     assert synthetic.PAPER_TRIALS == 40
-    options = Options(grid="paper", rounds=3, devices=8, samples=3, settings={"dimension": "5", "trials": "1"})
-    result = synthetic.run(options, Quiet()).data()
+    settings = {"dimension": 5, "trials": 1}
+    result = run("ifca-synthetic", grid="paper", rounds=3, devices=8, samples=3, settings=settings)
     assert result["parameters"]["settle"] is False
     assert result["parameters"]["starts"] == 10
     every = sum(len(panel["points"]) for panel in result["success"].values())
@@ -81,15 +81,14 @@ def test_the_papers_grid_runs_everything():
     ("changes", "match"),
     [
         ({"settings": {"curves": "ax"}}, "curves"),
-        ({"settings": {"colour": "red"}}, "colour"),
-        ({"grid": "fine"}, "grid"),
+        ({"settings": {"settle": "red"}}, "on or off"),
         ({"devices": 7}, "split into"),
         ({"settings": {"starts": "0"}}, "start"),
     ],
 )
 def test_impossible_options_are_refused(changes, match):
     with pytest.raises(UsageError, match=match):
-        synthetic.run(Options(**changes), Quiet())
+        run("ifca-synthetic", **changes)
 
 
 def test_the_cost_is_measured_for_both_ways():

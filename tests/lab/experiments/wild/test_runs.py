@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.common.experiment import Options, Quiet
-from shoal_lab.experiments.wild import runs, study
+from shoal_lab.experiments import registry
+from shoal_lab.experiments.wild import runs
 
 from aggregator.rounds.standstill import STANDS_STILL
 from shoal.errors import ConfigError, UsageError
+from tests.helpers import studies
 
 FIXED = {
     *("scenario", "strategy", "seed", "mean", "worst", "personal_mean", "personal_worst"),
@@ -17,8 +18,7 @@ FIXED = {
 
 
 def run(scenario="table-wine", algorithm="fedavg", **changes):
-    options = {"scenario": scenario, "algorithm": algorithm, "mask": "permutation", "rounds": 2, **changes}
-    return study.run(Options(**options), Quiet()).data()
+    return studies.run("wild", **{"scenario": scenario, "algorithm": algorithm, "rounds": 2, **changes})
 
 
 def small(scenario, bars, algorithm="fedavg", **changes):
@@ -31,7 +31,7 @@ def kinds(data):
     return {event["kind"] for event in data["events"]}
 
 
-@pytest.mark.parametrize("algorithm", study.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", registry.find("wild").algorithms)
 def test_every_strategy_has_the_fixed_names(algorithm):
     data = run(algorithm=algorithm, seed=3)
     assert data.keys() >= FIXED
@@ -42,7 +42,7 @@ def test_every_strategy_has_the_fixed_names(algorithm):
     assert data["personal_worst"] == pytest.approx(min(data["by_device"]["personal"]), abs=1e-3)
 
 
-def test_the_fleets_defaults_hold_and_only_the_number_of_groups_is_given():
+def test_only_the_number_of_groups_is_given():
     assert run(algorithm="cfl")["parameters"]["settings"] == {}
     data = run(algorithm="fesem")
     assert data["parameters"]["settings"] == {"k": "2"}
@@ -61,7 +61,7 @@ def test_where_there_are_no_groups_two_are_given():
     assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
 
 
-def test_local_training_has_a_model_for_each_device_and_finishes_like_the_others():
+def test_local_devices_have_models_of_their_own():
     data = run(algorithm="local")
     assert (data["clusters"], data["parameters"]["min_contributors"]) == (6, [1])
     assert "alone" not in data["choices"]
@@ -72,7 +72,7 @@ def test_true_groups_are_trained_apart():
     assert (data["ari"], data["clusters"], data["parameters"]["min_contributors"]) == (1.0, 2, [3, 3])
 
 
-def test_a_regression_is_measured_by_its_squared_error():
+def test_a_regression_has_a_squared_error():
     data = run("table-diabetes", "local", rounds=5)
     assert (data["measure"], data["accuracy"]) == ("squared error", None)
     assert data["worst"] >= data["mean"] > 0
@@ -80,12 +80,12 @@ def test_a_regression_is_measured_by_its_squared_error():
     assert data["history"][-1]["test_loss"] == pytest.approx(data["mean"], rel=0.05)
 
 
-def test_a_lone_device_forms_its_true_groups_mean_by_itself(bars):
+def test_a_lone_device_is_its_true_groups_mean(bars):
     data = small("unequal-10-9-1", bars, "true-groups")
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
-def test_no_group_is_made_that_is_too_small_for_a_mean(bars):
+def test_no_group_is_too_small_for_a_mean(bars):
     """Two groups of four devices, which one-shot clustering finds: enough for a mean of three, too few for one of five."""
     found = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2"})
     assert (found["clusters"], found["standing_still"]) == (2, 0)
@@ -94,7 +94,7 @@ def test_no_group_is_made_that_is_too_small_for_a_mean(bars):
     assert STANDS_STILL not in kinds(found) | kinds(one)
 
 
-def test_a_fifth_of_the_devices_is_enough_for_a_mean_of_three_and_too_few_for_one_of_five(bars):
+def test_a_fifth_of_twenty_is_a_mean_of_three(bars):
     moving = small("part-0.2-of-20", bars, rounds=11)
     assert (moving["standing_still"], moving["parameters"]["participation"]) == (0, 0.2)
     with pytest.raises(ConfigError, match="4 devices take part in a round, and a mean takes 5"):
@@ -127,7 +127,7 @@ def test_events_keep_three_digits():
         ({"scenario": None}, "which scenario?"),
         ({"devices": 5}, "fixes the number of devices"),
         ({"settings": {"test_images": "0"}}, "0 test_images"),
-        ({"algorithm": "local", "settings": {"k": "2"}}, "local has no setting 'k'"),
+        ({"algorithm": "local", "settings": {"k": "2"}}, "no setting 'k' with local"),
     ],
 )
 def test_refusals(changes, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.cfl.watch import CflWatch, cluster_gaps
+from shoal_lab.experiments.studies.watch import CflWatch, cluster_gaps
 
 from aggregator.strategies.base import ClientUpdate, Event
 from shoal.protocol.messages import Phase

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from shoal_lab.experiments.ifca import alone
-from shoal_lab.experiments.ifca.alone import dual_descent, train_alone
+from shoal_lab.experiments.studies import alone
+from shoal_lab.experiments.studies.alone import dual_descent, train_alone
 
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import Ranks

@@ -1,29 +1,17 @@
-"""Runs of Duan et al.'s experiments: methods, the devices that a round tests, and the best round."""
+"""The devices that a round tests, and the best round."""
 
 import dataclasses
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from shoal_lab.experiments.common.experiment import Options, Quiet
-from shoal_lab.experiments.fedgroup import runs
-from shoal_lab.experiments.fedgroup.runs import METHODS, Scores, Setup, decided, method_of, run_setup
+from shoal_lab.experiments.studies import scores as module
+from shoal_lab.experiments.studies.scores import Scores, decided
 
 from aggregator.strategies.base import ClusterModel, Event, Outcome, RoundPlan, final_assignment
-from shoal.errors import UsageError
 from shoal.protocol.messages import Phase
-from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.simulate import Observation
-from shoal.simulation.trainers.networks import Softmax
 from tests.helpers.plans import contribution
-
-
-def test_the_first_method_is_the_default_and_an_unknown_one_is_refused():
-    assert method_of(Options()) == ("fg-edc", METHODS["fg-edc"])
-    assert method_of(Options(algorithm="rcc"))[1].settings["rcc"] == "true"
-    with pytest.raises(UsageError, match="no algorithm 'cfl'") as caught:
-        method_of(Options(algorithm="cfl"), {"a": METHODS["rcc"], "b": METHODS["rac"]})
-    assert caught.value.hint == "there are a, b"
+from tests.helpers.studies import run
 
 
 def test_a_decided_device_is_left_its_clusters_model_alone():
@@ -53,13 +41,13 @@ class FinalRounds:
 def final_rounds(monkeypatch):
     """Return a made-up strategy; a test of its final round finds an accuracy of ten times the number of devices."""
     strategy = FinalRounds()
-    monkeypatch.setattr(runs, "make_strategy", lambda *_: strategy)
+    monkeypatch.setattr(module, "make_strategy", lambda *_: strategy)
 
     def evaluate(_workforce, _final, protocol):
         names = strategy.asked[-1][1]
         return SimpleNamespace(accuracy=10.0 * len(names), names=names) if protocol == "assigned" else None
 
-    monkeypatch.setattr(runs, "evaluate", evaluate)
+    monkeypatch.setattr(module, "evaluate", evaluate)
     return strategy
 
 
@@ -123,81 +111,24 @@ def test_the_cold_start_is_kept_also_from_a_round_that_does_not_count(final_roun
 def test_the_best_round_of_most_tested_leaves_out_rounds_of_few_devices():
     """95 of 100 suffice, 94 do not."""
     rows = [{"accuracy": a, "tested": n} for a, n in ((99.0, 10), (98.0, 94), (80.0, 95), (70.0, 100))]
-    assert runs._best_of_most(rows) == 80.0
-
-
-def setup(devices=4, **changes):
-    rng = np.random.default_rng(0)
-    shards = tuple(Shard(rng.random((6, 2), np.float32), rng.integers(0, 2, 6)) for _ in range(devices))
-    fields = {
-        "experiment": "toy",
-        "population": Population(shards, test=shards),
-        "network": Softmax(2, 2),
-        "groups": 2,
-        "lr": 0.1,
-        "published": 90.0,
-        "rounds": 2,
-        "mu": 0.7,
-    }
-    return Setup(**{**fields, **changes})
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Return the arguments that the simulator is called with; the run ends there."""
-    seen = {}
-
-    def simulate(strategy, settings, _population, _network, options, _told, *, watch):
-        seen.update(strategy=strategy, settings=settings, options=options, watch=watch)
-        raise InterruptedError
-
-    monkeypatch.setattr(runs, "simulate", simulate)
-
-    def call(algorithm, **settings):
-        with pytest.raises(InterruptedError):
-            run_setup(setup(), Options(algorithm=algorithm, settings=settings), Quiet(), ("network",))
-        return SimpleNamespace(**seen)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "strategy", "settings", "mu", "weighting"),
-    [
-        ("fg-madc", "fedgroup", {"measure": "madc", "groups": "2", "alpha": "20"}, 0.0, "samples"),
-        ("fgp-edc", "fedgrouprox", {"measure": "edc", "groups": "2", "alpha": "20"}, 0.7, "samples"),
-        ("ifca", "ifca", {"k": "2"}, 0.0, "uniform"),
-        ("fesem", "fesem", {"discrepancy": "true", "k": "2"}, 0.0, "uniform"),
-        ("fedprox", "fedprox", {"discrepancy": "true"}, 0.7, "samples"),
-        ("fedavg", "fedavg", {"discrepancy": "true"}, 0.0, "samples"),
-    ],
-)
-def test_each_method_is_its_column_of_table_3(asked, algorithm, strategy, settings, mu, weighting):
-    """Only FedProx and its groups have a proximal term, and pre-training never has one."""
-    seen = asked(algorithm)
-    given = seen.options
-    assert (seen.strategy, seen.settings) == (strategy, settings)
-    assert (given.local.prox_mu, given.pretrain.prox_mu, given.weighting) == (mu, 0.0, weighting)
-    assert (given.local.epochs, given.local.batch_size, given.local.lr, given.pretrain.steps) == (20, 10, 0.1, 50)
-    assert (given.participation, given.weight_cap, given.norm_screen) == (1.0, 0.0, False)
-
-
-def test_settings_by_hand_win_and_our_own_do_not_reach_the_strategy(asked):
-    seen = asked("fg-edc", alpha="7", network="mlp", cohort="2", epochs="3", lr="0.5", pretrain_steps="9", mu="3")
-    assert seen.settings == {"measure": "edc", "groups": "2", "alpha": "7"}
-    given = seen.options
-    assert (given.local.epochs, given.local.lr, given.pretrain.steps, given.pretrain.lr) == (3, 0.5, 9, 0.5)
-    assert (given.participation, given.local.prox_mu) == (0.5, 0.0)
+    assert module.best_of_most(rows) == 80.0
 
 
 @pytest.mark.parametrize("every", ["1", "2"])
-def test_the_result_is_the_best_round_and_the_last_one_beside_it(every):
-    settings = {"epochs": "1", "trainer": "loop", "evaluate_every": every}
-    found = run_setup(setup(rounds=3), Options(algorithm="fedavg", settings=settings), Quiet()).data()
+def test_the_result_is_the_best_round_and_the_last(every):
+    settings = {"epochs": 1, "trainer": "loop", "evaluate_every": every, "cohort": 4}
+    found = run("fedgroup-synthetic", algorithm="fedavg", devices=4, rounds=3, settings=settings)
     tested = [row for row in found["history"] if row["accuracy"] is not None]
     assert [row["round"] for row in tested] == ([1, 2, 3] if every == "1" else [2, 3])
     assert found["accuracy"] == max(row["accuracy"] for row in tested)
     assert found["best_round"] == next(row["round"] for row in tested if row["accuracy"] == found["accuracy"])
     assert (found["accuracy_last"], found["last_tested"]) == (tested[-1]["accuracy"], 4)
-    assert (found["population"]["devices"], found["sizes"], found["published"]) == (4, [4], 90.0)
+    assert (found["population"]["devices"], found["sizes"]) == (4, [4])
     assert "cold_start" not in found
+
+
+def test_the_group_cold_start_takes_everybody():
+    settings = {"epochs": 1, "cohort": 6, "pretrain_steps": 5}
+    data = run("fedgroup-synthetic", devices=12, rounds=3, seed=7, settings=settings)
+    assert data["cold_start"]["devices"] == 12
+    assert [row["tested"] for row in data["history"]] == [12, 12, 12]

@@ -16,7 +16,7 @@ from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase
 from shoal.simulation.engine.evaluation import Evaluation, evaluate
 from shoal.simulation.engine.metrics import adjusted_rand, purity
-from shoal.simulation.engine.simulate import Observation
+from shoal.simulation.engine.simulate import Observation, SimResult
 
 LATER_ROUNDS: Final = 10
 """Rounds after a split at which accuracy is measured again."""
@@ -26,16 +26,20 @@ MOST_NATS: Final = 700.0
 
 
 class CflWatch:
-    """Records every round of a run of ``cfl`` or ``fedavg``.
+    """A `shoal_lab.experiments.studies.run.Measure` that records every round of a run of ``cfl`` or ``fedavg``.
 
     Args:
         groups: each device's true group, in order of the devices.
-        evaluate_every: rounds between two tests on the test shares; a round with a split is always tested.
+        every: rounds between two tests on the test shares; a round with a split is always tested.
+        splits: whether the run may split clusters, and the result reports them.
     """
 
-    def __init__(self, groups: Sequence[int], evaluate_every: int = 1) -> None:
+    evaluate_every = 0
+
+    def __init__(self, groups: Sequence[int], every: int = 1, *, splits: bool = True) -> None:
         self.groups = tuple(groups)
-        self.evaluate_every = evaluate_every
+        self.every = every
+        self.may_split = splits
         self.rows: list[dict[str, Any]] = []
         self.splits: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
@@ -66,7 +70,7 @@ class CflWatch:
         }
         row["gap"] = min(row["gaps"].values(), default=None)
         # Counted from round 1, so that a split in round 2 has an accuracy to be compared with.
-        due = self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
+        due = self.every and (seen.round - 1) % self.every == 0
         if due or any(e.kind in ("split", "trial-opened", "merge") for e in seen.outcome.events):
             found = self._tested(seen)
             if found is not None:
@@ -113,6 +117,25 @@ class CflWatch:
                     "devices": [*sides[0], *sides[1]],
                 }
             )
+
+    def latest(self) -> Mapping[str, Any]:
+        """Return the last record."""
+        return self.rows[-1] if self.rows else {}
+
+    def figures(self, done: SimResult) -> dict[str, Any]:
+        """Return the figures of the last record, and the perplexity where words are predicted."""
+        last, extra = self.rows[-1], self.report() if self.may_split else {}
+        if done.workforce.network.kind == "sequence":
+            perplexity = None if done.final is None else math.exp(min(done.final.loss, MOST_NATS))
+            extra = {"perplexity": perplexity, **extra}
+        return {
+            "accuracy": None if done.final is None else done.final.accuracy,
+            "clusters": last["clusters"],
+            "history": self.rows,
+            "purity": last["purity"],
+            "ari": last["ari"],
+            "extra": extra,
+        }
 
     def split_report(self) -> list[dict[str, Any]]:
         """Return every split with the accuracy, percent, of its devices: before, right after, and some rounds later."""

@@ -1,0 +1,167 @@
+"""Run a study that is a table: deal its data, simulate an algorithm, and measure it.
+
+A table's ``measure`` says what is measured and how it becomes a result:
+
+- ``splits``: every round of CFL or its baseline, and each of its splits (`shoal_lab.experiments.studies.watch`)
+- ``best-round``: the best round over the devices that have a group (`shoal_lab.experiments.studies.scores`)
+- ``starts``: the last round, and the random starts before it (`shoal_lab.experiments.studies.starts`)
+
+A method without a strategy trains each device alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
+from shoal.task.manifest import LocalTraining
+from shoal.util.console import counted
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal_lab.experiments.common.paper import paper_options
+from shoal_lab.experiments.studies.alone import train_alone
+from shoal_lab.experiments.studies.scores import Scores
+from shoal_lab.experiments.studies.starts import Starts
+from shoal_lab.experiments.studies.tasks import TASKS, Task
+from shoal_lab.experiments.studies.watch import CflWatch
+
+RECIPE: Final = tuple(f.name for f in dataclasses.fields(LocalTraining))
+SIMULATED: Final = ("weighting", "protocol", "trainer", "count", "deferred")
+"""Values of a study that are options of the simulator."""
+
+
+class Measure(Protocol):
+    """Measures a run, by the rounds that it is called with if it can be called, and at the end.
+
+    Attributes:
+        evaluate_every: rounds between two evaluations by the simulator; 0 if the measure tests by itself.
+    """
+
+    evaluate_every: int
+
+    def latest(self) -> Mapping[str, Any]:
+        """Return the figures of the last measured round."""
+
+    def figures(self, done: SimResult) -> dict[str, Any]:
+        """Return the fields of `Result` that are measured."""
+
+
+MEASURES: Final[Mapping[str, Callable[[Options, Task, Mapping[str, Any]], Measure]]] = {
+    "splits": lambda options, task, method: CflWatch(
+        task.population.groups or (0,) * len(task.population),
+        options.values["evaluate_every"],
+        splits=method.get("clusters", False),
+    ),
+    "best-round": lambda options, _, method: Scores(
+        everybody=method.get("tests_all", False), every=options.values["evaluate_every"], rounds=options.rounds or 0
+    ),
+    "starts": lambda options, _, method: Starts(
+        options.values["evaluate_every"], clusters=method.get("clusters", False)
+    ),
+}
+
+
+def run(study: Study, options: Options, progress: Progress) -> Result:
+    """Run one algorithm of a study."""
+    progress.stage(f"dealing the data of {study.id}")
+    task = TASKS[study.task](options)
+    method, values, count = study.methods.get(options.algorithm, {}), options.values, len(task.population)
+    rounds, local = options.rounds or 0, local_of(values)
+    participation = values.get("participation", min(1.0, values.get("cohort", count) / count))
+    progress.stage(f"{options.algorithm}: {counted(count, 'device')}, {counted(rounds, 'round')}")
+    parameters = {"network": repr(task.network), "coordinates": task.network.length}
+    parameters |= {"devices": count, "participation": participation, **task.parameters}
+    if "strategy" not in method:
+        return _alone(study, options, progress, task, local, max(1, round(rounds * participation)), parameters)
+    settings = _settings(options, method)
+    measure = MEASURES[study.measure](options, task, method)
+
+    def told(closed: SimRound) -> None:
+        record = closed.as_dict() | {"clusters": closed.clusters, **measure.latest()}
+        progress.round(options.algorithm, closed.round, rounds, record)
+
+    sim_options = paper_options(
+        rounds=rounds,
+        local=local,
+        pretrain=pretraining(values, local),
+        seed=options.seed,
+        mask=options.mask,
+        participation=participation,
+        evaluate_every=measure.evaluate_every,
+        segments=task.segments if method.get("shares_layers") else (),
+        device=options.device,
+        threads=options.threads,
+        checkpoint=options.checkpoint,
+        **{name: values[name] for name in SIMULATED if name in values},
+    )
+    watch: Any = measure if callable(measure) else None
+    done = simulate(method["strategy"], settings, task.population, task.network, sim_options, told, watch=watch)
+    parameters |= {"strategy": method["strategy"], "settings": settings}
+    return study.result(options, parameters, cpu_seconds_per_round=done.cpu_seconds_per_round, **measure.figures(done))
+
+
+def local_of(values: Mapping[str, Any]) -> LocalTraining:
+    """Return the recipe of a round; ``mu`` is the weight of its proximal term."""
+    return LocalTraining(**{name: values[name] for name in RECIPE if name in values}, prox_mu=values.get("mu", 0.0))
+
+
+def pretraining(values: Mapping[str, Any], local: LocalTraining) -> LocalTraining | None:
+    """Return the recipe before the first round, by ``pretrain_epochs`` or ``pretrain_steps``; it has no proximal term."""
+    epochs, steps = values.get("pretrain_epochs", 0), values.get("pretrain_steps", 0)
+    return dataclasses.replace(local, epochs=epochs, steps=steps, prox_mu=0.0) if epochs or steps else None
+
+
+def _settings(options: Options, method: Mapping[str, Any]) -> dict[str, str]:
+    """Return the strategy's settings.
+
+    Without validation a method's tests may be stricter. All random starts but the best one are dropped after some rounds; a
+    single start is never dropped, and a run too short to drop any has one.
+    """
+    settings = dict(options.settings)
+    if settings.get("validate", "on").lower() in ("off", "false"):
+        settings = {**method.get("without_validation", {}), **settings}
+    if "restarts" in settings:
+        most = (options.rounds or 0) - 1
+        settings["restart_rounds"] = str(min(int(settings["restart_rounds"]), most))
+        if most < 1 or settings["restarts"] == "1":
+            del settings["restart_rounds"]
+        if most < 1:
+            del settings["restarts"]
+    return settings
+
+
+def _alone(
+    study: Study,
+    options: Options,
+    progress: Progress,
+    task: Task,
+    local: LocalTraining,
+    rounds: int,
+    parameters: Mapping[str, Any],
+) -> Result:
+    """Train each device alone, for as many rounds as it would take part in."""
+    count = len(task.population)
+    ended = train_alone(
+        task.population,
+        task.network,
+        local,
+        rounds=rounds,
+        seed=options.seed,
+        told=lambda devices: progress.round(options.algorithm, devices, count, None),
+        threads=options.threads,
+    )
+    tested = ended.accuracies[np.isfinite(ended.accuracies)]
+    accuracy = float(tested.mean()) if len(tested) else None
+    return study.result(
+        options,
+        {**parameters, "mask": "nothing leaves a device"},
+        accuracy=accuracy,
+        clusters=count,
+        rounds=rounds,
+        cpu_seconds_per_round=ended.seconds_cpu / rounds,
+        history=[{"round": rounds, "accuracy": accuracy, "loss": float(ended.losses.mean()), "purity": None}],
+        extra={"accuracy_spread": float(tested.std()) if len(tested) else None},
+    )
