@@ -41,7 +41,6 @@ from aggregator.rounds.events import (
     Rostered,
     RoundClosed,
     RunFinished,
-    Stored,
     WentOffline,
 )
 from aggregator.rounds.held_models import HeldModels
@@ -74,6 +73,7 @@ from shoal.util.log_throttle import Refusals
 if TYPE_CHECKING:
     from aggregator.shards.space import JobLink
     from aggregator.status.facts import RunStatus
+    from aggregator.strategies.base import ClientUpdate
     from shoal.protocol.shards import PartReport
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -257,7 +257,7 @@ class RunService:
         # Before the uploads, which may close the round; but a stop at once must not close it without them.
         self._obey(Order.STOP if self._order.stops else self._order)
         if again:
-            self._handle(*(Stored(contribution, digest) for contribution, digest in again))
+            self._handle(*again)
         self._obey(self._order)
         self._drop_revoked()
         self._hold_keys()
@@ -457,14 +457,14 @@ class RunService:
         while self._events and not self.computing and not self.uploads.holds_back(self._events[0][0]):
             self._handle(self._events.popleft()[1])
 
-    def on_committed(self, stored: Sequence[Stored]) -> None:
+    def on_committed(self, updates: Sequence[ClientUpdate]) -> None:
         """Let the engine handle uploads that have just become durable: signs of life, unless the device has left meanwhile."""
         left = {event.device for _, event in self._events if isinstance(event, WentOffline)}
-        uploaders = [event.contribution.device for event in stored]
+        uploaders = [update.device for update in updates]
         for device in uploaders:
             self.watch.devices.uploaded(device, leaving=device in left)
         here = [CameOnline(d) for d in uploaders if d not in left and d not in self._state.online]
-        self._handle(*here, *stored)
+        self._handle(*here, *updates)
 
     def on_refused(self, device: str, error: ShoalError) -> None:
         """Log that an upload is not used, and name a device that has signed a false one."""

@@ -9,6 +9,6 @@
 closes, `screening` the limit on an update's norm relative to the others. `opening`, `held_models` and `relay` are about the
 models, which devices hold: the aggregator knows their names, and the masked means that devices add to them.
 
-Example: ``CameOnline`` events until enough devices are there; an `OpenRound` action; a ``Stored`` event for each durable
+Example: ``CameOnline`` events until enough devices are there; an `OpenRound` action; a `ClientUpdate` for each durable
 upload; after the last of them, `RoundClosed` with the round's figures, and `OpenRound` for the next.
 """

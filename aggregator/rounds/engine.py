@@ -41,7 +41,6 @@ from aggregator.rounds.events import (
     Rostered,
     RoundClosed,
     RunFinished,
-    Stored,
     WentOffline,
 )
 from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, transcript_of, with_sums
@@ -284,8 +283,8 @@ class Engine:
                     state = on_declined(state, device, reason)
                     others = state.others.adding(device, other) if other else state.others
                     state = dataclasses.replace(state, others=others)
-            case Stored(contribution, digest):
-                state = self._receive(state, contribution, digest)
+            case ClientUpdate():
+                state = self._receive(state, event)
             case DeadlinePassed(round_):
                 # The driver holds events back during a commit, in which the round may have closed.
                 if round_ == state.round:
@@ -309,13 +308,13 @@ class Engine:
         # Before the first round has closed, devices have no model of this run that they could end with.
         return state if state.held.closed else dataclasses.replace(state, finished=True)
 
-    def _receive(self, state: EngineState, contribution: ClientUpdate, digest: bytes) -> EngineState:
+    def _receive(self, state: EngineState, contribution: ClientUpdate) -> EngineState:
         assignment = None if state.plan is None else state.plan.assignments.get(contribution.device)
         if assignment is None or assignment.phase != contribution.phase or contribution.device in state.received:
             return state
         return dataclasses.replace(
             state,
-            received=state.received.adding(contribution.device, (contribution.phase, digest)),
+            received=state.received.adding(contribution.device, (contribution.phase, contribution.digest)),
             contributions=state.contributions.appending(contribution),
             refused=state.refused.removing(contribution.device),
             unfit=state.unfit.removing(contribution.device),

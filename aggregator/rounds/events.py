@@ -51,14 +51,6 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """An upload that `Engine.validate` accepted is durable."""
-
-    contribution: ClientUpdate
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The deadline of a round, or of the gathering after it, has passed."""
 
@@ -86,7 +78,8 @@ class Ordered:
     order: Order
 
 
-Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | Rostered | KeysHeld | Ordered
+Event = CameOnline | WentOffline | Left | Declined | ClientUpdate | DeadlinePassed | Rostered | KeysHeld | Ordered
+"""A `ClientUpdate` is an upload that `Engine.validate` accepted and that is durable."""
 
 
 @dataclass(frozen=True, slots=True)

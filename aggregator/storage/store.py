@@ -10,6 +10,7 @@ rows of all earlier uploads, and SQLite reuses the freed pages.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
 from aggregator.storage.corruption import reads
+from aggregator.storage.upload import OpenedUpload
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
 from aggregator.strategies.base import ClientUpdate, contribution_of
 from shoal.errors import IntegrityError
@@ -64,25 +66,6 @@ CREATE TABLE IF NOT EXISTS snapshot (
 """
     + records.TABLES
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenUpload:
-    """An upload whose vector is in its round's file; it has no row yet, or none that is committed.
-
-    Attributes:
-        upload: its header.
-        digest: the digest that the device signed; a resent upload has the same.
-        start: offset of the vector in the file.
-        checksum: of the vector and the attached bytes.
-        norm: the vector's l2 norm.
-    """
-
-    upload: Upload
-    digest: bytes
-    start: int
-    checksum: int
-    norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +136,8 @@ class Store:
             self._db.close()
             raise
         self.space: VectorSpace | None = None
-        self._pending: dict[bytes, WrittenUpload] = {}
-        self._batch: list[WrittenUpload] = []
+        self._pending: dict[bytes, OpenedUpload] = {}
+        self._batch: list[OpenedUpload] = []
 
     def _prepare(self, seed: Callable[[], bytes]) -> bytes:
         """Set the database up, write the run's facts if it is new, and return its seed.
@@ -191,29 +174,22 @@ class Store:
         """Open the file for the vectors of a round, so that `write` takes its uploads; once it is open this does nothing."""
         self._updates.open(round_)
 
-    def write(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> WrittenUpload | None:
-        """Write an upload's vector to its round's file; any thread may call it. Nothing is durable before `commit`.
-
-        Args:
-            upload: its header.
-            vector: the masked update, (length,) float32 little-endian, followed by the attached bytes; without the update if
-                workers hold its parts.
-            norm: the vector's l2 norm.
-            digest: the digest that the device signed; a resent upload has the same.
+    def write(self, upload: OpenedUpload) -> OpenedUpload:
+        """Write an upload's body to its round's file; any thread may call it. Nothing is durable before `commit`.
 
         Returns:
-            what `append` takes; None if the round's file is not open any more.
+            what `append` takes; as before, without ``start``, if the round's file is not open any more.
         """
-        start: int | None = 0
-        if len(vector):
-            start = self._updates.append(upload.round, vector)
-        cut = FLOAT_BYTES * _coordinates(upload)
-        found = checksum(vector[:cut]) + checksum(vector[cut:])
-        return None if start is None else WrittenUpload(upload, digest, start, found, norm)
+        body = upload.body
+        start = self._updates.append(upload.header.round, body) if len(body) else 0
+        cut = FLOAT_BYTES * _coordinates(upload.header)
+        found = checksum(body[:cut]) + checksum(body[cut:])
+        return dataclasses.replace(upload, body=memoryview(b""), start=start, checksum=found)
 
-    def append(self, written: WrittenUpload) -> None:
-        """Buffer the row of an upload for the next `commit`."""
-        self._pending[written.digest] = written
+    def append(self, upload: OpenedUpload) -> None:
+        """Buffer the row of an upload that is written for the next `commit`."""
+        assert upload.start is not None
+        self._pending[upload.digest] = upload
 
     def withdraw(self, digest: bytes) -> None:
         """Remove an upload from the open batch. Its bytes stay in the file, where no row points to them."""
@@ -236,22 +212,23 @@ class Store:
         """
         if not self._batch:
             self.prepare()()
+        headers = [upload.header for upload in self._batch]
         rows = [
-            (r.upload.round, r.upload.phase, r.upload.device, encode(r.upload), r.digest, r.start, r.checksum)
-            for r in self._batch
+            (header.round, header.phase, header.device, encode(header), upload.digest, upload.start, upload.checksum)
+            for header, upload in zip(headers, self._batch, strict=True)
         ]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._db.executemany(
                 "INSERT INTO norms VALUES (?, ?, ?)",
-                [(r.upload.round, r.upload.device, r.norm) for r in self._batch if r.upload.parts],
+                [(u.header.round, u.header.device, u.norm) for u in self._batch if u.header.parts],
             )
-        done = [self._contribution(r.upload, r.start, r.norm) for r in self._batch]
+        done = [self._contribution(u.header, u.digest, u.start or 0, u.norm) for u in self._batch]
         self._batch = []
         return done
 
-    def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> ClientUpdate:
+    def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float | None = None) -> ClientUpdate:
         vector, attached = None, b""
         if upload.parts:
             assert self.space is not None, "a run with workers has a space"
@@ -263,7 +240,7 @@ class Store:
         if upload.attached:
             start += FLOAT_BYTES * _coordinates(upload)
             attached = self._updates.read(upload.round, start, upload.attached)
-        return contribution_of(upload, vector, norm, attached)
+        return contribution_of(upload, vector, norm, attached, digest)
 
     def _norm(self, upload: Upload) -> float:
         """Return the norm of a stored upload, which the workers reported."""
@@ -273,12 +250,12 @@ class Store:
             raise IntegrityError(f"the norm of the update of {upload.device} in round {upload.round} is missing")
         return float(found[0])
 
-    def _checked(self, header: bytes, start: int, kept: int) -> ClientUpdate:
+    def _checked(self, header: bytes, digest: bytes, start: int, kept: int) -> ClientUpdate:
         """Return a stored upload after a check of its vector's checksum."""
         upload = decode(header, Upload)
         name = f"the stored update of {upload.device} in round {upload.round}"
         try:
-            contribution = self._contribution(upload, start)
+            contribution = self._contribution(upload, digest, start)
         except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
             raise IntegrityError(f"{name} is missing or cut short") from error
         here = contribution.vector is not None and not upload.parts
@@ -288,8 +265,8 @@ class Store:
         return contribution
 
     @reads
-    def uploads(self, round_: int) -> list[tuple[ClientUpdate, bytes]]:
-        """Return the durable uploads of a round with the digests that their devices signed, in order of device id.
+    def uploads(self, round_: int) -> list[ClientUpdate]:
+        """Return the durable uploads of a round, in order of device id.
 
         Raises:
             IntegrityError: the file of an upload is damaged.
@@ -299,9 +276,9 @@ class Store:
         )
         found = []
         for header, digest, start, kept in rows.fetchall():
-            found.append((self._checked(bytes(header), start, kept), bytes(digest)))
+            found.append(self._checked(bytes(header), bytes(digest), start, kept))
             if len(found) % CHECKED_AT_ONCE == 0:
-                drop_pages([c.vector for c, _ in found[-CHECKED_AT_ONCE:] if c.vector is not None])
+                drop_pages([c.vector for c in found[-CHECKED_AT_ONCE:] if c.vector is not None])
         return found
 
     @reads

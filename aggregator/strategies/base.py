@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, cast
 
@@ -92,6 +92,7 @@ class ClientUpdate:
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
         attached: the bytes that follow the update in the upload: checkpoints.
+        digest: the hash that its device signed; a resent upload has the same.
         statement: the device's signed statement about the states that it holds.
         nearest: of the models to compare with, the one nearest to the trained model, by distance or, in phase PLACE, by
             direction; 0 where not asked.
@@ -111,6 +112,7 @@ class ClientUpdate:
     norm: float = 0.0
     model_norm: float = 0.0
     attached: bytes = field(default=b"", repr=False)
+    digest: bytes = field(default=b"", repr=False)
     statement: bytes = field(default=b"", repr=False)
     nearest: int = 0
 
@@ -131,8 +133,16 @@ class ClientUpdate:
         return self.vector
 
 
+_IN_BOTH: Final = {f.name for f in fields(ClientUpdate)} & {f.name for f in fields(Upload)} - {"attached"}
+"""Fields that an update takes over from its upload's header, in which ``attached`` is a number of bytes."""
+
+
 def contribution_of(
-    upload: Upload, vector: Float32Vector | None, norm: float | None = None, attached: bytes = b""
+    upload: Upload,
+    vector: Float32Vector | None,
+    norm: float | None = None,
+    attached: bytes = b"",
+    digest: bytes = b"",
 ) -> ClientUpdate:
     """Return the `ClientUpdate` of an upload.
 
@@ -141,27 +151,12 @@ def contribution_of(
         vector: (d,), float32, the masked update; None if absent.
         norm: the vector's l2 norm; None computes it.
         attached: the bytes that follow the update in the upload.
+        digest: the hash that its device signed.
     """
     if norm is None:
         norm = 0.0 if vector is None else norm_of(vector)
-    return ClientUpdate(
-        round=upload.round,
-        phase=upload.phase,
-        device=upload.device,
-        model=upload.model,
-        samples=upload.samples,
-        loss=upload.loss,
-        key_id=upload.key_id,
-        margins=upload.margins,
-        correct=upload.correct,
-        tested=upload.tested,
-        vector=vector,
-        norm=norm,
-        model_norm=upload.model_norm,
-        attached=attached,
-        statement=upload.statement,
-        nearest=upload.nearest,
-    )
+    said = {name: getattr(upload, name) for name in _IN_BOTH}
+    return ClientUpdate(**said, vector=vector, norm=norm, attached=attached, digest=digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Uploads of one run, from the first chunk to the acknowledgement: one state machine for each upload.
 
-An upload is identified by its device and its transfer id (`states.UploadRef`). It is in one of six states:
+An upload is identified by its device and its transfer id (`UploadRef`). It is in one of six states:
 
     RECEIVING      no chunk has arrived yet, or only some have; the initial state, which needs no entry
     VERIFYING      complete, and in the hands of the intake's workers (intake.py), which write it if it is in order

@@ -7,7 +7,8 @@ from typing import Final
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
-from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
+from aggregator.storage.upload import UploadRef
+from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Action
 

@@ -9,13 +9,10 @@ from aggregator.uploads.states import UploadEvent
 
 if TYPE_CHECKING:
     from aggregator.storage.store import Store
+    from aggregator.storage.upload import OpenedUpload
     from aggregator.strategies.base import ClientUpdate
-    from aggregator.uploads.intake import OpenedUpload
     from aggregator.uploads.states import UploadTable
     from aggregator.workers import Workers
-
-Committed = list[tuple["OpenedUpload", "ClientUpdate"]]
-"""Durable uploads with the store's contribution of each, in order of arrival."""
 
 
 class CommitQueue:
@@ -50,24 +47,27 @@ class CommitQueue:
 
     def append(self, upload: OpenedUpload) -> None:
         """Append a valid upload, which is written, to the open batch; its device must have no other upload in the queue."""
-        assert upload.written is not None
-        self._store.append(upload.written)
+        self._store.append(upload)
         self._table.move(upload.ref, UploadEvent.VALIDATED)
         self._valid[upload.ref.device] = upload
 
-    def flush(self, committed: Callable[[Committed], None]) -> None:
-        """Start an fsync of the open batch unless one is already running; call ``committed`` when the batch is durable."""
+    def flush(self, committed: Callable[[list[OpenedUpload], list[ClientUpdate]], None]) -> None:
+        """Start an fsync of the open batch unless one is already running.
+
+        Args:
+            committed: called when the batch is durable, with its uploads and the store's update of each, in order of arrival.
+        """
         if self._committing or not self._valid:
             return
         for upload in self._valid.values():
             self._table.move(upload.ref, UploadEvent.COMMIT_STARTED)
         self._committing, self._valid = self._valid, {}
-        self._disk.submit(self._store.prepare(), lambda _: committed(self._commit()))
+        self._disk.submit(self._store.prepare(), lambda _: committed(*self._commit()))
 
-    def _commit(self) -> Committed:
-        done = list(zip(self._committing.values(), self._store.commit(), strict=True))
+    def _commit(self) -> tuple[list[OpenedUpload], list[ClientUpdate]]:
+        updates, uploads = self._store.commit(), list(self._committing.values())
         self._committing = {}
-        return done
+        return uploads, updates
 
     def withdraw(self, upload: OpenedUpload) -> None:
         """Remove a valid upload from the open batch."""

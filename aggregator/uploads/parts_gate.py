@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aggregator.uploads.intake import OpenedUpload
+    from aggregator.storage.upload import OpenedUpload
     from shoal.protocol.shards import PartReport, StoredPart
 
 
@@ -60,7 +60,7 @@ class PartsGate:
 
     def _complete(self, device: str) -> OpenedUpload | None:
         upload = self._held.get(device)
-        if upload is None or upload.written is None:
+        if upload is None:
             return None
         parts = [self._reported.get((device, worker)) for worker in range(len(upload.header.parts))]
         squares = []
@@ -69,5 +69,4 @@ class PartsGate:
                 return None
             squares.append(part.squared_norm)
         del self._held[device]
-        norm = math.sqrt(math.fsum(squares))
-        return dataclasses.replace(upload, written=dataclasses.replace(upload.written, norm=norm))
+        return dataclasses.replace(upload, norm=math.sqrt(math.fsum(squares)))

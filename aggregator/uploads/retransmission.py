@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aggregator.publisher import first_reminder_s
 from aggregator.rounds.state import too_late
-from aggregator.uploads.states import ANSWERED, UploadEvent, UploadRef, UploadState
+from aggregator.storage.upload import UploadRef
+from aggregator.uploads.states import ANSWERED, UploadEvent, UploadState
 from shoal import limits
 from shoal.protocol.chunking import chunk_count
 from shoal.protocol.messages import Action

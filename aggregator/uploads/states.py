@@ -9,7 +9,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
+
+from aggregator.storage.upload import UploadRef
 
 ANSWERS_REMEMBERED: Final = 16_384
 """Enough for several rounds of a large fleet. A device whose answer was forgotten must send its upload again to get it."""
@@ -38,16 +40,6 @@ class UploadEvent(Enum):
     ROUND_CLOSED = "round closes first"
     COMMITTED = "durable"
     FORGOTTEN = "answer forgotten"
-
-
-class UploadRef(NamedTuple):
-    """Identity of an upload.
-
-    The transfer id alone is not enough: a device could name the transfer of another.
-    """
-
-    device: str
-    transfer: bytes
 
 
 class TransitionError(RuntimeError):

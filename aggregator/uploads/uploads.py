@@ -10,14 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
-from aggregator.rounds.events import Declined, Stored
+from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
+from aggregator.storage.upload import UploadRef
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue
-from aggregator.uploads.intake import Arrival, Intake
+from aggregator.uploads.intake import Intake
 from aggregator.uploads.parts_gate import PartsGate
 from aggregator.uploads.retransmission import Retransmission
-from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
+from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.chunking import ChunkKind, parse
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from aggregator.rounds.events import Event
     from aggregator.rounds.state import EngineState
     from aggregator.storage.store import Store
-    from aggregator.uploads.commit_queue import Committed
-    from aggregator.uploads.intake import OpenedUpload, Result
+    from aggregator.storage.upload import OpenedUpload
+    from aggregator.strategies.base import ClientUpdate
+    from aggregator.uploads.intake import Result
     from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Upload
@@ -59,7 +61,7 @@ class EngineDriver(Protocol):
     def feed(self, event: Event) -> None:
         """Let the engine handle an event, now or after the uploads that arrived before it."""
 
-    def on_committed(self, stored: Sequence[Stored]) -> None:
+    def on_committed(self, updates: Sequence[ClientUpdate]) -> None:
         """Let the engine handle durable uploads now."""
 
     def on_progress(self) -> None:
@@ -178,8 +180,7 @@ class Uploads:
         queued = self._waiting(device)
         pending = None if queued is None else queued.digest
         self._table.move(ref, UploadEvent.COMPLETE)
-        arrival = Arrival(ref, chunks, self._membership.roster, self._driver.state, pending)
-        self._intake.submit(arrival, partial(self._on_opened, ref))
+        self._intake.submit(chunks, self._membership.roster, self._driver.state, pending, partial(self._on_opened, ref))
 
     def _on_opened(self, ref: UploadRef, found: Result) -> None:
         """Queue, acknowledge or refuse an upload that a worker has opened, and report an error."""
@@ -201,7 +202,7 @@ class Uploads:
         queued = self._waiting(ref.device)
         pending = None if queued is None else queued.digest
         decision, reason = self._engine.validate(self._driver.state, found.header, found.digest, pending)
-        if decision is Decision.STORE and found.written is not None:
+        if decision is Decision.STORE and found.start is not None:
             if found.header.parts:
                 whole = self._gate.hold(found)
                 if whole is not None:
@@ -246,10 +247,9 @@ class Uploads:
         Raises:
             UntrustedError: it is refused.
         """
-        assert upload.written is not None
         decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
         limit = self._run.norm_limit * norm_room(self._run.precision_up)
-        reason = reason or norm_error(upload.written.norm, limit)
+        reason = reason or norm_error(upload.norm, limit)
         if decision is Decision.STORE and not reason:
             self._enqueue(upload)
             return
@@ -275,14 +275,14 @@ class Uploads:
         if gathered and not self._driver.computing:
             self._queue.flush(self._on_committed)
 
-    def _on_committed(self, committed: Committed) -> None:
+    def _on_committed(self, uploads: list[OpenedUpload], updates: list[ClientUpdate]) -> None:
         """Let the engine count durable uploads, then acknowledge them.
 
         A round that opens at once is announced before the acknowledgements of the round that closes are sent, because devices
         wait for the announcement only.
         """
-        self._driver.on_committed([Stored(contribution, upload.digest) for upload, contribution in committed])
-        for upload, _ in committed:
+        self._driver.on_committed(updates)
+        for upload in uploads:
             self._answers.answer(upload.ref, upload.header.round, UploadEvent.COMMITTED)
         self.review()
 

@@ -5,7 +5,6 @@ The checks that need the open round are `aggregator.rounds.engine.Engine.validat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,8 +12,8 @@ import numpy as np
 from aggregator.membership import UNKNOWN_HINT, FalseMessageError, signed_by
 from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
+from aggregator.storage.upload import OpenedUpload, UploadRef
 from aggregator.strategies.base import norm_of
-from aggregator.uploads.states import UploadRef
 from crypto.seal.envelope import is_from, open_from_member, read_head
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, UntrustedError, WireError
@@ -30,25 +29,6 @@ from shoal.protocol.reassembly import Transfer
 from shoal.protocol.states import attached_checkpoints
 
 N = TypeVar("N", Decline, Reminder)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedUpload:
-    """An authentic upload within the plan's limits.
-
-    Attributes:
-        header: its header.
-        body: the vector as float32 little-endian, whatever its precision on the wire, and any attached bytes after it.
-        norm: the vector's l2 norm.
-        ref: its identity.
-        digest: the hash that its device signed; two uploads with one digest are the same.
-    """
-
-    header: Upload
-    body: memoryview
-    norm: float
-    ref: UploadRef
-    digest: bytes
 
 
 class RefusedUploadError(UntrustedError):
@@ -75,7 +55,7 @@ class UploadVerifier:
         self._identity = identity
         self._run = run
 
-    def upload(self, device: str, transfer: Transfer, roster: Roster) -> VerifiedUpload:
+    def upload(self, device: str, transfer: Transfer, roster: Roster) -> OpenedUpload:
         """Return the upload in a transfer.
 
         Args:
@@ -99,8 +79,8 @@ class UploadVerifier:
         self._check_statement(header, roster)
         self._check_attached(header, body[len(body) - header.attached :], roster)
         body = self._decoded(header, body)
-        norm = self._checked_norm(header, body)
-        return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
+        ref = UploadRef(device, transfer.transfer_id)
+        return OpenedUpload(header, ref, transfer.signed, self._checked_norm(header, body), body)
 
     def decline(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
         """Return the decline in a transfer; arguments as for `upload`.

@@ -3,7 +3,6 @@
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import (
     CameOnline,
-    Stored,
 )
 from tests.helpers.plans import KEY_VERSION, digest_of, engine_of, run_plan, stored, upload_of
 
@@ -53,7 +52,7 @@ def give(engine, state, *devices, **changes):
     for device in devices:
         upload, body = upload_of(engine, state, device, **changes)
         assert engine.validate(state, upload, digest_of(upload, body)) == (Decision.STORE, "")
-        state, more = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        state, more = engine.handle(state, stored(upload, body))
         actions += more
     return state, actions
 

@@ -11,7 +11,7 @@ from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import CameOnline, Stored
+from aggregator.rounds.events import CameOnline
 from aggregator.run_control import RunControl
 from aggregator.status.answers import RunEntry, RunList, StatusPage, decoded, encoded
 from aggregator.status.record import FleetStatus
@@ -397,7 +397,7 @@ def _uploaded(name, settings):
     for at, device in enumerate(devices[:2]):
         values = np.linspace(at, 1, run.length)
         mine, body = upload_of(engine, state, device.name, values=values, recipient=server.member.seal_key)
-        state, _ = engine.handle(state, Stored(contribution_of(mine, _vector(body), 1.0), bytes(32)))
+        state, _ = engine.handle(state, contribution_of(mine, _vector(body), 1.0))
     good, vector = upload_of(
         engine,
         state,
@@ -425,7 +425,7 @@ def _uploaded(name, settings):
         if decision is not Decision.STORE:
             raise UntrustedError(reason)
         contribution = contribution_of(verified.header, _vector(verified.body), verified.norm)
-        after, _ = engine.handle(state, Stored(contribution, b""))
+        after, _ = engine.handle(state, contribution)
         assert after.round >= state.round
         return after
 

@@ -9,6 +9,7 @@ import numpy as np
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.held_models import HeldModels, offers_of
 from aggregator.rounds.relay import States, settle
+from aggregator.storage.upload import OpenedUpload, UploadRef
 from aggregator.strategies.base import ClientUpdate, contribution_of, in_order, norm_of, starts_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.strategies.robust import RobustMean
@@ -124,7 +125,8 @@ def digest_of(upload, body):
 def append_upload(store, upload, body, norm, digest):
     """Write an upload and append it to the store's open batch."""
     store.open_updates(upload.round)
-    store.append(store.write(upload, body, norm, digest))
+    ref = UploadRef(upload.device, bytes(16))
+    store.append(store.write(OpenedUpload(upload, ref, digest, norm, body)))
 
 
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):
@@ -147,7 +149,8 @@ def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **change
 def stored(upload, body):
     """Return an upload as the store returns it."""
     vector = np.frombuffer(body, "<f4", upload.length) if upload.length else None
-    return contribution_of(upload, vector, attached=body[4 * upload.length :])
+    attached = body[4 * upload.length :]
+    return contribution_of(upload, vector, attached=attached, digest=digest_of(upload, body))
 
 
 class Rounds:

@@ -7,7 +7,7 @@ import numpy as np
 
 from aggregator.inbound import Inbound
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import CameOnline, OpenRound, Stored
+from aggregator.rounds.events import CameOnline, OpenRound
 from aggregator.rounds.snapshot import dump
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
@@ -208,7 +208,7 @@ class Scene:
             DEVICES, self._opened.before, self._opened.held, self._opened.plan.round, self._opened.available
         )
         self._build()
-        stored = [Stored(*found) for found in self.store.uploads(self.state.round)]
+        stored = self.store.uploads(self.state.round)
         if stored:
             self.on_committed(stored)
 
@@ -300,4 +300,4 @@ class Scene:
 
     def durable(self, round_):
         """Return device -> digest of the uploads of a round that are in the store."""
-        return {c.device: digest for c, digest in self.store.uploads(round_)}
+        return {c.device: c.digest for c in self.store.uploads(round_)}

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aggregator.rounds.duplicates_and_limits import Decision
-from aggregator.rounds.engine import CameOnline, Stored
+from aggregator.rounds.engine import CameOnline
 from aggregator.rounds.snapshot import dump
 from aggregator.strategies.base import norm_of
 from crypto.seal.replay import ReplayWatermark
@@ -70,7 +70,7 @@ def test_whatever_devices_report_the_run_goes_on(name, random):
             upload, body = honest(engine, state, device)
         norm = norm_of(np.frombuffer(body, "<f4", upload.length)) if upload.length else 0.0
         assert norm <= engine.run.norm_limit
-        state, _ = engine.handle(state, Stored(stored_with(upload, body), digest_of(upload, body)))
+        state, _ = engine.handle(state, stored_with(upload, body))
         dump(state.strategy, state.held)
     assert state.finished
 

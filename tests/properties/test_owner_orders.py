@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.rounds.events import CameOnline, DeadlinePassed, OpenRound, Ordered, RoundClosed, Stored, WentOffline
+from aggregator.rounds.events import CameOnline, DeadlinePassed, OpenRound, Ordered, RoundClosed, WentOffline
 from aggregator.rounds.orders import Order, newest
-from tests.helpers.plans import KEY_VERSION, digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.plans import KEY_VERSION, engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
 ROUNDS = 3
@@ -68,7 +68,7 @@ class Run:
                     self.take(kind.removeprefix("all "), device)
             case "upload" if value in self.state.waiting:
                 upload, body = upload_of(self.engine, self.state, value)
-                event = Stored(stored(upload, body), digest_of(upload, body))
+                event = stored(upload, body)
                 self.uploads.append(event)
                 self.feed(event)
             case "order":

@@ -23,7 +23,7 @@ from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import CameOnline, Stored
+from aggregator.rounds.events import CameOnline
 from aggregator.run_service import RunService
 from aggregator.storage.run_status import rounds_closed
 from aggregator.strategies.base import ClientUpdate
@@ -157,17 +157,15 @@ def _engine(plan: RunPlan, devices: int) -> dict[str, Any]:
     assert state.plan is not None
     # All but the last: that one closes the round, which is the strategy's work and not the engine's.
     uploads = [
-        Stored(
-            ClientUpdate(
-                round=1,
-                phase=assignment.phase,
-                device=name,
-                model=assignment.candidates[0],
-                samples=10,
-                loss=1.0,
-                key_id=bytes(16),
-            ),
-            bytes(32),
+        ClientUpdate(
+            round=1,
+            phase=assignment.phase,
+            device=name,
+            model=assignment.candidates[0],
+            samples=10,
+            loss=1.0,
+            key_id=bytes(16),
+            digest=bytes(32),
         )
         for name, assignment in list(state.plan.assignments.items())[:-1]
     ]

@@ -146,7 +146,7 @@ def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
 
     from aggregator.numerics.backend import select
     from aggregator.rounds.engine import Engine
-    from aggregator.rounds.events import CameOnline, OpenRound, Stored
+    from aggregator.rounds.events import CameOnline, OpenRound
     from aggregator.rounds.held_models import offers_of, transcript_of
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
@@ -192,7 +192,7 @@ def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
             items.append(Item(identity.name, header.transfer_id, header.payload))
             items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
             vector = None if encoded is None else encoded.masked
-            stored.append(Stored(contribution_of(upload, vector, _norm(vector, cuts)), header.transfer_id))
+            stored.append(contribution_of(upload, vector, _norm(vector, cuts), digest=header.transfer_id))
         yield opened.plan.round, items
         for event in stored:
             state, actions = engine.handle(state, event)

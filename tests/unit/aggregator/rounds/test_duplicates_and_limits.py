@@ -9,7 +9,6 @@ from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import (
     CameOnline,
     DeadlinePassed,
-    Stored,
 )
 from shoal.protocol.messages import Phase
 from tests.helpers.engines import DEVICES, give, kinds, opened
@@ -110,7 +109,7 @@ def test_the_nearest_model_is_one_of_those_to_compare_with():
 def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
     engine, state = opened()
     upload, body = upload_of(engine, state, "dev-1")
-    event = Stored(stored(upload, body), digest_of(upload, body))
+    event = stored(upload, body)
     once, _ = engine.handle(state, event)
     twice, _ = engine.handle(once, event)
     assert twice.contributions == once.contributions

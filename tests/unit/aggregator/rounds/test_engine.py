@@ -11,12 +11,11 @@ from aggregator.rounds.engine import (
     DeadlinePassed,
     Left,
     OpenRound,
-    Stored,
     WentOffline,
 )
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.engines import DEVICES, give, kinds, mean_of, online, opened
-from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 # ---------------------------------------------------------------------------------------------------- rounds
 
@@ -328,7 +327,7 @@ def test_nonces_depend_on_round_and_seed():
 def durable(engine, state, device):
     """Return the event of a durable upload."""
     upload, body = upload_of(engine, state, device)
-    return Stored(stored(upload, body), digest_of(upload, body))
+    return stored(upload, body)
 
 
 def test_uploads_that_became_durable_together_count_in_one_round():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.duplicates_and_limits import Decision
-from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
+from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, mean_of, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
@@ -20,7 +20,7 @@ def round_of(engine, state, *, factor=100.0, samples=10):
         large = device == GIANT
         values = np.full(D, factor if large else 1.0, np.float32) / 100
         upload, body = upload_of(engine, state, device, values=values, samples=samples if large else 10)
-        state, actions = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        state, actions = engine.handle(state, stored(upload, body))
     (record,) = [a.record for a in actions if isinstance(a, RoundClosed)]
     return state, record
 
@@ -70,7 +70,7 @@ def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
     for device in DEVICES[:-1]:
         upload, body = upload_of(engine, state, device)
-        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        state, _ = engine.handle(state, stored(upload, body))
     assert state.round == 1
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.round == 2

@@ -4,8 +4,8 @@ import dataclasses
 import math
 
 from aggregator.rounds.duplicates_and_limits import Decision
-from aggregator.rounds.events import CameOnline, Stored
-from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+from aggregator.rounds.events import CameOnline
+from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
 DIGEST = b"d" * 32
@@ -20,7 +20,7 @@ def second_round(eta):
     for i, device in enumerate(DEVICES):
         upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
         assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        state, _ = engine.handle(state, stored(upload, body))
     assert state.round == 2
     return engine, state
 

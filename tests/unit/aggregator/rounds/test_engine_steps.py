@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, Stored, WentOffline
+from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, WentOffline
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import DeclineReason, Phase
@@ -112,17 +112,15 @@ def opened(count, algorithm="fedavg", **changes):
 
 def given(state, device):
     assignment = state.plan.assignments[device]
-    return Stored(
-        ClientUpdate(
-            round=1,
-            phase=Phase(assignment.phase),
-            device=device,
-            model=assignment.candidates[0],
-            samples=10,
-            loss=1.0,
-            key_id=ROUND_KEY,
-        ),
-        DIGEST,
+    return ClientUpdate(
+        round=1,
+        phase=Phase(assignment.phase),
+        device=device,
+        model=assignment.candidates[0],
+        samples=10,
+        loss=1.0,
+        key_id=ROUND_KEY,
+        digest=DIGEST,
     )
 
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from aggregator.rounds.events import RoundClosed, Stored
+from aggregator.rounds.events import RoundClosed
 from aggregator.rounds.standing_apart import ROUNDS_APART, observed
 from aggregator.strategies.base import STANDS_APART
 from aggregator.strategies.robust import Finding, Standings
 from tests.helpers.engines import opened
-from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
+from tests.helpers.plans import D, engine_of, stored, upload_of
 
 DEVICES = tuple(f"dev-{i}" for i in range(8))
 FALSE = DEVICES[-1]
@@ -50,7 +50,7 @@ def play(engine, state):
     for device in DEVICES:
         values = (base + 0.1 * rng.standard_normal(D)) * (-1 if device == FALSE else 1) / 10
         upload, body = upload_of(engine, state, device, values=values.astype(np.float32))
-        state, actions = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        state, actions = engine.handle(state, stored(upload, body))
     (record,) = [a.record for a in actions if isinstance(a, RoundClosed)]
     return state, [e["device"] for e in record.events if e["kind"] == STANDS_APART]
 

@@ -70,9 +70,9 @@ def test_what_was_committed_comes_back_as_it_was(open_store):
     given = store.commit()
     assert [c.device for c in given] == ["dev-2", "dev-1"]
     store.close()
-    for contribution_, digest in open_store().uploads(1):
+    for contribution_ in open_store().uploads(1):
         header, body = upload(contribution_.device)
-        assert digest == digest_of(header, body)
+        assert contribution_.digest == digest_of(header, body)
         assert contribution_.vector.tobytes() == VECTORS[contribution_.device].tobytes()
         assert contribution_.norm == pytest.approx(np.linalg.norm(VECTORS[contribution_.device]), rel=1e-6)
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
@@ -82,7 +82,7 @@ def test_uploads_come_back_in_order_of_device(open_store):
     store = open_store()
     append(store, "dev-3", "dev-1", "dev-2")
     store.commit()
-    assert [c.device for c, _ in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
+    assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
     assert store.uploads(2) == []
 
 
@@ -107,13 +107,13 @@ def test_a_torn_tail_is_written_over(open_store, folder):
     with file.open("ab") as handle:
         handle.write(b"half a vec")
     store = open_store()
-    assert [c.device for c, _ in store.uploads(1)] == ["dev-1"]
+    assert [c.device for c in store.uploads(1)] == ["dev-1"]
     append(store, "dev-3")
     (given,) = store.commit()
     assert given.vector.tobytes() == VECTORS["dev-3"].tobytes()
     raw = file.read_bytes()
     assert raw[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
-    assert {c.device: c.vector.tobytes() for c, _ in open_store().uploads(1)} == {
+    assert {c.device: c.vector.tobytes() for c in open_store().uploads(1)} == {
         d: VECTORS[d].tobytes() for d in ("dev-1", "dev-3")
     }
 
@@ -140,7 +140,7 @@ def test_a_report_without_a_vector_takes_no_bytes(open_store, folder):
     (given,) = store.commit()
     assert given.vector is None
     assert not sum(path.stat().st_size for path in (folder / "updates").iterdir())
-    ((again, _),) = store.uploads(1)
+    (again,) = store.uploads(1)
     assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
 
 
@@ -235,7 +235,7 @@ def test_the_digests_of_a_rounds_uploads_stay_when_their_files_are_erased(open_s
     store = open_store()
     append(store, "dev-2", "dev-1")
     store.commit()
-    digests = {c.device: (c.phase, digest) for c, digest in store.uploads(1)}
+    digests = {c.device: (c.phase, c.digest) for c in store.uploads(1)}
     store.erase()
     assert store.received(1) == digests
     assert store.received(2) == {}
@@ -263,7 +263,7 @@ def test_updates_of_the_open_round_stay(open_store, folder):
     expected = ["000003.f32", "spare-000001.f32", "spare-000002.f32"]
     assert sorted(p.name for p in (folder / "updates").iterdir()) == expected
     assert set(store._db.execute("SELECT round, device FROM uploads")) == {(3, d) for d in DEVICES}
-    assert [c.device for c, _ in store.uploads(3)] == list(DEVICES)
+    assert [c.device for c in store.uploads(3)] == list(DEVICES)
 
 
 def test_the_end_of_a_run_erases_every_update(open_store, folder):

@@ -8,7 +8,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from aggregator.rounds.engine import CameOnline, Stored
+from aggregator.rounds.engine import CameOnline
 from aggregator.rounds.snapshot import dump, load
 from aggregator.storage import records
 from aggregator.storage.records import BLOCK_ROUNDS
@@ -67,7 +67,7 @@ class Run:
             upload, body = upload_of(self.engine, self.state, device, values=values, **figures)
             append_upload(self.store, upload, memoryview(body), float(np.linalg.norm(values)), digest_of(upload, body))
         for contribution in self.store.commit():
-            self.feed(Stored(contribution, bytes(32)))
+            self.feed(contribution)
 
     def bytes(self):
         """Return what the database takes, with its log moved into it."""

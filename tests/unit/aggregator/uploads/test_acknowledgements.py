@@ -2,8 +2,9 @@
 
 import pytest
 
+from aggregator.storage.upload import UploadRef
 from aggregator.uploads.acknowledgements import Acknowledgements
-from aggregator.uploads.states import TransitionError, UploadEvent, UploadRef, UploadState, UploadTable
+from aggregator.uploads.states import TransitionError, UploadEvent, UploadState, UploadTable
 from shoal.protocol.messages import Action
 from tests.helpers.plans import run_plan
 from tests.helpers.uploads import Membership, Recorder, Sent

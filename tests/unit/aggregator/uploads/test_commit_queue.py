@@ -3,9 +3,9 @@
 import pytest
 
 from aggregator.storage.store import Store
+from aggregator.storage.upload import OpenedUpload, UploadRef
 from aggregator.uploads.commit_queue import CommitQueue
-from aggregator.uploads.intake import OpenedUpload
-from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
+from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from tests.helpers.plans import digest_of, engine_of, resumed, run_plan, upload_of
 from tests.helpers.uploads import SlowDisk
 
@@ -28,11 +28,10 @@ class Queue:
         digest = digest_of(header, body)
         self.table.move(UploadRef(device, b"t" * 16), UploadEvent.COMPLETE)
         self.store.open_updates(header.round)
-        written = self.store.write(header, memoryview(body), 1.0, digest)
-        return OpenedUpload(header, UploadRef(device, b"t" * 16), digest, written)
+        return self.store.write(OpenedUpload(header, UploadRef(device, b"t" * 16), digest, 1.0, memoryview(body)))
 
     def flush(self):
-        self.queue.flush(lambda batch: self.batches.append([upload.ref.device for upload, _ in batch]))
+        self.queue.flush(lambda batch, _: self.batches.append([upload.ref.device for upload in batch]))
 
     def states(self):
         return [self.table.state(UploadRef(name, b"t" * 16)) for name in NAMES]
@@ -84,4 +83,4 @@ def test_a_withdrawn_upload_is_not_committed(scene):
     scene.flush()
     scene.disk.done()
     assert scene.batches == [["dev-1", "dev-3"]]
-    assert [c.device for c, _ in scene.store.uploads(1)] == ["dev-1", "dev-3"]
+    assert [c.device for c in scene.store.uploads(1)] == ["dev-1", "dev-3"]

@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.storage.store import WrittenUpload
-from aggregator.uploads.intake import OpenedUpload
+from aggregator.storage.upload import OpenedUpload, UploadRef
 from aggregator.uploads.parts_gate import PartsGate
-from aggregator.uploads.states import UploadRef
 from shoal.protocol.messages import Phase
 from shoal.protocol.shards import PartReport, StoredPart
 
@@ -16,7 +14,7 @@ DIGESTS = (b"\0" * 32, b"\1" * 32)
 
 def upload(device="dev-1"):
     header = SimpleNamespace(parts=DIGESTS, phase=Phase.TRAIN, round=3)
-    return OpenedUpload(header, UploadRef(device, bytes(16)), bytes(32), WrittenUpload(header, bytes(32), 0, 0, 0.0))
+    return OpenedUpload(header, UploadRef(device, bytes(16)), bytes(32), 0.0, start=0)
 
 
 def report(worker, round_=3, device="dev-1", digest=None, squared=9.0):
@@ -34,7 +32,7 @@ def test_header_and_reports_come_in_any_order(first):
     if not first:
         assert whole == []
         whole = [gate.hold(upload())]
-    assert [u.written.norm for u in whole] == [5.0]
+    assert [u.norm for u in whole] == [5.0]
     assert gate.held == ()
 
 

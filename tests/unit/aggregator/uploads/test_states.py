@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
+from aggregator.storage.upload import UploadRef
 from aggregator.uploads.states import (
     ANSWERED,
     TRANSITIONS,
     TransitionError,
     UploadEvent,
-    UploadRef,
     UploadState,
     UploadTable,
 )
