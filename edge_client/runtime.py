@@ -261,8 +261,8 @@ class DeviceRuntime:
             self._results.note(announcement, assignment, result, models, self._now_s)
             if self._results.leave_out(self._jobs.left_out):
                 self._publish_presence(online=True)
-            transfer, sealed = result.parcel.transfer_id, result.parcel.payload
-            self._uplink.keep(self.session.round.mark, transfer, sealed, result.residual)
+            self._uplink.keep(self.session.round.mark, result.pieces, result.residual)
+            transfer = result.pieces[0].transfer_id
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
             if self._models is not None:
@@ -463,10 +463,10 @@ class DeviceRuntime:
                 transport.publish(*receiving_notice(member), retain=True)
             case io.SendDecline(announcement, reason):
                 self._notes.decline(announcement, reason)
-            case rounds.Send(transfer, chunks):
-                self._uplink.send(mark, transfer, chunks, member.roster.active_count)
-            case io.SendReminder(transfer, run_id, turn):
-                self._uplink.remind(mark, transfer, run_id, turn)
+            case rounds.Send(_, chunks):
+                self._uplink.send(mark, chunks, member.roster.active_count)
+            case io.SendReminder(_, run_id, turn):
+                self._uplink.remind(mark, run_id, turn)
 
     def _publish_presence(self, *, online: bool) -> None:
         models, contrary = self._models, self._contrary

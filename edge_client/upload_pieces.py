@@ -1,14 +1,15 @@
 """An upload that travels in several sealed pieces: the header to the coordinator, and one part to each worker.
 
-The pieces are stored as one, behind a list of their transfer ids and sizes. An upload of one piece is stored as it is.
+They are stored as one, behind a list of their transfer ids and sizes. An upload of one piece is stored as it is.
 
-Example: `joined` of a header and three parts; `pieces_of` gives the four back, and `transfer_of` the header's transfer id.
+Example: `stored` of a header and three parts; after a restart `pieces_of` gives the four back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from crypto.seal.envelope import SealedMessage
 from shoal.errors import WireError
@@ -25,51 +26,40 @@ class Pieces:
     sizes: ArrayU32
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One sealed message of an upload."""
-
-    transfer: bytes
-    payload: memoryview
-
-
-def joined(header: SealedMessage, parts: Sequence[SealedMessage]) -> SealedMessage:
-    """Return the pieces as one message, named by its header's transfer id; the header alone if there are no parts."""
-    if not parts:
-        return header
-    every = (header, *parts)
-    head = encode(Pieces(tuple(p.transfer_id for p in every), tuple(len(p.payload) for p in every)))
-    return SealedMessage(b"".join((head, *(p.payload for p in every))), header.transfer_id, header.signed)
+def stored(pieces: Sequence[SealedMessage]) -> bytes:
+    """Return the pieces of an upload, the header's first, as one."""
+    if len(pieces) == 1:
+        return pieces[0].payload
+    head = encode(Pieces(tuple(p.transfer_id for p in pieces), tuple(len(p.payload) for p in pieces)))
+    return b"".join((head, *(p.payload for p in pieces)))
 
 
-def pieces_of(sealed: bytes | memoryview, transfer: bytes | None = None) -> list[Piece]:
+def pieces_of(sealed: bytes) -> list[SealedMessage]:
     """Return the pieces of a stored upload, the header's first.
 
-    Args:
-        sealed: the stored bytes.
-        transfer: the upload's transfer id if it is known, which saves hashing.
-
     Raises:
-        WireError: the list of the pieces does not fit them.
+        WireError: the list of the pieces does not fit them, or one is torn.
     """
-    view = memoryview(sealed)
-    if bytes(view[: len(MAGIC)]) != MAGIC:
-        return [Piece(transfer or Fingerprint.of(view).transfer_id, view)]
-    head, rest = decode_prefix(view, Pieces)
+    if not sealed.startswith(MAGIC):
+        return [_piece(sealed)]
+    head, rest = decode_prefix(sealed, Pieces)
     if len(head.transfers) != len(head.sizes) or sum(head.sizes) != len(rest) or not head.sizes:
         raise WireError("the list of an upload's pieces does not fit them")
-    found, at = [], 0
-    for name, size in zip(head.transfers, head.sizes, strict=True):
-        found.append(Piece(name, rest[at : at + size]))
-        at += size
+    ends = list(accumulate(head.sizes))
+    found = [_piece(bytes(rest[end - size : end])) for size, end in zip(head.sizes, ends, strict=True)]
+    if tuple(piece.transfer_id for piece in found) != head.transfers:
+        raise WireError("a piece of an upload is torn")
     return found
 
 
-def transfer_of(sealed: bytes | memoryview) -> bytes:
+def _piece(payload: bytes) -> SealedMessage:
+    found = Fingerprint.of(payload)
+    return SealedMessage(payload, found.transfer_id, found.signed)
+
+
+def transfer_of(sealed: bytes) -> bytes:
     """Return the transfer id of a stored upload; empty bytes if a piece of it is torn."""
     try:
-        pieces = pieces_of(sealed)
+        return pieces_of(sealed)[0].transfer_id
     except WireError:
         return b""
-    whole = all(Fingerprint.of(piece.payload).transfer_id == piece.transfer for piece in pieces)
-    return pieces[0].transfer if whole else b""

@@ -25,7 +25,6 @@ from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual
-from edge_client.upload_pieces import joined as joined_pieces
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.codec import encode
@@ -75,7 +74,7 @@ class Finished:
     """The result of an assignment.
 
     Attributes:
-        parcel: the sealed upload.
+        pieces: the sealed upload: the message to the aggregator, then a part to each worker of the plan.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
         norm: of the update as sent; 0 without one.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
@@ -86,7 +85,7 @@ class Finished:
         residual: the rounding error of the uploaded update; None without error feedback.
     """
 
-    parcel: SealedMessage
+    pieces: Sequence[SealedMessage]
     model: int
     loss: float
     correct: int
@@ -167,7 +166,7 @@ def carry_out(
             sent = with_residual(delta, shop.residual, chosen, assignment.phase)
             encoded = _encoded(shop, sent, announcement.round, assignment.phase)
             body, left, norm = encoded.body, encoded.residual, float(np.linalg.norm(sent))
-    parcel = sealed_upload(
+    pieces = sealed_upload(
         shop,
         announcement,
         assignment,
@@ -180,8 +179,8 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    residual = None if left is None else _residual(left, announcement, chosen, parcel)
-    return Finished(parcel, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
+    residual = None if left is None else _residual(left, announcement, chosen, pieces[0])
+    return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
 def report_statistics(
@@ -210,9 +209,9 @@ def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: P
     return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed, cuts)
 
 
-def _residual(left: Float32Vector, announcement: Announcement, model: int, parcel: SealedMessage) -> Residual:
+def _residual(left: Float32Vector, announcement: Announcement, model: int, header: SealedMessage) -> Residual:
     return Residual.of(
-        left, run_id=announcement.run_id, round_=announcement.round, model=model, transfer=parcel.transfer_id
+        left, run_id=announcement.run_id, round_=announcement.round, model=model, transfer=header.transfer_id
     )
 
 
@@ -229,8 +228,8 @@ def sealed_upload(
     tested: int = 0,
     model_norm: float = 0.0,
     nearest: int = 0,
-) -> SealedMessage:
-    """Return an upload, sealed to the aggregator and signed.
+) -> list[SealedMessage]:
+    """Return an upload, sealed and signed; see `seal_pieces`.
 
     Args:
         shop: keys and plan.
@@ -273,8 +272,7 @@ def sealed_upload(
         nearest=nearest,
         precision=shop.plan.precision_up,
     )
-    header, *parts = seal_pieces(shop.identity, shop.plan, shop.aggregator, upload, body, attached)
-    return joined_pieces(header, parts)
+    return seal_pieces(shop.identity, shop.plan, shop.aggregator, upload, body, attached)
 
 
 def seal_pieces(

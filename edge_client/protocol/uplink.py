@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_client.protocol.notes import UploadRef
-from edge_client.upload_pieces import pieces_of
+from edge_client.upload_pieces import pieces_of, stored
 from shoal import limits
 from shoal.protocol.channels import PART, UPLOAD
-from shoal.protocol.chunking import Fingerprint, split
+from shoal.protocol.chunking import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from crypto.seal.envelope import SealedMessage
     from crypto.seal.replay import ReplayWatermark
     from edge_client.protocol.notes import ControlMessages
-    from edge_client.upload_pieces import Piece
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Member
     from shoal.transport.base import Qos, Transport
@@ -84,23 +84,29 @@ class Uplink(Generic[R]):
         self._topic = topic
         self._part_topic = part_topic
         self.workers: tuple[Member, ...] = ()
-        self._sealed = sealed
-        self._digest = b""
+        self._pieces: Sequence[SealedMessage] = pieces_of(sealed) if sealed else ()
         self.residual = residual
 
-    def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: R | None = None) -> None:
-        """Store an upload and its residual, durably."""
-        self._files.save(mark, transfer, sealed, residual)
-        self._sealed, self._digest, self.residual = sealed, b"", residual
+    def keep(self, mark: ReplayWatermark, pieces: Sequence[SealedMessage], residual: R | None = None) -> None:
+        """Store an upload and its residual, durably.
+
+        Args:
+            mark: the replay watermark of its round.
+            pieces: the upload: the header's message first, then the parts to workers, if there are any.
+            residual: what the upload leaves.
+        """
+        self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual)
+        self._pieces, self.residual = pieces, residual
 
     def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:
         """Drop the bytes of an upload that was answered; its transfer id stays stored."""
-        if self._sealed:
-            self.keep(mark, transfer, b"")
+        if self._pieces:
+            self._files.save(mark, transfer, b"")
+            self._pieces, self.residual = (), None
 
-    def send(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
+    def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
-        header, *parts = pieces_of(self._sealed, transfer)
+        header, *parts = self._pieces
         self._publish(self._topic, header, UPLOAD, mark, asked, devices)
         if asked is None:
             for worker, part in enumerate(parts):
@@ -108,14 +114,14 @@ class Uplink(Generic[R]):
 
     def send_part(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...]) -> None:
         """Retransmit the chunks of one part that its worker asked for; do nothing for another transfer."""
-        for worker, part in enumerate(pieces_of(self._sealed)[1:] if self._sealed else ()):
-            if part.transfer == transfer:
+        for worker, part in enumerate(self._pieces[1:]):
+            if part.transfer_id == transfer:
                 self._publish(self._part_topic(worker), part, PART, mark, asked, 0)
 
     def _publish(
         self,
         topic: str,
-        piece: Piece,
+        piece: SealedMessage,
         channel: Channel,
         mark: ReplayWatermark,
         asked: tuple[int, ...] | None,
@@ -127,21 +133,17 @@ class Uplink(Generic[R]):
             round=mark.round,
             chunk_bytes=self._transport.chunk_bytes,
             indices=asked,
-            name=piece.transfer,
+            name=piece.transfer_id,
         )
         qos: Qos = channel.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
         for chunk in chunks:
             self._transport.publish(topic, chunk, qos=qos)
 
-    def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, turn: int) -> None:
+    def remind(self, mark: ReplayWatermark, run_id: bytes, turn: int) -> None:
         """Send a reminder; ``turn`` is the retransmission counter."""
-        header, *parts = pieces_of(self._sealed, transfer)
-        self._digest = self._digest or Fingerprint.of(header.payload).signed
-        upload = UploadRef(transfer, self._digest, len(header.payload))
         size = self._transport.chunk_bytes
-        self._notes.remind(run_id, mark.round, upload, size, turn)
+        header, *parts = (UploadRef(p.transfer_id, p.signed, len(p.payload)) for p in self._pieces)
+        self._notes.remind(run_id, mark.round, header, size, turn)
         for worker, (member, part) in enumerate(zip(self.workers, parts, strict=False)):
-            signed = Fingerprint.of(part.payload).signed
-            about = UploadRef(part.transfer, signed, len(part.payload))
             topic = self._part_topic(worker)
-            self._notes.remind(run_id, mark.round, about, size, turn, worker=member, topic=topic)
+            self._notes.remind(run_id, mark.round, part, size, turn, worker=member, topic=topic)

@@ -146,7 +146,7 @@ class PendingUploadFiles:
         except WireError as error:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
             return None
-        digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
+        digest, sealed = bytes(rest[:DIGEST_BYTES]), bytes(rest[DIGEST_BYTES : DIGEST_BYTES + mark.length])
         residual = parse_residual(rest[DIGEST_BYTES + mark.length :], mark.transfer) if mark.length else None
         # The digest covers the head alone; the transfer id is a digest of the upload.
         torn = len(sealed) and transfer_of(sealed) != mark.transfer
@@ -154,5 +154,5 @@ class PendingUploadFiles:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return PendingUpload(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(sealed), residual
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, sealed, residual
         )

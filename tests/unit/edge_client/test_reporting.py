@@ -64,7 +64,7 @@ class Place:
         fields = {"loss": 0.5, "correct": 0, "tested": 0, **(result or {})}
         announced = announcement(**{"round": 4, **changes})
         validation = {announced.run_id: Validation(1.0, 1, 2, 2)} if announced.finished else {}
-        done = Finished(parcel=None, model=model, validation=validation, **fields)
+        done = Finished(pieces=(), model=model, validation=validation, **fields)
         self.results.note(announced, assignment, done, self.models, now_s)
 
     def status(self):

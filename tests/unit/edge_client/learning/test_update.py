@@ -92,7 +92,7 @@ def assignment(*candidates, phase=Phase.TRAIN, share=Share.TRAIN, train=True, ev
 def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
     """Return (Finished, Upload, clear vector or None)."""
     finished = carry_out(shop, announcement(round_), order_, models, cancelled)
-    data = finished.parcel.payload
+    data = finished.pieces[0].payload
     head, at = read_head(data)
     assert (head.fleet, head.purpose, head.sender, head.recipient) == ("demo", "upload", "dev-1", "aggregator")
     message, body = open_from_member(AGGREGATOR, data, head, at, DEVICE.member.sign_key)
@@ -125,8 +125,8 @@ def test_the_upload_is_masked(shop):
     """The body is the change permuted: the same numbers elsewhere."""
     _, upload, vector = do(shop, assignment(3))
     finished = carry_out(shop, announcement(), assignment(3), MODELS, lambda: False)
-    head, at = read_head(finished.parcel.payload)
-    _, body = open_from_member(AGGREGATOR, finished.parcel.payload, head, at, DEVICE.member.sign_key)
+    head, at = read_head(finished.pieces[0].payload)
+    _, body = open_from_member(AGGREGATOR, finished.pieces[0].payload, head, at, DEVICE.member.sign_key)
     masked = np.frombuffer(body, "<f4")
     assert not np.array_equal(masked, vector)
     assert np.array_equal(np.sort(masked), np.sort(vector))
@@ -260,8 +260,8 @@ def test_the_checkpoints_that_were_asked_for_follow_the_update(shop):
     sealing = dataclasses.replace(shop, round=dataclasses.replace(shop.round, to_seal={0: state}))
     for train_ in (True, False):
         finished = carry_out(sealing, announcement(), assignment(3, train=train_), MODELS, lambda: False)
-        head, at = read_head(finished.parcel.payload)
-        message, body = open_from_member(AGGREGATOR, finished.parcel.payload, head, at, DEVICE.member.sign_key)
+        head, at = read_head(finished.pieces[0].payload)
+        message, body = open_from_member(AGGREGATOR, finished.pieces[0].payload, head, at, DEVICE.member.sign_key)
         upload = decode(message, Upload)
         assert upload.length == (D if train_ else 0)
         attached = body[4 * upload.length :]

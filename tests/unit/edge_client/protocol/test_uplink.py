@@ -2,15 +2,26 @@
 
 import pytest
 
+from crypto.seal.envelope import SealedMessage
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol.uplink import Uplink
 from shoal.protocol.chunking import Fingerprint, parse
 
 MARK = ReplayWatermark(roster=1, run=1, round=3, nonce=bytes(16))
-TRANSFER, RUN = bytes(15) + b"1", bytes(15) + b"2"
+RUN = bytes(15) + b"2"
 SEALED = bytes(range(250)) * 10
-KEPT = (TRANSFER, Fingerprint.of(SEALED).signed, len(SEALED))
 BIRTH = 1_795_000_000_000_000_000
+
+
+def piece(payload):
+    found = Fingerprint.of(payload)
+    return SealedMessage(payload, found.transfer_id, found.signed)
+
+
+def about(payload):
+    """Return what a reminder says of an upload."""
+    found = Fingerprint.of(payload)
+    return found.transfer_id, found.signed, len(payload)
 
 
 class Recorder:
@@ -45,44 +56,44 @@ def recorder():
 @pytest.fixture
 def outbox(recorder):
     outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=b"")
-    outbox.keep(MARK, TRANSFER, SEALED)
+    outbox.keep(MARK, [piece(SEALED)])
     return outbox
 
 
 def test_the_first_sending_is_not_acknowledged(outbox, recorder):
-    outbox.send(MARK, TRANSFER, None, 10)
+    outbox.send(MARK, None, 10)
     assert recorder.sent == [(0, 0), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("asked", [(0, 1, 2), (1, 0), (2,)])
 def test_retransmitted_chunks_are_acknowledged_one_by_one(outbox, recorder, asked):
     """So that a broker stores all of it for an aggregator that is offline."""
-    outbox.send(MARK, TRANSFER, asked, 1)
+    outbox.send(MARK, asked, 1)
     assert recorder.sent == [(i, 1) for i in asked]
 
 
 @pytest.mark.parametrize(("devices", "qos"), [(21, 0), (22, 1), (5000, 1)])
 def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back(outbox, recorder, devices, qos):
     """64 may be under way to the aggregator: those at QoS 0 would overtake the others, and mix the uploads."""
-    outbox.send(MARK, TRANSFER, None, devices)
+    outbox.send(MARK, None, devices)
     assert {q for _, q in recorder.sent} == {qos}
 
 
 def test_a_reminder_identifies_the_upload(outbox, recorder):
-    outbox.remind(MARK, TRANSFER, RUN, BIRTH)
-    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
+    outbox.remind(MARK, RUN, BIRTH)
+    assert recorder.reminders == [(RUN, 3, about(SEALED), 1024, BIRTH)]
     assert recorder.sent == []
 
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
     Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=SEALED).remind(
-        MARK, TRANSFER, RUN, BIRTH
+        MARK, RUN, BIRTH
     )
-    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
+    assert recorder.reminders == [(RUN, 3, about(SEALED), 1024, BIRTH)]
 
 
 def test_another_upload_has_another_digest(outbox, recorder):
-    outbox.remind(MARK, TRANSFER, RUN, BIRTH)
-    outbox.keep(MARK, RUN, SEALED[1:])
-    outbox.remind(MARK, RUN, RUN, BIRTH)
-    assert recorder.reminders[-1][2] == (RUN, Fingerprint.of(SEALED[1:]).signed, len(SEALED) - 1)
+    outbox.remind(MARK, RUN, BIRTH)
+    outbox.keep(MARK, [piece(SEALED[1:])])
+    outbox.remind(MARK, RUN, BIRTH)
+    assert recorder.reminders[-1][2] == about(SEALED[1:])

@@ -141,7 +141,7 @@ def finish(place, monkeypatch):
     """Return a function that does a final round in which model 3 of loss 0.5 was chosen."""
 
     def carry_out(shop, announced, assignment, models, cancelled):
-        return Finished(parcel="sealed", model=3, loss=0.5, correct=1, tested=2)
+        return Finished(pieces=(), model=3, loss=0.5, correct=1, tested=2)
 
     monkeypatch.setattr(jobs, "carry_out", carry_out)
 
@@ -168,7 +168,7 @@ def test_a_finished_model_is_compared_with_the_most_common_label(place, finish):
 
 def test_a_final_round_measures_the_chosen_model_on_the_validation_share(place, finish):
     done = finish()
-    assert (done.parcel, done.model, done.tested) == ("sealed", 3, 2)
+    assert (done.model, done.tested) == (3, 2)
     assert done.validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
 
 
@@ -309,7 +309,7 @@ def test_an_earlier_model_is_measured_in_its_own_scale(scaled, monkeypatch):
     earlier = add(scaled, 2)
     other = Scale(earlier, (1.0, 2.0, 3.0, 4.0), (2.0, 2.0, 2.0, 2.0))
     Scales(scaled.member.directory).save(other)
-    monkeypatch.setattr(jobs, "carry_out", lambda *_: Finished(parcel="", model=3, loss=0.5, correct=0, tested=0))
+    monkeypatch.setattr(jobs, "carry_out", lambda *_: Finished(pieces=(), model=3, loss=0.5, correct=0, tested=0))
     scaled.factory.follow(scaled.run())
     job = scaled.factory.job(announcement(finished=True), TRAINING, {3: theta(scaled, 0.5)}, Models())
     done = job(lambda: False)
