@@ -18,7 +18,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -70,6 +71,47 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 
+class _Located(NamedTuple):
+    """What is published at a topic label: a checkpoint, a mean of ``round``, or the part of it that ``worker`` holds."""
+
+    ref: MeanRef | CheckpointRef
+    round: int = 0
+    worker: int | None = None
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """The transfers that one round needs.
+
+    Attributes:
+        located: by topic label.
+        arrived: label -> transfer id under which it was announced, of the transfers that are here and were checked.
+        means: unmasked, by the label of the whole.
+        states: opened checkpoints by label.
+        parts: parts of means by label, each with its header.
+        used: whether the models of the round were made of them; their vectors are gone then.
+    """
+
+    located: dict[str, _Located] = field(default_factory=dict)
+    arrived: dict[str, bytes] = field(default_factory=dict)
+    means: dict[str, Float32Vector] = field(default_factory=dict)
+    states: dict[str, ModelState] = field(default_factory=dict)
+    parts: dict[str, tuple[MeanPartHeader, bytes]] = field(default_factory=dict)
+    used: bool = False
+
+    @property
+    def wanted(self) -> dict[str, bytes]:
+        """Topic label -> transfer id of what was located; the parts of a mean have the name of the whole."""
+        return {label: found.ref.transfer for label, found in self.located.items()}
+
+    def drop(self, label: str) -> None:
+        """Drop what was received at a label, and the mean of which it is a part."""
+        whole = self.located[label].ref.label if label in self.located else label
+        for held in (self.arrived, self.parts, self.states):
+            held.pop(label, None)
+        self.means.pop(whole, None)
+
+
 class HeldModels:
     """The models of one run.
 
@@ -95,14 +137,8 @@ class HeldModels:
         self._certified = CertifiedStates((), (), {}, run.plan, membership.roster)
         self._claims: tuple[Claim, ...] = ()
         self._held = RoundModels(0, ())
-        self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
-        self._means: dict[str, Float32Vector] = {}
-        self._opened: dict[str, ModelState] = {}
-        self._arrived: dict[str, bytes] = {}
-        self._used: dict[str, bytes] = {}
+        self._fetch = _Fetch()
         self._early: dict[str, tuple[bytes, bytes]] = {}
-        self._part_of: dict[str, tuple[str, int]] = {}
-        self._parts: dict[str, dict[int, tuple[MeanPartHeader, bytes]]] = {}
 
     @property
     def states(self) -> ModelStates:
@@ -160,24 +196,18 @@ class HeldModels:
         if lacking:
             raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
         self._held, self._way = held, way
-        self._claims, self._used = claims, {}
-        self._refs = {ref.label: ref for ref in refs.values()}
+        self._claims = claims
+        located = {ref.label: _Located(ref) for ref in refs.values()}
         for step in way.steps:
             means = next(r.means for r in held.steps if r.step.round == step.round)
             added = {recipe.model for recipe in step.recipes if recipe.mean is not None}
-            self._refs |= {mean.label: (step.round, mean) for mean in means if mean.model in added}
-        self._part_of = {}
-        for label, found in self._refs.items():
-            if isinstance(found, tuple):
-                labels = self._part_labels(found[1].model, found[0])
-                self._part_of |= {part: (label, worker) for worker, part in enumerate(labels)}
-        return self._wanted()
-
-    def _wanted(self) -> dict[str, bytes]:
-        """Return topic label -> transfer id of what was located; the parts of a mean have the name of the whole."""
-        parted = {label for label, _ in self._part_of.values()}
-        whole = {label: _ref(found).transfer for label, found in self._refs.items() if label not in parted}
-        return whole | {part: _ref(self._refs[label]).transfer for part, (label, _) in self._part_of.items()}
+            for mean in (mean for mean in means if mean.model in added):
+                parts = self._part_labels(mean.model, step.round)
+                located |= {label: _Located(mean, step.round, worker) for worker, label in enumerate(parts)}
+                located |= {} if parts else {mean.label: _Located(mean, step.round)}
+        # What is here stays if the round is announced again.
+        self._fetch = _Fetch(located) if self._fetch.used else dataclasses.replace(self._fetch, located=located)
+        return self._fetch.wanted
 
     def _part_labels(self, model: int, round_: int) -> list[str]:
         """Return the topic labels of a mean's parts, in the order of the workers; none if it travels in one piece."""
@@ -187,7 +217,7 @@ class HeldModels:
 
     def name_of(self, label: str, transfer: bytes) -> bytes:
         """Return the name under which `locate` has announced a transfer at ``label``."""
-        return _ref(self._refs[self._part_of[label][0]]).transfer if label in self._part_of else transfer
+        return self._fetch.wanted.get(label, transfer)
 
     def _parting(self, held: RoundModels) -> frozenset[StateId]:
         """Return the states that this device can make now and perhaps not later: open ones that this round does not offer.
@@ -262,14 +292,11 @@ class HeldModels:
         """
         early, self._early = self._early, {}
         for label, (transfer, plain) in early.items():
-            if label in self._part_of or self._awaits(label, transfer):
+            found = self._fetch.located.get(label)
+            if found is not None and (found.worker is not None or found.ref.transfer == transfer):
                 self.take(label, transfer, memoryview(plain))
-        wanted = self._wanted()
-        return {label: transfer for label, transfer in self._arrived.items() if wanted.get(label) == transfer}
-
-    def _awaits(self, label: str, transfer: bytes) -> bool:
-        found = self._refs.get(label)
-        return found is not None and _ref(found).transfer == transfer
+        wanted = self._fetch.wanted
+        return {label: name for label, name in self._fetch.arrived.items() if wanted.get(label) == name}
 
     def take(self, label: str, transfer: bytes, plain: memoryview) -> bool:
         """Check and open a mean or a checkpoint; return False if it is not announced yet, and store it for `arrived`.
@@ -281,38 +308,34 @@ class HeldModels:
             UntrustedError, IntegrityError: the announced mean can't be used. In both cases the device can't take part in the
                 round: the same bytes would arrive again.
         """
-        if self._used.get(label) == transfer:
+        fetch, found = self._fetch, self._fetch.located.get(label)
+        if fetch.used and fetch.wanted.get(label) == transfer:
             return False
-        if label in self._part_of:
-            return self._take_part(label, transfer, plain)
-        if not self._awaits(label, transfer):
+        if found is None or fetch.used or not self._take(label, transfer, found, plain):
             self._early[label] = transfer, bytes(plain)
             return False
-        found = self._refs[label]
-        if isinstance(found, CheckpointRef):
-            self._opened[label] = self._open(found, plain)
-        else:
-            self._means[label] = self._unmask(found[0], found[1].model, found[1].digest, plain)
-        self._arrived[label] = transfer
+        fetch.arrived[label] = found.ref.transfer
         return True
 
-    def _take_part(self, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Take one part of a mean, and open the mean with the last one; False if the part is of another round."""
-        whole, worker = self._part_of[label]
-        found = self._refs[whole]
-        assert isinstance(found, tuple)
-        round_, mean = found
-        header, body = decode_prefix(plain, MeanPartHeader)
-        if header.worker != worker:
-            raise UntrustedError(f"the part of worker {header.worker} where that of worker {worker} belongs")
-        if (header.round, header.model) != (round_, mean.model):
-            self._early[label] = transfer, bytes(plain)
+    def _take(self, label: str, transfer: bytes, found: _Located, plain: memoryview) -> bool:
+        """Take what was located at a label; return False if it is something else. A part's own name is not announced."""
+        fetch, ref = self._fetch, found.ref
+        if found.worker is None and ref.transfer != transfer:
             return False
-        parts = self._parts.setdefault(whole, {})
-        parts[worker] = header, bytes(body)
-        self._arrived[label] = mean.transfer
-        if len(parts) == len(self._run.plan.workers):
-            self._means[whole] = self._joined(round_, mean, [parts[number] for number in sorted(parts)])
+        if isinstance(ref, CheckpointRef):
+            fetch.states[label] = self._open(ref, plain)
+        elif found.worker is None:
+            fetch.means[label] = self._unmask(found.round, ref.model, ref.digest, plain)
+        else:
+            header, body = decode_prefix(plain, MeanPartHeader)
+            if header.worker != found.worker:
+                raise UntrustedError(f"the part of worker {header.worker} where that of worker {found.worker} belongs")
+            if (header.round, header.model) != (found.round, ref.model):
+                return False
+            fetch.parts[label] = header, bytes(body)
+            labels = self._part_labels(ref.model, found.round)
+            if fetch.parts.keys() >= set(labels):
+                fetch.means[ref.label] = self._joined(found.round, ref, [fetch.parts[part] for part in labels])
         return True
 
     def _joined(self, round_: int, mean: MeanRef, parts: list[tuple[MeanPartHeader, bytes]]) -> Float32Vector:
@@ -418,11 +441,7 @@ class HeldModels:
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
-        whole, worker = self._part_of.get(label, (label, 0))
-        self._means.pop(whole, None)
-        self._parts.get(whole, {}).pop(worker, None)
-        self._opened.pop(label, None)
-        self._arrived.pop(label, None)
+        self._fetch.drop(label)
         self._early.pop(label, None)
 
     def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
@@ -437,16 +456,14 @@ class HeldModels:
         """
         held, way = announcement.held, self._way
         in_step = self._states.keep(self._states.held.keys() - set(way.out_of_step))
-        states = in_step.with_states(self._opened.values())
-        means = {(f[0], f[1].model): self._means[label] for label, f in self._refs.items() if isinstance(f, tuple)}
+        states = in_step.with_states(self._fetch.states.values())
         for step in way.steps:
-            of_round = {model: mean for (round_, model), mean in means.items() if round_ == step.round}
+            needed = [f.ref for f in self._fetch.located.values() if f.round == step.round]
+            of_round = {ref.model: self._fetch.means[ref.label] for ref in needed if isinstance(ref, MeanRef)}
             states = states.apply(step, of_round, self._store.peek(step.round), span_of=self._span_of)
         wrong = self._certified.contradicted(states.digests())
         self._states = states.keep(way.keep - wrong)
-        self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
-        self._means, self._opened, self._arrived = {}, {}, {}
-        self._parts, self._part_of = {}, {}
+        self._fetch = _Fetch(self._fetch.located, used=True)
         # Of a list: another thread may add a mask that it derived ahead of time.
         self._masks = {at: masks for at, masks in list(self._masks.items()) if at[1] >= announcement.round}
         if wrong:
@@ -715,10 +732,6 @@ class CertifiedStates(Mapping[StateId, bytes]):
                 known = False
             self._signed[state] = known
         return known
-
-
-def _ref(found: tuple[int, MeanRef] | CheckpointRef) -> MeanRef | CheckpointRef:
-    return found if isinstance(found, CheckpointRef) else found[1]
 
 
 def _names(states: set[StateId]) -> str:
