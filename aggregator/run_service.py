@@ -147,21 +147,22 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
-        average = RobustMean(run, backend)
+        average, parts = RobustMean(run, backend), decode(package, RunPackage)
         self._engine = Engine(
             run,
             make_strategy(run, backend, average),
             self._store.seed,
-            len(decode(package, RunPackage).task),
+            len(parts.task),
             average,
         )
         self._shards: Shards | None = None
+        self._long_work = LONG_WORK
         self._messages = WorkerMessages(
             run,
             membership,
             transport,
             self._on_report,
-            decode(package, RunPackage).plan if run.workers else b"",
+            parts.plan,
             clock=self.watch.clock,
         )
         if run.workers:
@@ -171,6 +172,7 @@ class RunService:
                     hint=f"start the aggregator with torchrun --nproc-per-node {len(run.workers) + 1}",
                 )
             self._shards = self._store.space = Shards(run, link(self._messages))
+            self._long_work = 1
         self._again: tuple[EngineState, EngineState] | None = None
         self._again_s = -math.inf
         self._publisher = Publisher(
@@ -223,8 +225,7 @@ class RunService:
         self._mail.subscribe(self._transport)
         for kind in (TopicKind.UP, TopicKind.STATE):
             self._transport.subscribe(self._topics.filter(kind))
-        if self._run.workers:
-            self._messages.subscribe()
+        self._messages.subscribe()
         self._opened_at_s = now_s
         self._lines.opened(now_s)
         member = self._membership
@@ -404,15 +405,13 @@ class RunService:
     @property
     def waits_for_workers(self) -> str:
         """What the open round waits for at the workers; empty if it waits for none of them."""
-        if self.finished or not self._run.workers:
-            return ""
-        return waiting_words(self._run, self._messages.absent, self.uploads.lacks)
+        return "" if self.finished else waiting_words(self._run, self._messages.absent, self.uploads.lacks)
 
     def facts(self) -> RunStatus:
         """Return the facts of the run for `shoal-aggregator status`."""
         deadline_at_s = self._since_s + int(self._run.deadline_s)
         facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
-        if self._run.workers and not self.finished:
+        if not self.finished:
             facts = dataclasses.replace(facts, workers=self._messages.facts(self.uploads.lacks))
         if self.obstacle:
             return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
@@ -484,7 +483,7 @@ class RunService:
         before = self._state
         recorded = self._engine.record(before, events)
         work = self._engine.closing_work(recorded)
-        if work < LONG_WORK and not (work and self._run.workers):
+        if work < self._long_work:
             self._move(*self._engine.advance(before, recorded))
             return
         self._state, self.computing = recorded, True
@@ -579,8 +578,7 @@ class RunService:
 
         If the process stops in between, the round closes again after the restart, since it is not recorded yet.
         """
-        if self._run.workers:
-            self._messages.order(last.plan, last.nonce, last.held, finished=True)
+        self._messages.order(last.plan, last.nonce, last.held, finished=True)
         self._publisher.open_round(self._run, self._membership.roster, last)
         encoded = dump(last.before, last.held)
         self._store.snapshot(last.plan.round, last.available, encoded, self._state.resume_metadata, closed)
@@ -604,9 +602,8 @@ class RunService:
             keep()
         if newer_keys:
             self._use_version(version)
-        if self._run.workers:
-            # Before the announcement: no device's part may come before the order that allows it.
-            self._messages.order(opened.plan, opened.nonce, opened.held)
+        # Before the announcement: no device's part may come before the order that allows it.
+        self._messages.order(opened.plan, opened.nonce, opened.held)
         self._publisher.open_round(self._run, self._membership.roster, opened)
         self._announced_s, self._announce_pause_s = self._now_s, ANNOUNCE_AGAIN_S
         if follows:

@@ -30,7 +30,7 @@ READ_TOPICS = (TopicKind.REPORT, TopicKind.WORKER_STATE)
 
 
 class WorkerMessages:
-    """Sends orders and jobs to the workers of a run, and reads what they send.
+    """Sends orders and jobs to the workers of a run, and reads what they send; nothing for a run without workers.
 
     Args:
         run: the owner's plan.

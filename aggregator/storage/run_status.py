@@ -86,7 +86,7 @@ def stored_vector_bytes(directory: Path) -> int:
     if not found or not found[0]:
         return 0
     upload = decode(bytes(found[1]), Upload)
-    return 0 if upload.parts else FLOAT_BYTES * upload.length * int(found[0])
+    return FLOAT_BYTES * upload.coordinates * int(found[0])
 
 
 def read_plan(directory: Path) -> bytes | None:

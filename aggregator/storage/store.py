@@ -39,7 +39,7 @@ from shoal.protocol.shards import NodeKind
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
@@ -57,10 +57,8 @@ _TABLES: Final = (
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
   round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
-  digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL, norm REAL NOT NULL,
   PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS norms (
-  round INTEGER NOT NULL, device TEXT NOT NULL, norm REAL NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshot (
   id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, head TEXT NOT NULL, state TEXT NOT NULL);
 """
@@ -182,7 +180,7 @@ class Store:
         """
         body = upload.body
         start = self._updates.append(upload.header.round, body) if len(body) else 0
-        cut = FLOAT_BYTES * _coordinates(upload.header)
+        cut = FLOAT_BYTES * upload.header.coordinates
         found = checksum(body[:cut]) + checksum(body[cut:])
         return dataclasses.replace(upload, body=memoryview(b""), start=start, checksum=found)
 
@@ -212,50 +210,36 @@ class Store:
         """
         if not self._batch:
             self.prepare()()
-        headers = [upload.header for upload in self._batch]
+        keys = [(u.header.round, u.header.phase, u.header.device) for u in self._batch]
         rows = [
-            (header.round, header.phase, header.device, encode(header), upload.digest, upload.start, upload.checksum)
-            for header, upload in zip(headers, self._batch, strict=True)
+            (*key, encode(u.header), u.digest, u.start, u.checksum, u.norm)
+            for key, u in zip(keys, self._batch, strict=True)
         ]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            self._db.executemany(
-                "INSERT INTO norms VALUES (?, ?, ?)",
-                [(u.header.round, u.header.device, u.norm) for u in self._batch if u.header.parts],
-            )
+            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         done = [self._contribution(u.header, u.digest, u.start or 0, u.norm) for u in self._batch]
         self._batch = []
         return done
 
-    def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float | None = None) -> ClientUpdate:
+    def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float) -> ClientUpdate:
         vector, attached = None, b""
         if upload.parts:
             assert self.space is not None, "a run with workers has a space"
             vector = parted_update(self.space, upload)
-            if norm is None:
-                norm = self._norm(upload)
         elif upload.length:
             vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
-            start += FLOAT_BYTES * _coordinates(upload)
+            start += FLOAT_BYTES * upload.coordinates
             attached = self._updates.read(upload.round, start, upload.attached)
         return contribution_of(upload, vector, norm, attached, digest)
 
-    def _norm(self, upload: Upload) -> float:
-        """Return the norm of a stored upload, which the workers reported."""
-        key = (upload.round, upload.device)
-        found = self._db.execute("SELECT norm FROM norms WHERE round = ? AND device = ?", key).fetchone()
-        if found is None:
-            raise IntegrityError(f"the norm of the update of {upload.device} in round {upload.round} is missing")
-        return float(found[0])
-
-    def _checked(self, header: bytes, digest: bytes, start: int, kept: int) -> ClientUpdate:
+    def _checked(self, header: bytes, digest: bytes, start: int, kept: int, norm: float) -> ClientUpdate:
         """Return a stored upload after a check of its vector's checksum."""
         upload = decode(header, Upload)
         name = f"the stored update of {upload.device} in round {upload.round}"
         try:
-            contribution = self._contribution(upload, digest, start)
+            contribution = self._contribution(upload, digest, start, norm)
         except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
             raise IntegrityError(f"{name} is missing or cut short") from error
         here = contribution.vector is not None and not upload.parts
@@ -272,11 +256,11 @@ class Store:
             IntegrityError: the file of an upload is damaged.
         """
         rows = self._db.execute(
-            "SELECT header, digest, start, checksum FROM uploads WHERE round = ? ORDER BY device", (round_,)
+            "SELECT header, digest, start, checksum, norm FROM uploads WHERE round = ? ORDER BY device", (round_,)
         )
         found = []
-        for header, digest, start, kept in rows.fetchall():
-            found.append(self._checked(bytes(header), bytes(digest), start, kept))
+        for header, digest, *place in rows.fetchall():
+            found.append(self._checked(bytes(header), bytes(digest), *place))
             if len(found) % CHECKED_AT_ONCE == 0:
                 drop_pages([c.vector for c in found[-CHECKED_AT_ONCE:] if c.vector is not None])
         return found
@@ -310,7 +294,6 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?)", row)
             self._db.execute("DELETE FROM uploads WHERE round < ?", (round_,))
-            self._db.execute("DELETE FROM norms WHERE round < ?", (round_,))
             if closed is not None:
                 records.write(self._db, *closed)
         # After the commit: until then the snapshot before may be restored, and needs its files.
@@ -425,9 +408,4 @@ def _digest(data: bytes | memoryview) -> str:
 
 
 def _size(upload: Upload) -> int:
-    return FLOAT_BYTES * _coordinates(upload) + upload.attached
-
-
-def _coordinates(upload: Upload) -> int:
-    """Return the coordinates of an upload that are stored here: none if workers hold its parts."""
-    return 0 if upload.parts else upload.length
+    return FLOAT_BYTES * upload.coordinates + upload.attached

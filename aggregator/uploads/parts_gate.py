@@ -1,4 +1,4 @@
-"""Uploads whose header is here, until all workers have reported their parts."""
+"""Uploads whose header is here, until all workers have reported their parts; those in one piece pass at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class PartsGate:
         return self._held.get(device)
 
     def hold(self, upload: OpenedUpload) -> OpenedUpload | None:
-        """Take an upload; return it with its norm if all its parts are reported already."""
+        """Take an upload; return it with its norm if all its parts are reported already, and unchanged if it has none."""
+        if not upload.header.parts:
+            return upload
         self._held[upload.ref.device] = upload
         return self._complete(upload.ref.device)
 

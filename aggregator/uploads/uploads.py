@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
 from aggregator.rounds.events import Declined
@@ -203,15 +203,11 @@ class Uploads:
         pending = None if queued is None else queued.digest
         decision, reason = self._engine.validate(self._driver.state, found.header, found.digest, pending)
         if decision is Decision.STORE and found.start is not None:
-            if found.header.parts:
-                whole = self._gate.hold(found)
-                if whole is not None:
-                    self._take_whole(whole)
-                return
-            self._enqueue(found)
+            whole = self._gate.hold(found)
+            if whole is not None:
+                self._enqueue(whole)
         elif decision is Decision.REFUSE:
-            self._refuse(ref, found.header, reason)
-            raise UntrustedError(f"upload of {ref.device} for round {found.header.round}: {reason}")
+            self._refuse_opened(found, reason)
         elif decision is Decision.DUPLICATE and queued is None:
             self._answers.answer(ref, found.header.round, UploadEvent.FOUND_STORED)
         else:
@@ -224,6 +220,14 @@ class Uploads:
         return self._queue.of(device) or self._gate.of(device)
 
     def _enqueue(self, upload: OpenedUpload) -> None:
+        """Queue an upload that is here as a whole, unless it is too long, which of parts only their reports say.
+
+        Raises:
+            UntrustedError: it is refused.
+        """
+        reason = norm_error(upload.norm, self._run.norm_limit * norm_room(self._run.precision_up))
+        if reason:
+            self._refuse_opened(upload, reason)
         if not self._queue.valid:
             self._gather_until = self._intake.newest
         self._queue.append(upload)
@@ -237,22 +241,14 @@ class Uploads:
         """Take a worker's report of parts that it has made durable."""
         for upload in self._gate.report(report):
             try:
-                self._take_whole(upload)
+                decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
+                if decision is not Decision.STORE:
+                    self._refuse_opened(upload, reason)
+                self._enqueue(upload)
             except ShoalError as error:
                 self._driver.on_refused(upload.ref.device, error)
 
-    def _take_whole(self, upload: OpenedUpload) -> None:
-        """Queue an upload whose parts are all reported, unless it is too long, or its round has closed.
-
-        Raises:
-            UntrustedError: it is refused.
-        """
-        decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
-        limit = self._run.norm_limit * norm_room(self._run.precision_up)
-        reason = reason or norm_error(upload.norm, limit)
-        if decision is Decision.STORE and not reason:
-            self._enqueue(upload)
-            return
+    def _refuse_opened(self, upload: OpenedUpload, reason: str) -> NoReturn:
         self._refuse(upload.ref, upload.header, reason)
         raise UntrustedError(f"upload of {upload.ref.device} for round {upload.header.round}: {reason}")
 

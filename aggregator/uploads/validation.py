@@ -137,8 +137,7 @@ class UploadVerifier:
             raise RefusedUploadError("an upload for another aggregator", header)
         if header.precision != self._run.precision_up:
             raise RefusedUploadError(f"a vector in {header.precision[:16]!r}, not {self._run.precision_up}", header)
-        vector = 0 if header.parts else encoded_bytes(header.length, header.precision)
-        if len(body) != vector + header.attached:
+        if len(body) != encoded_bytes(header.coordinates, header.precision) + header.attached:
             counted = f"{header.length} coordinates and {header.attached} bytes"
             raise RefusedUploadError(f"{len(body)} bytes where {counted} were announced", header)
 
@@ -172,7 +171,7 @@ class UploadVerifier:
     def _decoded(self, header: Upload, body: memoryview) -> memoryview:
         """Return the body with its vector in float32, in which everything after this works."""
         run = self._run
-        if run.precision_up == "float32" or not header.length or header.parts:
+        if run.precision_up == "float32" or not header.coordinates:
             return body
         if header.length != run.length:  # before a vector of that length is made from fewer bytes
             raise RefusedUploadError(f"a vector of length {header.length}", header)
@@ -184,7 +183,7 @@ class UploadVerifier:
         return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])
 
     def _checked_norm(self, header: Upload, body: memoryview) -> float:
-        if not header.length or header.parts:  # the workers report the parts' norms
+        if not header.coordinates:  # workers report the norms of parts
             return 0.0
         norm = norm_of(np.frombuffer(body, "<f4", header.length))
         error = norm_error(norm, self._run.norm_limit * norm_room(self._run.precision_up))

@@ -80,7 +80,7 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
             return _model(topic.label, session)
         case TopicKind.MEAN_PART:
             plan = session.plan
-            if plan is None or not plan.workers or topic.label not in session.labels:
+            if plan is None or topic.label not in session.labels:
                 return UNSUBSCRIBED
             return channels.MEAN_PART.limit(sealed_mean_part_bytes(plan))
         case TopicKind.PART_CTL if topic.device == session.name:

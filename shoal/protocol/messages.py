@@ -244,6 +244,11 @@ class Upload:
     def __post_init__(self) -> None:
         require_name(self.device, "device name")
 
+    @property
+    def coordinates(self) -> int:
+        """Number of the update's coordinates that follow the header: none if workers have its parts."""
+        return 0 if self.parts else self.length
+
 
 @message(15)
 @dataclass(frozen=True, slots=True, kw_only=True)
