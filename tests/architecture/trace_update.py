@@ -75,6 +75,6 @@ def traced():
 
 if __name__ == "__main__":
     found = traced()
-    if "--names" in sys.argv:
-        print(*sorted(found.functions), "", *sorted(found.types), sep="\n")
-    print(f"{len(found.functions)} functions, {len(found.types)} types")
+    names = [*sorted(found.functions), *sorted(found.types)] if "--names" in sys.argv else []
+    counts = f"{len(found.functions)} functions, {len(found.types)} types"
+    sys.stdout.writelines(f"{line}\n" for line in (*names, counts))
