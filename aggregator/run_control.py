@@ -19,15 +19,13 @@ from aggregator.status.answers import (
     MOST_NAMES,
     QUEUED,
     STOPPED_UNBEGUN,
-    LogPage,
     LogRecord,
     RunEntry,
-    RunList,
-    StatusPage,
+    RunPage,
     cut,
 )
 from aggregator.status.gathering import fleet_status, stored_run
-from aggregator.status.record import NOT_SERVED, REVOKED
+from aggregator.status.record import NOT_SERVED, REVOKED, FleetStatus
 from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_latest_records, read_plan, read_records
 from aggregator.storage.signed_runs import (
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     from aggregator.run_service import RunService
     from aggregator.storage.owner_orders import OwnerOrders
 
-Page = RunList | LogPage | StatusPage
 ORDERS: Final = {
     RequestAction.PAUSE: Order.PAUSE,
     RequestAction.RESUME: Order.GO,
@@ -98,7 +95,7 @@ class RunControl:
         self._files = RunFiles(membership, lambda _name, _reason: None)
         self._changed: list[RunPlan] = []
 
-    def carry_out(self, request: OwnerRequest, package: bytes) -> Page:
+    def carry_out(self, request: OwnerRequest, package: bytes) -> RunPage | FleetStatus:
         """Carry out a request and return the document of the answer; the request's number is durable on return.
 
         An order is durable then too, and `apply` puts it in force.
@@ -120,15 +117,15 @@ class RunControl:
                 hint="upgrade the aggregator, or use an earlier shoal-fleet",
             )
         if action in ORDERS:
-            return RunList((self._order(request),))
+            return RunPage((self._order(request),))
         if action is RequestAction.CHOOSE:
-            return RunList(self._choose(request, package))
+            return RunPage(self._choose(request, package))
         self._orders.accept(request.sequence)
         match action:
             case RequestAction.START:
-                return RunList((self._start(package),))
+                return RunPage((self._start(package),))
             case RequestAction.LIST:
-                return RunList(tuple(map(self._entry, self._files.all())))
+                return RunPage(tuple(map(self._entry, self._files.all())))
             case RequestAction.STATUS:
                 return self._status()
             case _:
@@ -258,7 +255,7 @@ class RunControl:
 
     # -------------------------------------------------------------------------------------------------------- reports
 
-    def _status(self) -> StatusPage:
+    def _status(self) -> FleetStatus:
         self._refresh()
         runs = self._files.all()
         service = self._serving()
@@ -266,7 +263,7 @@ class RunControl:
         served = next((p for p in plans if service is not None and not service.finished and p == service.plan), None)
         chosen = served or next((p for p in plans if not self._over_or_damaged(p)), plans[-1] if plans else None)
         stored = () if chosen is None else (self._stored(chosen),)
-        return StatusPage(cut(fleet_status(self._membership, stored)))
+        return cut(fleet_status(self._membership, stored))
 
     def _stored(self, plan: RunPlan) -> Any:
         directory = directory_of(self._membership, plan.run)
@@ -281,12 +278,12 @@ class RunControl:
         except ShoalError:
             return True
 
-    def _logs(self, request: OwnerRequest) -> LogPage:
+    def _logs(self, request: OwnerRequest) -> RunPage:
         run = self._known(request.run)
         directory = directory_of(self._membership, run.plan.run)
         with readable(directory):
             records = tuple(map(_log_record, self._latest(run.plan, request.records)))
-        return LogPage(self._entry(run), records)
+        return RunPage((self._entry(run),), records)
 
     def _entry(self, run: RunFile) -> RunEntry:
         plan, stored_at_s = run.plan, None

@@ -91,29 +91,18 @@ class LogRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RunList:
-    """Answer to LIST, START, PAUSE, RESUME and STOP: the runs, all of them or the one in question, by number."""
+class RunPage:
+    """Answer about runs by number: all of them to LIST, else the one in question; LOGS adds its last records, oldest first."""
 
     runs: tuple[RunEntry, ...]
+    records: tuple[LogRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LogPage:
-    """Answer to LOGS: a run and its last records, oldest first."""
+def encoded(page: RunPage | FleetStatus) -> bytes:
+    """Return an answer's document, cut to DOCUMENT_BYTES: the oldest records and runs and the last devices are left out first.
 
-    run: RunEntry
-    records: tuple[LogRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StatusPage:
-    """Answer to STATUS."""
-
-    status: FleetStatus
-
-
-def encoded(page: RunList | LogPage | StatusPage) -> bytes:
-    """Return an answer's document, cut to DOCUMENT_BYTES: the oldest records and the last devices are left out first."""
+    The answer to STATUS is the fleet's record itself.
+    """
     halvings = 0
     while True:
         data = json.dumps(encode_state(_shortened(page, halvings)).document).encode()
@@ -122,15 +111,13 @@ def encoded(page: RunList | LogPage | StatusPage) -> bytes:
         halvings += 1
 
 
-def _shortened(page: RunList | LogPage | StatusPage, halvings: int) -> RunList | LogPage | StatusPage:
+def _shortened(page: RunPage | FleetStatus, halvings: int) -> RunPage | FleetStatus:
     """Return the page with its longest part halved so many times."""
-    match page:
-        case LogPage(run, records):
-            return LogPage(run, records[len(records) - (len(records) >> halvings) :])
-        case StatusPage(status):
-            return StatusPage(cut(status, len(status.devices) >> halvings))
-        case RunList(runs):
-            return RunList(runs[len(runs) - (len(runs) >> halvings) :])
+    if isinstance(page, FleetStatus):
+        return cut(page, len(page.devices) >> halvings)
+    part = "records" if page.records else "runs"
+    items = getattr(page, part)
+    return dataclasses.replace(page, **{part: items[len(items) - (len(items) >> halvings) :]})
 
 
 def cut(status: FleetStatus, most: int = MOST_DEVICES) -> FleetStatus:

@@ -13,7 +13,7 @@ from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline
 from aggregator.run_control import RunControl
-from aggregator.status.answers import RunEntry, RunList, StatusPage, decoded, encoded
+from aggregator.status.answers import RunEntry, RunPage, decoded, encoded
 from aggregator.status.record import FleetStatus
 from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.strategies.base import contribution_of
@@ -367,8 +367,8 @@ def _aggregators(scene):
         Parser("owner's letter to the aggregator", (letter,), letters),
         Parser("owner's request to the aggregator", (request,), requests),
         Parser("aggregator's answer", (answer,), answers),
-        Parser("aggregator's answer, runs", (encoded(RunList((entry,))),), lambda d: decoded(RunList, d)),
-        Parser("aggregator's answer, status", (encoded(StatusPage(status)),), lambda d: decoded(StatusPage, d)),
+        Parser("aggregator's answer, runs", (encoded(RunPage((entry,))),), lambda d: decoded(RunPage, d)),
+        Parser("aggregator's answer, status", (encoded(status),), lambda d: decoded(FleetStatus, d)),
         Parser("aggregator", tuple(parcelled(t.encode(), p) for t, p in sent), whole),
         *(_uploaded(name, settings) for name, settings in STRATEGIES.items()),
     ]

@@ -178,7 +178,7 @@ def rollback(
     when it connects; one that has no model of that run keeps its own. A run that is under way goes on. `models list` shows which
     run's model each online device answers with. `run start --from FOLDER` begins a new run with models that you have fetched.
     """
-    from aggregator.status.answers import RunList, decoded
+    from aggregator.status.answers import RunPage, decoded
     from shoal.owner.console.connection import ask
     from shoal.owner.models.choosing import sign_choice
     from shoal.protocol.requests import RequestAction
@@ -188,7 +188,7 @@ def rollback(
     fleet = open_fleet(directory)
     signed = sign_choice(fleet, run or 0, note)
     document, _ = ask(fleet, Tls(ca, cert, key, chunk_bytes), wait, note, RequestAction.CHOOSE, package=signed)
-    known = decoded(RunList, document).runs
+    known = decoded(RunPage, document).runs
     if json:
         say_json({"run": run, "newest": newest, "finished": None if not known else known[0].phase == "finished"})
         return

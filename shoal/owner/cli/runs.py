@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from aggregator.status.answers import RunEntry
+    from aggregator.status.answers import RunEntry, RunPage
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.task_compiler.signed import Source
     from shoal.task.bundle import TaskBundle
@@ -326,7 +326,7 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, j
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
     try:
-        (entry,) = _entries(fleet, link, RequestAction.START, package=read_private(path))
+        (entry,) = _answer(fleet, link, RequestAction.START, package=read_private(path)).runs
     except ShoalError as error:
         stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
         error.hint = f"{error.hint}; {stored}" if error.hint else stored
@@ -339,16 +339,11 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, j
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
 
 
-def _entries(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> tuple[RunEntry, ...]:
-    from aggregator.status.answers import RunList, decoded
-
-    return decoded(RunList, _asked(fleet, link, action, **parts)).runs
-
-
-def _asked(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> bytes:
+def _answer(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> RunPage:
+    from aggregator.status.answers import RunPage, decoded
     from shoal.owner.console.connection import ask
 
-    return ask(fleet, Tls(*link[:-1]), link[-1], note, action, **parts)[0]
+    return decoded(RunPage, ask(fleet, Tls(*link[:-1]), link[-1], note, action, **parts)[0])
 
 
 def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
@@ -362,7 +357,7 @@ def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
 
 def _order(directory: Path, run: int, action: str, link: Link, *, json: bool, now: bool = False) -> None:
     parts = {"now": True} if now else {}
-    (entry,) = _entries(open_fleet(directory), link, RequestAction[action], run=run, **parts)
+    (entry,) = _answer(open_fleet(directory), link, RequestAction[action], run=run, **parts).runs
     _say_entry(entry, {}, json=json)
 
 
@@ -426,7 +421,7 @@ def list_(
     """List the runs that the aggregator has: phase, round, and when the last one closed."""
     from shoal.owner.console.words import run_data, run_line
 
-    runs = _entries(open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
+    runs = _answer(open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST).runs
     if json:
         say_json({"runs": [run_data(entry) for entry in runs]})
         return
@@ -451,7 +446,7 @@ def show(
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 
     fleet = open_fleet(directory)
-    runs = _entries(fleet, (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST)
+    runs = _answer(fleet, (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST).runs
     entry = next((found for found in runs if found.run == run), None)
     plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
     if entry is None and plan is None:
@@ -476,15 +471,14 @@ def logs(
     json: AsJson = False,
 ) -> None:
     """Print the records of a run's last closed rounds, oldest first."""
-    from aggregator.status.answers import LogPage, decoded
     from shoal.owner.console.words import record_data, record_line, run_data
 
-    asked = _asked(
+    page = _answer(
         open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LOGS, run=run, records=last
     )
-    page = decoded(LogPage, asked)
+    (entry,) = page.runs
     if json:
-        say_json({**run_data(page.run), "records": [record_data(record) for record in page.records]})
+        say_json({**run_data(entry), "records": [record_data(record) for record in page.records]})
         return
     if not page.records:
         note(f"run {run} has closed no round yet")

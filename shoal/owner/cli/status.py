@@ -80,12 +80,13 @@ def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | No
 
 
 def _answer(fleet: FleetDirectory, tls: Tls, wait: float) -> tuple[FleetStatus, int]:
-    from aggregator.status.answers import StatusPage, decoded
+    from aggregator.status.answers import decoded
+    from aggregator.status.record import FleetStatus
     from shoal.owner.console.connection import ask
     from shoal.protocol.requests import RequestAction
 
     document, answered_at_s = ask(fleet, tls, wait, note, RequestAction.STATUS)
-    return decoded(StatusPage, document).status, answered_at_s
+    return decoded(FleetStatus, document), answered_at_s
 
 
 def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatus:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aggregator.rounds.phases import RunPhase, phase_of
-from aggregator.status.answers import LogPage, RunList, StatusPage, decoded
+from aggregator.status.answers import RunPage, decoded
+from aggregator.status.record import FleetStatus
 from edge_client.storage.finished_models import FinishedModels
 from shoal import limits
 from shoal.owner.models.files import read_models, write_models
@@ -33,7 +34,7 @@ def order(fleet, action, **parts):
     """Send an order for the run, and return it as the aggregator has it now."""
     question = fleet.ask(action, fleet.plan.run, **parts)
     assert question.answer.outcome is Outcome.DONE, question.answer
-    (entry,) = decoded(RunList, question.document()).runs
+    (entry,) = decoded(RunPage, question.document()).runs
     return entry
 
 
@@ -119,9 +120,9 @@ def test_a_paused_run_goes_on_where_it_was(at, restarted):
     assert len(fleet.records()) == closed + opened
     assert fleet.finished is (phase == "final round")
     if not fleet.finished:
-        page = decoded(StatusPage, fleet.ask(RequestAction.STATUS).document())
-        assert page.status.run.order == "paused by the owner"
-        assert (page.status.run.missing, page.status.run.deadline_at_s) == ((), None)
+        status = decoded(FleetStatus, fleet.ask(RequestAction.STATUS).document())
+        assert status.run.order == "paused by the owner"
+        assert (status.run.missing, status.run.deadline_at_s) == ((), None)
         if restarted:
             restart(fleet)
         order(fleet, RESUME)
@@ -232,10 +233,10 @@ def test_orders_that_a_run_does_not_allow_are_refused_and_say_why(tmp_path):
 def test_the_log_has_the_last_rounds(tmp_path):
     with made(tmp_path) as fleet:
         fleet.run(WITHIN_S)
-        page = decoded(LogPage, fleet.ask(RequestAction.LOGS, 1, records=2).document())
+        page = decoded(RunPage, fleet.ask(RequestAction.LOGS, 1, records=2).document())
         assert [r.round for r in page.records] == [ROUNDS, ROUNDS + 1]
         assert [r.final for r in page.records] == [False, True]
-        assert page.run.phase == "finished"
+        assert page.runs[0].phase == "finished"
 
 
 def test_a_run_with_too_many_rounds_left_is_not_stopped(tmp_path):
