@@ -7,9 +7,9 @@ with all of its files. Files that the list does not name are removed after each 
 The newest model answers unless an older one of the same task does better on the device's validation share. For example, runs
 1, 2 and 3 of one task end with accuracies of 0.91, 0.95 and 0.93: run 2's model answers. `rollback` overrides the rule until
 a later run finishes: ``finished/rollback.bin`` names the chosen run and the newest one at that time, and counts only while
-that run is still the newest. The serving program writes the list and `rollback` writes the choice, so neither needs a lock.
-The owner's choice for the whole fleet (`choose`) is the same file; ``finished/owner.bin`` has the number of the last one taken,
-so that the broker can't repeat it after a later `rollback` on the device.
+that run is still the newest. The owner's choice for the whole fleet (`choose`) is the same file, which also has the number of
+the last one taken, so that the broker can't repeat it after a later `rollback` on the device. The serving program alone writes
+the list, without a lock.
 
 Each run in the list may have two more files. ``start-RUN_ID.bin`` has what a personal finish of the run needs besides the
 models: the signed plan, and figures of the model that the run began with. ``personal-RUN_ID.bin`` is the finish's result.
@@ -32,6 +32,7 @@ from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.util.checked_files import make_folder, verified, write_checked
 from shoal.util.files import read_if_there, read_private, sync_directory, write_atomic
+from shoal.util.locks import exclusive
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -44,12 +45,13 @@ FINISHED_MODELS_KEPT: Final = 3
 FOLDER: Final = "finished"
 LIST_FILE: Final = "list.bin"
 ROLLBACK_FILE: Final = "rollback.bin"
-OWNER_FILE: Final = "owner.bin"
 MODEL_FILES: Final = "model-*.bin"
 TASK_FILES: Final = "task-*.bin"
 START_FILES: Final = "start-*.bin"
 PERSONAL_FILES: Final = "personal-*.bin"
 LIST_VERSION: Final = 1
+CHOICE_S: Final = 5.0
+"""Longest wait for another program that writes a choice, in seconds; each needs milliseconds."""
 READ_ATTEMPTS: Final = 3
 """Attempts to read the list and its files: a serving program may remove a model between the two reads."""
 
@@ -150,19 +152,19 @@ class FinishedList:
 @message(70)
 @dataclass(frozen=True, slots=True)
 class RollbackChoice:
-    """The head of rollback.bin: the chosen run, in force while ``newest`` finished last; its SHA-256 follows."""
+    """The head of rollback.bin, whose SHA-256 follows: which model answers instead of the best.
 
-    run_id: Fixed16
-    newest: Fixed16
+    Attributes:
+        run_id: the chosen run.
+        newest: the run that finished last; the choice counts while no other has finished since. Zeros without a choice.
+        sequence: number of the owner's last choice that the device took; 0 before the first.
+        by_owner: whether that one chose the run.
+    """
 
-
-@message(83)
-@dataclass(frozen=True, slots=True)
-class TakenChoice:
-    """The head of owner.bin: number of the owner's last choice, and the `RollbackChoice` that it made; its SHA-256 follows."""
-
-    sequence: U64
-    made: RollbackChoice | None
+    run_id: Fixed16 = bytes(16)
+    newest: Fixed16 = bytes(16)
+    sequence: U64 = 0
+    by_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +246,10 @@ class FinishedModels:
             IntegrityError: the list, or the choice of `rollback`, is damaged.
         """
         models = self.models()
-        choice = _read_sealed(self._folder / ROLLBACK_FILE, RollbackChoice) if models else None
-        if choice is not None and choice.newest == models[-1].run_id:
-            for model in models:
-                if model.run_id == choice.run_id:
-                    taken = self._taken()
-                    return Standing(models, model, pinned=True, by_owner=taken is not None and taken.made == choice)
+        choice = self._choice()
+        found = [m for m in models if m.run_id == choice.run_id and choice.newest == models[-1].run_id]
+        if found:
+            return Standing(models, found[0], pinned=True, by_owner=choice.by_owner)
         return Standing(models, best_of(models), pinned=False)
 
     def answering(self) -> tuple[FinishedModel, TaskBundle, tuple[OwnModel, ...]] | None:
@@ -433,8 +433,11 @@ class FinishedModels:
             if not found:
                 raise UsageError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
             chosen = found[-1]
-        self._pin(chosen, models)
-        # No lock: the serving program may have added a model between the two reads, which voids the choice.
+        self._check_files(chosen)
+        with exclusive(self._folder, wait_s=CHOICE_S, hint="try again"):
+            made = replace(self._choice(), run_id=chosen.run_id, newest=models[-1].run_id, by_owner=False)
+            write_checked(self._folder / ROLLBACK_FILE, encode(made))
+        # The serving program may have added a model between the two reads, which voids the choice.
         if self.standing().answers != chosen:
             raise ConfigError("a later run has just finished", hint="look at `shoal-edge models`, and roll back again")
         return chosen
@@ -449,42 +452,39 @@ class FinishedModels:
             ConfigError: it can't be written.
             IntegrityError: the list or the chosen model's file is damaged.
         """
-        taken = self._taken()
-        if taken is not None and choice.sequence <= taken.sequence:
-            return None
-        models = self.models()
-        made: RollbackChoice | None = None
-        chosen = next((m for m in models if m.run_id == choice.run_id), None)
-        if not choice.run:
-            (self._folder / ROLLBACK_FILE).unlink(missing_ok=True)
-            effect = "the device follows its own rule again"
-        elif models and models[-1].run > choice.latest:
-            effect = f"no effect: run {models[-1].run} has finished since"
-        elif chosen is None:
-            effect = f"no effect: this device has no finished model of run {choice.run}"
-        else:
-            made = self._pin(chosen, models)
-            effect = f"run {choice.run}'s model answers until a later run finishes"
         make_folder(self._folder)
-        write_checked(self._folder / OWNER_FILE, encode(TakenChoice(choice.sequence, made)))
-        return effect
+        # Alone: the number of a choice that was taken must not be lost to a rollback at the same time.
+        with exclusive(self._folder, wait_s=CHOICE_S, hint="try again"):
+            before, models = self._choice(), self.models()
+            if choice.sequence <= before.sequence:
+                return None
+            made = replace(before, sequence=choice.sequence, by_owner=False)
+            chosen = next((m for m in models if m.run_id == choice.run_id), None)
+            if not choice.run:
+                made, effect = RollbackChoice(sequence=choice.sequence), "the device follows its own rule again"
+            elif models and models[-1].run > choice.latest:
+                effect = f"no effect: run {models[-1].run} has finished since"
+            elif chosen is None:
+                effect = f"no effect: this device has no finished model of run {choice.run}"
+            else:
+                self._check_files(chosen)
+                made = RollbackChoice(chosen.run_id, models[-1].run_id, choice.sequence, by_owner=True)
+                effect = f"run {choice.run}'s model answers until a later run finishes"
+            write_checked(self._folder / ROLLBACK_FILE, encode(made))
+            return effect
 
-    def _taken(self) -> TakenChoice | None:
-        return _read_sealed(self._folder / OWNER_FILE, TakenChoice)
+    def _choice(self) -> RollbackChoice:
+        return _read_sealed(self._folder / ROLLBACK_FILE, RollbackChoice) or RollbackChoice()
 
-    def _pin(self, chosen: FinishedModel, models: Sequence[FinishedModel]) -> RollbackChoice:
-        """Let a model answer until a later run finishes.
+    def _check_files(self, chosen: FinishedModel) -> None:
+        """Read a model's files, since a damaged model must not be chosen.
 
         Raises:
-            IntegrityError, ConfigError: its files are damaged or missing, or the choice can't be written.
+            IntegrityError, ConfigError: they are damaged or missing.
         """
-        # Read the files first: a damaged model must not be chosen.
         for node in (*chosen.above, chosen.own):
             self._read(MODEL_FILES, node.file)
         self._read(TASK_FILES, chosen.task)
-        made = RollbackChoice(chosen.run_id, models[-1].run_id)
-        write_checked(self._folder / ROLLBACK_FILE, encode(made))
-        return made
 
     def _models_or_none(self) -> tuple[FinishedModel, ...]:
         try:

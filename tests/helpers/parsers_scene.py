@@ -17,7 +17,6 @@ from edge_client.storage.finished_models import (
     FinishedModel,
     FinishedNode,
     RollbackChoice,
-    TakenChoice,
     Validation,
 )
 from edge_client.storage.pending_upload import Mark
@@ -197,7 +196,6 @@ class Scene:
             Notice: self.plains(ending="/s/notice"),
             Vitals: [encode(Vitals(load=0.5, cores=4, temperature_c=48.5, battery_percent=80, charging=True))],
             ModelChoice: [encode(ModelChoice(fleet="demo", sequence=3, run=1, run_id=b"r" * 16, latest=2))],
-            TakenChoice: [encode(TakenChoice(3, RollbackChoice(b"r" * 16, b"n" * 16)))],
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],
             Card: [self.card[64:]],
