@@ -192,20 +192,23 @@ class FleetStatus:
     chunk_bytes: int = limits.CHUNK_BYTES
 
     def document(self) -> dict[str, Any]:
-        """Return the record as JSON has it: times in ISO 8601, under their names without ``_s``."""
-        document: dict[str, Any] = _document(self)
+        """Return the record as JSON has it, see `document_of`."""
+        document: dict[str, Any] = document_of(self)
         return document
 
 
-def _document(value: Any) -> Any:
+def document_of(value: Any) -> Any:
+    """Return a record as JSON has it: times in ISO 8601, under their names without ``_s``."""
     if isinstance(value, DeviceStatus) and value.vitals is not None:
         vitals = dataclasses.asdict(value.vitals)
         vitals = {"at": _time(value.vitals_at_s), "uptime_seconds": vitals.pop("uptime_s"), **vitals}
-        return {**_document(dataclasses.replace(value, vitals=None)), "vitals": vitals}
+        return {**document_of(dataclasses.replace(value, vitals=None)), "vitals": vitals}
     if dataclasses.is_dataclass(value):
         named = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if INTERNAL not in f.metadata]
-        return {k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else _document(v) for k, v in named}
-    return [_document(item) for item in value] if isinstance(value, tuple | list) else value
+        return {
+            k.removesuffix("_s") if _is_time(k) else k: _time(v) if _is_time(k) else document_of(v) for k, v in named
+        }
+    return [document_of(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _is_time(name: str) -> bool:

@@ -3,7 +3,7 @@
 An upload is identified by its device and its transfer id (`UploadRef`). It is in one of six states:
 
     RECEIVING      no chunk has arrived yet, or only some have; the initial state, which needs no entry
-    VERIFYING      complete, and in the hands of the intake's workers (intake.py), which write it if it is in order
+    VERIFYING      complete, and in the hands of the intake's workers, which write it if it is in order
     VALID          the seal, the signature and the rules of the open round hold; appended to the store's open batch
     COMMITTING     in the batch that the disk is writing
     ACKNOWLEDGED   durable, and the device was told so

@@ -5,6 +5,7 @@ See the package's docstring for the states of an upload and the rules.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
@@ -15,7 +16,6 @@ from aggregator.rounds.screening import norm_error
 from aggregator.storage.upload import UploadRef
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue
-from aggregator.uploads.intake import Intake
 from aggregator.uploads.parts_gate import PartsGate
 from aggregator.uploads.retransmission import Retransmission
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from aggregator.storage.store import Store
     from aggregator.storage.upload import OpenedUpload
     from aggregator.strategies.base import ClientUpdate
-    from aggregator.uploads.intake import Result
     from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Upload
@@ -83,6 +82,9 @@ class Uploads:
         store: makes uploads durable.
         workers: wait for the disk, and verify uploads.
         publisher: sends answers and requests.
+
+    Attributes:
+        newest: number of the newest complete upload, which `holds_back` takes.
     """
 
     def __init__(
@@ -103,7 +105,10 @@ class Uploads:
         self._inbound = inbound
         self._table = UploadTable()
         self._verifier = UploadVerifier(membership.identity, run)
-        self._intake = Intake(workers.intake, self._verifier, engine, store)
+        self._store = store
+        self._intake = workers.intake
+        self._unfinished: OrderedDict[int, None] = OrderedDict()
+        self.newest = 0
         self._queue = CommitQueue(store, workers.disk, self._table)
         self._run = run
         self._gate = PartsGate()
@@ -119,18 +124,13 @@ class Uploads:
         )
 
     @property
-    def newest(self) -> int:
-        """Number of the newest complete upload, which `holds_back` takes."""
-        return self._intake.newest
-
-    @property
     def committing(self) -> bool:
         """Whether any upload is valid and not yet durable."""
         return self._queue.busy
 
     def holds_back(self, number: int) -> bool:
         """Return whether the engine has not seen an upload yet that was complete when the newest had this ``number``."""
-        return self.committing or not self._intake.is_done(number)
+        return self.committing or not self._is_done(number)
 
     @property
     def all_answered(self) -> bool:
@@ -175,22 +175,45 @@ class Uploads:
             self._retransmission.on_reminder(reminder, state, now_s, self._inbound.upload_bytes(device, state))
 
     def _on_upload(self, device: str, chunks: ReceivedChunks) -> None:
-        """Hand a complete upload to the workers."""
-        ref = UploadRef(device, chunks.header.transfer_id)
+        """Have a complete upload verified and written by a worker; may wait for room. Its number is ``newest``.
+
+        A worker joins the chunks, verifies signature and digest, opens the seal, checks the plan's limits, and writes the body
+        to the file of the open round. If the upload may not be stored by the state that the engine has now, nothing is
+        written: a flood of copies takes no disk. `_decide` asks the engine once more, with the state of that time.
+        """
+        ref, state, roster = UploadRef(device, chunks.header.transfer_id), self._driver.state, self._membership.roster
         queued = self._waiting(device)
         pending = None if queued is None else queued.digest
         self._table.move(ref, UploadEvent.COMPLETE)
-        self._intake.submit(chunks, self._membership.roster, self._driver.state, pending, partial(self._on_opened, ref))
+        self.newest = number = self.newest + 1
+        self._unfinished[number] = None
+        if state.plan is not None:
+            self._store.open_updates(state.round)
 
-    def _on_opened(self, ref: UploadRef, found: Result) -> None:
+        def opened() -> OpenedUpload | ShoalError:
+            try:
+                upload = self._verifier.upload(device, chunks.join(), roster)
+            except ShoalError as error:
+                return error
+            decision, _ = self._engine.validate(state, upload.header, upload.digest, pending)
+            return self._store.write(upload) if decision is Decision.STORE else upload
+
+        self._intake.submit(opened, partial(self._on_opened, ref, number), key=device, size=chunks.header.size)
+
+    def _is_done(self, number: int) -> bool:
+        """Return whether the workers have finished all uploads up to the one with this ``number``."""
+        return not self._unfinished or next(iter(self._unfinished)) > number
+
+    def _on_opened(self, ref: UploadRef, number: int, found: OpenedUpload | ShoalError) -> None:
         """Queue, acknowledge or refuse an upload that a worker has opened, and report an error."""
+        del self._unfinished[number]
         try:
             self._decide(ref, found)
         except ShoalError as error:
             self._driver.on_refused(ref.device, error)
         self._driver.on_progress()
 
-    def _decide(self, ref: UploadRef, found: Result) -> None:
+    def _decide(self, ref: UploadRef, found: OpenedUpload | ShoalError) -> None:
         if isinstance(found, RefusedUploadError):
             self._refuse(ref, found.header, str(found))
             raise found
@@ -229,7 +252,7 @@ class Uploads:
         if reason:
             self._refuse_opened(upload, reason)
         if not self._queue.valid:
-            self._gather_until = self._intake.newest
+            self._gather_until = self.newest
         self._queue.append(upload)
 
     @property
@@ -267,7 +290,7 @@ class Uploads:
 
         Few of them wait for those that workers have in hand, but not for any that arrive later.
         """
-        gathered = len(self._queue.valid) >= COMMITTED_AT_ONCE or self._intake.is_done(self._gather_until)
+        gathered = len(self._queue.valid) >= COMMITTED_AT_ONCE or self._is_done(self._gather_until)
         if gathered and not self._driver.computing:
             self._queue.flush(self._on_committed)
 

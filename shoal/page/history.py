@@ -38,23 +38,11 @@ TELLING: Final = (
 SILENT_KINDS: Final = frozenset({"norms", "discrepancy", "checkpoints_ordered"})
 """Events that report figures, not a change."""
 
+COLUMNS: Final = ("round", "loss", "accuracy", "seconds", "bytes_up", "contributed", "ordered")
+"""Figures of a round in the series."""
+
 Record = Mapping[str, Any]
 """A closed round, see `aggregator.rounds.events.RoundRecord`; only ``round`` is required."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """One round of the series."""
-
-    round: int
-    loss: float | None
-    accuracy: float | None
-    seconds: float | None
-    bytes_up: int | None
-    contributed: int | None
-    ordered: int | None
-    losses: Mapping[int, float]
-    accuracies: Mapping[int, float]
 
 
 @dataclass(slots=True)
@@ -98,7 +86,7 @@ class RunHistory:
     last: Record = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     _tree: ClusterTree = field(default_factory=ClusterTree)
-    _points: list[_Point] = field(default_factory=list)
+    _points: list[dict[str, Any]] = field(default_factory=list)
     _every: int = 1
     _marks: deque[tuple[int, dict[str, str]]] = field(default_factory=lambda: deque(maxlen=MARKED_ROUNDS))
     _absences: Counter[str] = field(default_factory=Counter)
@@ -151,30 +139,29 @@ class RunHistory:
         totals.left_out += len(record.get("refused_norm") or ()) + len(record.get("out_of_step") or ())
         totals.bytes_up += record.get("bytes_up") or 0
 
-    def _add_point(self, point: _Point) -> None:
+    def _add_point(self, point: dict[str, Any]) -> None:
         # The newest point is there whatever its number, and gives way to the next unless its turn has come.
-        if len(self._points) > 1 and (self._points[-1].round - 1) % self._every:
+        if len(self._points) > 1 and (self._points[-1]["round"] - 1) % self._every:
             self._points.pop()
         self._points.append(point)
         if len(self._points) > 2 * MOST_POINTS:
             self._every *= 2
             newest = self._points[-1]
-            self._points = [p for p in self._points if (p.round - 1) % self._every == 0 or p is newest]
+            self._points = [p for p in self._points if (p["round"] - 1) % self._every == 0 or p is newest]
 
     def _columns(self) -> dict[str, list[Any]]:
-        names = ("round", "loss", "accuracy", "seconds", "bytes_up", "contributed", "ordered")
-        return {name: [_short(getattr(p, name)) for p in self._points] for name in names}
+        return {name: [_short(p[name]) for p in self._points] for name in COLUMNS}
 
     def _series(self, sizes: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return loss and accuracy over the points for the largest clusters, also of ended ones (0 devices)."""
-        rounds = Counter(c for p in self._points for c in p.losses)
+        rounds = Counter(c for p in self._points for c in p["losses"])
         shown = sorted(sizes.keys() | rounds.keys(), key=lambda c: (-sizes.get(c, 0), -rounds[c], c))[:MOST_CLUSTERS]
         return [
             {
                 "id": c,
                 "devices": sizes.get(c, 0),
-                "loss": [_short(p.losses.get(c)) for p in self._points],
-                "accuracy": [_short(p.accuracies.get(c)) for p in self._points],
+                "loss": [_short(p["losses"].get(c)) for p in self._points],
+                "accuracy": [_short(p["accuracies"].get(c)) for p in self._points],
             }
             for c in sorted(shown)
         ]
@@ -223,23 +210,16 @@ def history_of(run: RunHistory, records: Iterable[Record]) -> RunHistory:
     return run
 
 
-def _point(record: Record) -> _Point:
+def _point(record: Record) -> dict[str, Any]:
+    """Return the COLUMNS of a round, and ``losses`` and ``accuracies`` by cluster."""
     tested = record.get("tested") or 0
     accuracy = record["correct"] / tested if tested else record.get("accuracy")
     scored = record.get("contributed", 1)
     losses = {int(c): float(loss) for c, loss in (record.get("cluster_losses") or {}).items()}
     tests = {int(c): test[0] / test[1] for c, test in (record.get("cluster_tests") or {}).items() if test[1]}
-    return _Point(
-        round=int(record["round"]),
-        loss=record.get("loss") if scored else None,
-        accuracy=accuracy,
-        seconds=record.get("seconds"),
-        bytes_up=record.get("bytes_up"),
-        contributed=record.get("contributed"),
-        ordered=record.get("ordered"),
-        losses=losses,
-        accuracies=tests,
-    )
+    figures = {name: record.get(name) for name in COLUMNS}
+    figures |= {"loss": record.get("loss") if scored else None, "accuracy": accuracy}
+    return {**figures, "losses": losses, "accuracies": tests}
 
 
 def _short(value: float | None) -> float | None:

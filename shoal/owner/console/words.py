@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from aggregator.rounds.phases import RunPhase
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
-from aggregator.status.record import NOT_SERVED
+from aggregator.status.record import NOT_SERVED, document_of
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def run_line(entry: RunEntry) -> str:
 
 def run_data(entry: RunEntry) -> dict[str, Any]:
     """Return a run as the data of ``--json``."""
-    return _data(entry) | {"run_id": entry.run_id.hex()}
+    return {**document_of(entry), "run_id": entry.run_id.hex()}
 
 
 def record_line(record: LogRecord) -> str:
@@ -63,14 +62,4 @@ def _missing(record: LogRecord) -> str:
 
 def record_data(record: LogRecord) -> dict[str, Any]:
     """Return a record of a run's log as the data of ``--json``."""
-    return _data(record) | {"seconds": record.seconds}
-
-
-def _data(value: RunEntry | LogRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, item in dataclasses.asdict(value).items():
-        if name.endswith("_at_s"):
-            found[name.removesuffix("_s")] = None if item is None else second(item)
-        else:
-            found[name] = list(item) if isinstance(item, tuple) else item
-    return found
+    return {**document_of(record), "declined": dict(record.declined)}
