@@ -159,13 +159,6 @@ def test_a_device_that_declined_says_why_and_each_reason_has_an_advice(reason):
     assert found.advice
 
 
-def test_wrong_data_are_told_with_where_the_reason_is():
-    odd = dataclasses.replace(HERE, declined="data")
-    built = status(live(devices={"dev-2": odd}))
-    assert built.run.missing[0].reason == "data do not fit the task"
-    assert "log" in built.run.missing[0].advice
-
-
 @pytest.mark.parametrize(
     ("ahead_s", "words"),
     [(7500, "its clock is 2 h 5 min ahead of the aggregator's"), (-400, "its clock is 6 min behind the aggregator's")],
@@ -309,13 +302,6 @@ def test_a_run_that_was_stopped_has_its_last_round_of_training_also_while_it_is_
     over = live(run=dataclasses.replace(ROUND, phase="finished", round=21, waiting=()))
     last = status(over, run=dataclasses.replace(RUN, closed=7, finished=True)).run
     assert (last.phase, last.round, last.rounds) == ("finished", 7, 20)
-
-
-def test_a_round_that_is_being_closed_is_said_to_be():
-    assert status().document()["run"]["computing"] is False
-    closing = status(live(run=dataclasses.replace(ROUND, computing=True, waiting=())))
-    assert closing.document()["run"]["computing"] is True
-    assert closing.run.missing == ()
 
 
 def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():

@@ -152,24 +152,3 @@ def test_an_upload_stored_before_a_restart_is_acknowledged_after_it(scene):
     scene.send(packet)
     assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
     assert scene.durable(1) == {"dev-1": packet.digest}
-
-
-def test_an_upload_that_was_not_durable_at_a_restart_can_be_sent_again(scene):
-    packet = scene.packet("dev-1")
-    scene.send(packet)
-    scene.uploads.flush()
-    scene.restart()
-    assert scene.state_of(packet) is UploadState.RECEIVING
-    scene.send(packet)
-    scene.commit()
-    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
-
-
-def test_a_finished_run_is_answered_for_until_every_missing_device_asked(scene):
-    assert not scene.uploads.all_answered
-    scene.uploads.end(1, ["dev-1"])
-    packet = scene.packet("dev-1")
-    scene.send(packet)
-    assert not scene.uploads.all_answered
-    scene.commit()
-    assert scene.uploads.all_answered

@@ -1,8 +1,8 @@
 """Trace one update of a loopback fleet, from its training to the next model, and count what it passes.
 
-Run it as ``python -m tests.architecture.trace_update``; ``--names`` lists what was counted. docs/architecture.md has the figures.
+Run it as ``python -m docs.trace_update``; ``--names`` lists what was counted. docs/architecture.md has the figures.
 
-Example: ``814 functions, 159 types``.
+Example of what it prints: ``745 functions, 141 types``.
 """
 
 import sys
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.helpers.fleets import make_fleet
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("aggregator", "crypto", "edge_client", "shoal")
 TEST_BED = ("shoal.simulation", "shoal.transport.loopback")
 FIRST, LAST = ("edge_client.learning.update", "carry_out"), ("edge_client.run.held_models", "HeldModels.thetas")
@@ -28,10 +27,13 @@ class Trace:
         self.functions, self.types = set(), set()
         self._on = self._over = False
 
-    def __call__(self, frame, event, value):
+    def follow(self, frame, event, value):
+        """Take an event of `sys.setprofile`."""
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if self._over or event not in ("call", "return") or not ours(module) or name.endswith(">"):
+        if self._over or event not in ("call", "return") or not ours(module):
             return
+        if name.endswith(">") or "__create_fn__" in name:
+            return  # expressions, and what dataclasses makes
         self._on = self._on or (module, name) == FIRST
         if not self._on:
             return
@@ -46,7 +48,7 @@ class Trace:
 
 def ours(module):
     """Return whether a module is the project's, and no part of the test bed."""
-    return module.startswith(PACKAGES) and not module.startswith(TEST_BED)
+    return module.split(".")[0] in PACKAGES and not module.startswith(TEST_BED)
 
 
 def types_of(value):
@@ -65,7 +67,7 @@ def traced():
     """Return the trace of an update in a fleet of three devices."""
     trace = Trace()
     with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder), rounds=2) as fleet:
-        sys.setprofile(trace)
+        sys.setprofile(trace.follow)
         try:
             fleet.run(100)
         finally:
