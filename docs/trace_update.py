@@ -1,6 +1,6 @@
-"""Trace one update of a loopback fleet, from its training to the next model, and count what it passes.
+"""Trace one update of a loopback fleet, from its training to the next model.
 
-Run it as ``python -m docs.trace_update``; ``--names`` lists what was counted. docs/architecture.md has the figures.
+Run it as ``python -m docs.trace_update``; ``--names`` lists the functions and types. docs/architecture.md has the figures.
 
 Example of what it prints: ``745 functions, 141 types``.
 """

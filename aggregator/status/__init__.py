@@ -1,6 +1,6 @@
 """The state of the fleet: one frozen record, which `status` prints as text and as JSON.
 
-    facts.py       what the daemon alone knows: connection, presences, the open round; `LiveFacts`
+    facts.py       facts known to the daemon alone: connection, presences, the open round; `LiveFacts`
     watch.py       the recorders of these facts inside the daemon
     live_file.py   the small file ``live.json`` through which the daemon hands them to other processes
     record.py      the record, `FleetStatus`, and the pure function that completes the daemon's records; `build`

@@ -1,4 +1,4 @@
-"""What the running daemon alone knows: its connection to the broker, the devices' presences, and the open round.
+"""Facts known to the running daemon alone: its connection to the broker, the devices' presences, and the open round.
 
 The records of devices, workers and the run are also those of `FleetStatus`: `aggregator.status.record.build` completes them.
 """
@@ -44,7 +44,7 @@ def _internal(default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device: the daemon records what the device's messages say, and `build` adds its conclusions.
+    """One device: the daemon records facts from the device's messages, and `build` adds its conclusions.
 
     Times are unix seconds; None if the daemon has not heard of it.
 
@@ -102,7 +102,7 @@ class WorkerStatus:
             coordinator can't know.
         last_report_s: unix seconds of its last report or answer to a job since then; None before the first.
         lacking: uploads of the open round whose parts it has not reported.
-        waits_for: built: what the open round waits for at this worker; empty if it waits for nothing.
+        waits_for: built: reason for which the open round waits for this worker; empty if it does not.
         reason, advice: built: why it can't work, and advice; empty if it can, or if that is unknown.
     """
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 
 class _Located(NamedTuple):
-    """What is published at a topic label: a checkpoint, a mean of ``round``, or the part of it that ``worker`` holds."""
+    """A transfer at a topic label: a checkpoint, a mean of ``round``, or the part of it that ``worker`` holds."""
 
     ref: MeanRef | CheckpointRef
     round: int = 0
@@ -85,7 +85,7 @@ class _Fetch:
 
     Attributes:
         located: by topic label.
-        arrived: label -> transfer id under which it was announced, of the transfers that are here and were checked.
+        arrived: label -> announced transfer id, of the transfers that have arrived and were checked.
         means: unmasked, by the label of the whole.
         states: opened checkpoints by label.
         parts: parts of means by label, each with its header.
@@ -101,11 +101,11 @@ class _Fetch:
 
     @property
     def wanted(self) -> dict[str, bytes]:
-        """Topic label -> transfer id of what was located; the parts of a mean have the name of the whole."""
+        """Topic label -> transfer id; the parts of a mean have the name of the whole."""
         return {label: found.ref.transfer for label, found in self.located.items()}
 
     def drop(self, label: str) -> None:
-        """Drop what was received at a label, and the mean of which it is a part."""
+        """Drop the transfer received at a label, and the mean of which it is a part."""
         whole = self.located[label].ref.label if label in self.located else label
         for held in (self.arrived, self.parts, self.states):
             held.pop(label, None)
@@ -205,7 +205,7 @@ class HeldModels:
                 parts = self._part_labels(mean.model, step.round)
                 located |= {label: _Located(mean, step.round, worker) for worker, label in enumerate(parts)}
                 located |= {} if parts else {mean.label: _Located(mean, step.round)}
-        # What is here stays if the round is announced again.
+        # Received transfers stay if the round is announced again.
         self._fetch = _Fetch(located) if self._fetch.used else dataclasses.replace(self._fetch, located=located)
         return self._fetch.wanted
 
@@ -280,9 +280,8 @@ class HeldModels:
         if plan.participation < 1:
             return ()
         models = {*assignment.models, *([SHARED_MODEL] if announcement.held.state_of(SHARED_MODEL) else [])}
-        if plan.workers:
-            return tuple(label for m in sorted(models) for label in self._part_labels(m, announcement.round))
-        return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
+        whole = {m: group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models)}
+        return tuple(label for m in whole for label in self._part_labels(m, announcement.round) or [whole[m]])
 
     def arrived(self) -> dict[str, bytes]:
         """Open what arrived before it was announced; return label -> transfer id of the located transfers that are here.
@@ -318,7 +317,7 @@ class HeldModels:
         return True
 
     def _take(self, label: str, transfer: bytes, found: _Located, plain: memoryview) -> bool:
-        """Take what was located at a label; return False if it is something else. A part's own name is not announced."""
+        """Take the located transfer; return False if it is another one. A part's own name is not announced."""
         fetch, ref = self._fetch, found.ref
         if found.worker is None and ref.transfer != transfer:
             return False
