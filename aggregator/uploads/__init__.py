@@ -30,7 +30,7 @@ Example: the upload of ``dev-1`` has three chunks, and the second is lost.
     reminder of dev-1        RECEIVING       the aggregator asks for chunk 2 (retransmission.py)
     chunk 2                  VERIFYING       handed to a worker
     the worker has ended     VALID           joined, opened, validated (validation.py, Engine.validate), written, appended
-    flush                    COMMITTING      the batch goes to the disk (commit_queue.py)
+    flush                    COMMITTING      the batch goes to the disk
     fsync and commit done    ACKNOWLEDGED    the engine counts it, and dev-1 is told (acknowledgements.py)
     reminder of dev-1        ACKNOWLEDGED    dev-1 missed the answer, which is sent again
 

@@ -15,7 +15,6 @@ from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
 from aggregator.storage.upload import UploadRef
 from aggregator.uploads.acknowledgements import Acknowledgements
-from aggregator.uploads.commit_queue import CommitQueue
 from aggregator.uploads.parts_gate import PartsGate
 from aggregator.uploads.retransmission import Retransmission
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
@@ -109,7 +108,10 @@ class Uploads:
         self._intake = workers.intake
         self._unfinished: OrderedDict[int, None] = OrderedDict()
         self.newest = 0
-        self._queue = CommitQueue(store, workers.disk, self._table)
+        self._disk = workers.disk
+        # Those in VALID and in COMMITTING, in order of arrival: at most one of each device.
+        self._valid: dict[str, OpenedUpload] = {}
+        self._committing: dict[str, OpenedUpload] = {}
         self._run = run
         self._gate = PartsGate()
         self._gather_until = 0
@@ -126,7 +128,7 @@ class Uploads:
     @property
     def committing(self) -> bool:
         """Whether any upload is valid and not yet durable."""
-        return self._queue.busy
+        return bool(self._valid or self._committing)
 
     def holds_back(self, number: int) -> bool:
         """Return whether the engine has not seen an upload yet that was complete when the newest had this ``number``."""
@@ -240,7 +242,7 @@ class Uploads:
 
     def _waiting(self, device: str) -> OpenedUpload | None:
         """Return the valid upload of a device that is not durable yet, or waits for its parts; None without one."""
-        return self._queue.of(device) or self._gate.of(device)
+        return self._committing.get(device) or self._valid.get(device) or self._gate.of(device)
 
     def _enqueue(self, upload: OpenedUpload) -> None:
         """Queue an upload that is here as a whole, unless it is too long, which of parts only their reports say.
@@ -251,9 +253,11 @@ class Uploads:
         reason = norm_error(upload.norm, self._run.norm_limit * norm_room(self._run.precision_up))
         if reason:
             self._refuse_opened(upload, reason)
-        if not self._queue.valid:
+        if not self._valid:
             self._gather_until = self.newest
-        self._queue.append(upload)
+        self._store.append(upload)
+        self._table.move(upload.ref, UploadEvent.VALIDATED)
+        self._valid[upload.ref.device] = upload
 
     @property
     def lacks(self) -> dict[int, int]:
@@ -290,16 +294,22 @@ class Uploads:
 
         Few of them wait for those that workers have in hand, but not for any that arrive later.
         """
-        gathered = len(self._queue.valid) >= COMMITTED_AT_ONCE or self._is_done(self._gather_until)
-        if gathered and not self._driver.computing:
-            self._queue.flush(self._on_committed)
+        gathered = len(self._valid) >= COMMITTED_AT_ONCE or self._is_done(self._gather_until)
+        if not gathered or self._driver.computing or self._committing or not self._valid:
+            return
+        for upload in self._valid.values():
+            self._table.move(upload.ref, UploadEvent.COMMIT_STARTED)
+        self._committing, self._valid = self._valid, {}
+        self._disk.submit(self._store.prepare(), lambda _: self._on_synced())
 
-    def _on_committed(self, uploads: list[OpenedUpload], updates: list[ClientUpdate]) -> None:
-        """Let the engine count durable uploads, then acknowledge them.
+    def _on_synced(self) -> None:
+        """Commit the batch whose bodies are durable, let the engine count its uploads, then acknowledge them.
 
         A round that opens at once is announced before the acknowledgements of the round that closes are sent, because devices
         wait for the announcement only.
         """
+        updates, uploads = self._store.commit(), tuple(self._committing.values())
+        self._committing = {}
         self._driver.on_committed(updates)
         for upload in uploads:
             self._answers.answer(upload.ref, upload.header.round, UploadEvent.COMMITTED)
@@ -309,7 +319,7 @@ class Uploads:
         """Refuse the valid uploads whose round has closed, then go on with events and uploads; do nothing during a close."""
         if self._driver.computing:
             return
-        waiting = [(upload, self._queue.withdraw, UploadEvent.ROUND_CLOSED) for upload in self._queue.valid]
+        waiting = [(upload, self._withdraw, UploadEvent.ROUND_CLOSED) for upload in self._valid.values()]
         waiting += [(upload, self._gate.withdraw, UploadEvent.REJECTED) for upload in self._gate.held]
         for upload, withdraw, event in waiting:
             decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
@@ -318,6 +328,11 @@ class Uploads:
                 self._answers.answer(upload.ref, upload.header.round, event, reason)
         self._driver.on_progress()
         self.flush()
+
+    def _withdraw(self, upload: OpenedUpload) -> None:
+        """Remove a valid upload from the open batch."""
+        del self._valid[upload.ref.device]
+        self._store.withdraw(upload.digest)
 
     def tick(self, now_s: float) -> None:
         """Request missing chunks, and drop transfers that have taken too long."""

@@ -107,6 +107,16 @@ def test_the_round_closes_when_the_last_upload_is_durable_and_not_before(scene):
     assert {sent.action for sent in scene.publisher.take()} == {Action.ACK}
 
 
+def test_an_upload_during_a_commit_is_in_the_next(scene):
+    first, second = scene.packet("dev-1"), scene.packet("dev-2")
+    for packet in (first, second):
+        scene.send(packet)
+        scene.uploads.flush()
+    assert (scene.state_of(first), scene.state_of(second)) == (UploadState.COMMITTING, UploadState.VALID)
+    scene.disk.done()
+    assert (scene.state_of(first), scene.state_of(second)) == (UploadState.ACKNOWLEDGED, UploadState.COMMITTING)
+
+
 def test_a_deadline_waits_for_the_commit_under_way(scene):
     packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
     for packet in packets:
