@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from crypto.seal.envelope import seal_message_to_member
 from shoal.membership.roster import aggregator_of
@@ -12,19 +12,12 @@ from shoal.protocol.codec import encode
 from shoal.protocol.messages import Decline, Reminder
 
 if TYPE_CHECKING:
+    from crypto.seal.envelope import SealedMessage
     from edge_client.membership import DeviceMembership
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Member
     from shoal.protocol.messages import Announcement, DeclineReason
     from shoal.transport.base import Transport
-
-
-class UploadRef(NamedTuple):
-    """Reference to an upload in a reminder: transfer id, digest that its signature covers, size in bytes."""
-
-    transfer: bytes
-    digest: bytes
-    size: int
 
 
 class ControlMessages:
@@ -45,7 +38,7 @@ class ControlMessages:
         self,
         run_id: bytes,
         round_: int,
-        upload: UploadRef,
+        upload: SealedMessage,
         chunk_bytes: int,
         turn: int,
         *,
@@ -59,9 +52,9 @@ class ControlMessages:
             device=member.name,
             run_id=run_id,
             round=round_,
-            transfer=upload.transfer,
-            digest=upload.digest,
-            size=upload.size,
+            transfer=upload.transfer_id,
+            digest=upload.signed,
+            size=len(upload.payload),
             chunk_bytes=chunk_bytes,
             turn=turn,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from edge_client.protocol.notes import UploadRef
 from edge_client.upload_pieces import pieces_of, stored
 from shoal import limits
 from shoal.protocol.channels import PART, UPLOAD
@@ -142,7 +141,7 @@ class Uplink(Generic[R]):
     def remind(self, mark: ReplayWatermark, run_id: bytes, turn: int) -> None:
         """Send a reminder; ``turn`` is the retransmission counter."""
         size = self._transport.chunk_bytes
-        header, *parts = (UploadRef(p.transfer_id, p.signed, len(p.payload)) for p in self._pieces)
+        header, *parts = self._pieces
         self._notes.remind(run_id, mark.round, header, size, turn)
         for worker, (member, part) in enumerate(zip(self.workers, parts, strict=False)):
             topic = self._part_topic(worker)

@@ -7,10 +7,9 @@ import numpy as np
 
 from aggregator.storage.owner_orders import read_orders
 from crypto.mask.derivation import key_id
-from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
+from crypto.seal.envelope import SealedMessage, open_from_group, read_head, seal_to_group, seal_to_member
 from crypto.seal.signed import peek_document, sign_document
 from edge_client.models.checkpoints import seal_checkpoint
-from edge_client.protocol.notes import UploadRef
 from edge_client.protocol.roster_sync import RosterSync
 from shoal.membership.grants import seal_grant
 from shoal.membership.roster import owner_purpose
@@ -67,7 +66,7 @@ class Scene:
         self.fleet.run_until(lambda: self.fleet.closed() == 1, 10)
         self.runtime._notes.decline(announcements(self.fleet, self.tap)[0], DeclineReason.DATA)
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
-        self.runtime._notes.remind(self.fleet.plan.run_id, 1, UploadRef(counted, bytes(32), 1), 1024, 0)
+        self.runtime._notes.remind(self.fleet.plan.run_id, 1, SealedMessage(bytes(1), counted, bytes(32)), 1024, 0)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()

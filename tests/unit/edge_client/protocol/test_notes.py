@@ -2,8 +2,8 @@
 
 import pytest
 
-from crypto.seal.envelope import SealError, open_from_member, read_head
-from edge_client.protocol.notes import ControlMessages, UploadRef
+from crypto.seal.envelope import SealedMessage, SealError, open_from_member, read_head
+from edge_client.protocol.notes import ControlMessages
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Decline, DeclineReason, Reminder, Sealed
@@ -50,7 +50,7 @@ def test_a_decline_names_the_announcement_and_the_kind_of_reason_alone(parties, 
 
 
 def test_a_reminder_repeats_what_the_upload_was(parties, line, notes):
-    notes.remind(RUN_ID, 4, UploadRef(TRANSFER, DIGEST, 5000), 1024, 7)
+    notes.remind(RUN_ID, 4, SealedMessage(bytes(5000), TRANSFER, DIGEST), 1024, 7)
     head, transfer, note = received(parties, line, Reminder)
     assert head == Sealed("reef", "reminder", "dev-1", "aggregator")
     assert note == Reminder(

@@ -18,12 +18,6 @@ def piece(payload):
     return SealedMessage(payload, found.transfer_id, found.signed)
 
 
-def about(payload):
-    """Return what a reminder says of an upload."""
-    found = Fingerprint.of(payload)
-    return found.transfer_id, found.signed, len(payload)
-
-
 class Recorder:
     """A transport that records (index, qos) of every chunk, and notes that record every reminder."""
 
@@ -81,7 +75,7 @@ def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back
 
 def test_a_reminder_identifies_the_upload(outbox, recorder):
     outbox.remind(MARK, RUN, BIRTH)
-    assert recorder.reminders == [(RUN, 3, about(SEALED), 1024, BIRTH)]
+    assert recorder.reminders == [(RUN, 3, piece(SEALED), 1024, BIRTH)]
     assert recorder.sent == []
 
 
@@ -89,11 +83,11 @@ def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
     Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=SEALED).remind(
         MARK, RUN, BIRTH
     )
-    assert recorder.reminders == [(RUN, 3, about(SEALED), 1024, BIRTH)]
+    assert recorder.reminders == [(RUN, 3, piece(SEALED), 1024, BIRTH)]
 
 
 def test_another_upload_has_another_digest(outbox, recorder):
     outbox.remind(MARK, RUN, BIRTH)
     outbox.keep(MARK, [piece(SEALED[1:])])
     outbox.remind(MARK, RUN, BIRTH)
-    assert recorder.reminders[-1][2] == about(SEALED[1:])
+    assert recorder.reminders[-1][2] == piece(SEALED[1:])
