@@ -14,9 +14,10 @@ import typer
 
 from aggregator.config import AggregatorConfig
 from shoal.errors import IntegrityError, NotReadyError, ShoalError
-from shoal.util.config import load, shown
+from shoal.util.config import Layers
 from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
 from shoal.util.files import named
+from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.process import trace_crashes
 from shoal.util.progress import working
 
@@ -25,23 +26,9 @@ if TYPE_CHECKING:
     from aggregator.status.record import FleetStatus, StoredRun
     from shoal.protocol.documents import RunPlan
 
-app = typer.Typer(
-    help="Group devices and average their masked updates, without being able to read them.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Group devices and average their masked updates, without being able to read them.")
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership, runs and results of this aggregator.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Healthy = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        help="For health checks: exit status 11 unless the program runs, is connected and has shown a sign of life.",
-    ),
-]
 
 
 @app.command()
@@ -68,8 +55,8 @@ def init(
 @app.command()
 def join(
     directory: Directory,
-    grant: Annotated[Path, typer.Argument(help="The owner's grant for this aggregator.", exists=True, dir_okay=False)],
-    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    grant: GrantFile,
+    owner: OwnerPrint,
     json: AsJson = False,
 ) -> None:
     """Accept the owner's grant."""
@@ -86,65 +73,20 @@ def join(
 
 
 @app.command()
+@options_of(AggregatorConfig)
 def serve(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    once: Annotated[bool | None, typer.Option("--once/--forever", help="End when every run is finished.")] = None,
-    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    http: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of the fleet page and /metrics, such as 127.0.0.1:9464; default: none."),
-    ] = None,
-    http_token: Annotated[
-        Path | None,
-        typer.Option(help="File (mode 0600) with the token that requests must show; required off loopback."),
-    ] = None,
-    chunk_bytes: Annotated[
-        int | None,
-        typer.Option(help="Largest chunk to send, for a broker that takes small packets only.", show_default="122880"),
-    ] = None,
-    home_assistant: Annotated[
-        str | None, typer.Option(help="Home Assistant's discovery prefix, to publish the fleet's counts as sensors.")
-    ] = None,
-    shards: Annotated[
-        Path | None,
-        typer.Option(
-            help="Under torchrun: folder with a directory for each worker of this machine; rank 0 coordinates."
-        ),
-    ] = None,
-    interface: Annotated[
-        str | None,
-        typer.Option(help="Network interface for the workers' sums, such as wg0; needed for runs with workers."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+    layers: Layers[AggregatorConfig],
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end, as `status --json` does.")
     ] = False,
 ) -> None:
-    """Serve the runs in DIRECTORY/runs, one after another, and log the devices that a round is waiting for."""
+    """Serve the runs in DIRECTORY/runs, one after another, and log the devices that a round is waiting for.
+
+    `shoal-aggregator config` lists all settings. Those that are no option here are set in the file or the environment.
+    """
     from aggregator.daemon import serve as serve_fleet
 
-    flags: dict[str, Any] = {
-        "dir": directory,
-        "broker": broker,
-        "ca": ca,
-        "cert": cert,
-        "key": key,
-        "device": device,
-        "once": once,
-        "log": log,
-        "http": http,
-        "http_token": http_token,
-        "home_assistant": home_assistant,
-        "chunk_bytes": chunk_bytes,
-        "shards": shards,
-        "interface": interface,
-    }
-    values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
+    values = layers.config()
     setup_logging(values.log)
     trace_crashes()
     if values.shards is not None and "RANK" in os.environ:
@@ -225,8 +167,8 @@ def shard_init(
 @shard.command("join")
 def shard_join(
     directory: Directory,
-    grant: Annotated[Path, typer.Argument(help="The owner's grant for this worker.", exists=True, dir_okay=False)],
-    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    grant: GrantFile,
+    owner: OwnerPrint,
     json: AsJson = False,
 ) -> None:
     """Accept the owner's grant."""
@@ -243,22 +185,15 @@ def shard_join(
 
 
 @shard.command("serve")
-def shard_serve(
-    directory: Directory,
-    interface: Annotated[str, typer.Option(help="Network interface for the sums, such as wg0.")],
-    broker: Annotated[str, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = "",
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-) -> None:
+@options_of(AggregatorConfig, "dir", "interface", "ca", "log")
+def shard_serve(layers: Layers[AggregatorConfig]) -> None:
     """Serve one worker, as a service manager starts it; torchrun starts all of them with `serve --shards`."""
     from aggregator.shards.daemon import serve as serve_worker
 
-    setup_logging(log)
+    values = layers.config()
+    setup_logging(values.log)
     trace_crashes()
-    values = AggregatorConfig(directory, broker=broker, ca=ca, cert=cert, key=key, interface=interface)
-    serve_worker(values, directory)
+    serve_worker(values, values.dir)
 
 
 @app.command()
@@ -488,40 +423,22 @@ def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
 
 
 @app.command()
-def doctor(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    broker: Annotated[str | None, typer.Option(help="As for serve.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
-    json: AsJson = False,
-) -> None:
+@options_of(AggregatorConfig, "dir", "ca")
+def doctor(layers: Layers[AggregatorConfig], json: AsJson = False) -> None:
     """Check directory, disk, clock, broker, TLS, service, devices, runs, backup and versions; exit status 10 on a failure."""
     from aggregator.doctor import diagnose
     from shoal.util.checks import report
 
-    flags: dict[str, Any] = {"dir": directory, "broker": broker, "ca": ca, "cert": cert, "key": key}
-    values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     with working("checking files and broker"):
-        found = diagnose(values.dir, broker=values.broker, ca=values.ca, cert=values.cert, key=values.key)
+        found = diagnose(layers.config())
     report(found, as_json=json)
 
 
 @app.command("config")
-def show_config(
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    json: AsJson = False,
-) -> None:
+@options_of(AggregatorConfig, "dir")
+def show_config(layers: Layers[AggregatorConfig], json: AsJson = False) -> None:
     """Print every value that serve would use, with its source."""
-    found = shown(load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory}))
-    if json:
-        say_json(found)
-        return
-    for name, value in found.items():
-        assert value is not None, "`load` refuses a configuration with a value that is not set"
-        say(f"{name} = {value['value']}  # {value['source']}")
+    layers.show(as_json=json)
 
 
 def main() -> None:

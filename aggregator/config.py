@@ -1,47 +1,60 @@
-"""The aggregator's configuration. No field can hold a mask key, and unknown keys are refused."""
+"""The aggregator's settings. No field can hold a mask key, and unknown keys are refused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from shoal.address import check_chunk_bytes
 from shoal.limits import CHUNK_BYTES
+from shoal.util.config import Setting
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatorConfig:
-    """Settings of `shoal-aggregator serve`, from flags, SHOAL_AGGREGATOR_* and the [aggregator] table of a TOML file.
+    """The settings of `shoal-aggregator serve`, and of its workers' `shard serve`."""
 
-    Attributes:
-        dir: keys, membership, runs and results.
-        broker: mqtt:// or mqtts:// address; empty uses the address in the owner's grant. It may hold a password.
-        ca, cert, key: PEM files for mqtts.
-        device: device for similarities and means: auto, cpu or cuda.
-        once: end when every run is finished, instead of waiting for the next.
-        log: debug, info, warning or error.
-        http: HOST:PORT for the fleet page and its metrics; empty for none.
-        http_token: private file with the token that each request must show; required unless HOST is a loopback address.
-        shards: folder with a directory for each worker of this machine, for processes that torchrun starts; None without.
-        interface: network interface for the sums between coordinator and workers; needed for runs with workers.
-        chunk_bytes: largest payload of a chunk that is sent.
-        home_assistant: Home Assistant's discovery prefix; empty publishes no sensors.
-    """
+    TABLE: ClassVar = "aggregator"
 
-    dir: Path
-    broker: str = field(default="", repr=False)
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    device: str = "auto"
-    once: bool = False
-    log: str = "info"
-    http: str = ""
-    http_token: Path | None = None
-    home_assistant: str = ""
-    shards: Path | None = None
-    interface: str = ""
-    chunk_bytes: int = CHUNK_BYTES
+    dir: Annotated[
+        Path,
+        Setting("Keys, membership, runs and results of this aggregator.", metavar="DIRECTORY", argument=True),
+    ]
+    broker: Annotated[str, Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's")] = (
+        field(default="", repr=False)
+    )
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
+    cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
+    key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
+    device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.")] = "auto"
+    once: Annotated[
+        bool, Setting("End when every run is finished, instead of waiting for the next.", off="forever")
+    ] = False
+    log: Annotated[str, Setting("debug, info, warning or error.")] = "info"
+    http: Annotated[
+        str,
+        Setting("HOST:PORT of the fleet page and /metrics, such as 127.0.0.1:9464.", default="none"),
+    ] = ""
+    http_token: Annotated[
+        Path | None,
+        Setting("File (mode 0600) with the token that requests must show; required off loopback."),
+    ] = None
+    home_assistant: Annotated[
+        str,
+        Setting("Home Assistant's discovery prefix, to publish the fleet's counts as sensors.", rare=True),
+    ] = ""
+    shards: Annotated[
+        Path | None,
+        Setting("Under torchrun: folder with a directory for each worker of this machine; rank 0 coordinates."),
+    ] = None
+    interface: Annotated[
+        str,
+        Setting("Network interface for the workers' sums, such as wg0; needed for runs with workers."),
+    ] = ""
+    chunk_bytes: Annotated[
+        int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)
+    ] = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)

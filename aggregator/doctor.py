@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.membership import AggregatorMembership
@@ -20,19 +19,13 @@ from shoal.util.checks import Check, checked, ok
 from shoal.version import VERSION, versions
 
 if TYPE_CHECKING:
+    from aggregator.config import AggregatorConfig
     from aggregator.status.record import FleetStatus
 
 
-def diagnose(directory: Path, *, broker: str, ca: Path | None, cert: Path | None, key: Path | None) -> list[Check]:
-    """Return the checks of an aggregator; its daemon may be running.
-
-    Args:
-        directory: the aggregator's.
-        broker: the broker's address; empty for that in the grant.
-        ca: PEM file of trusted CA certificates; None for the system's.
-        cert: PEM file of the client certificate; None without one.
-        key: PEM file of its private key.
-    """
+def diagnose(config: AggregatorConfig) -> list[Check]:
+    """Return the checks of an aggregator; its daemon may be running."""
+    directory = config.dir
     try:
         member = AggregatorMembership(directory)
     except ShoalError as error:
@@ -42,7 +35,7 @@ def diagnose(directory: Path, *, broker: str, ca: Path | None, cert: Path | None
     return [
         ok("membership", f"aggregator of fleet {member.fleet}, devices: {devices}"),
         *local_checks(directory),
-        *membership_checks(member, "aggregator", broker, ca=ca, cert=cert, key=key),
+        *membership_checks(member, "aggregator", config.broker, ca=config.ca, cert=config.cert, key=config.key),
         _service(status),
         _devices(status),
         checked("runs", lambda: _runs(member)),

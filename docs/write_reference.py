@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from typer.main import get_command  # noqa: E402 - the path above leads to our modules
 
+from shoal.util.config import Field, fields_of, variable_of  # noqa: E402
 from shoal.util.full_help import reveal  # noqa: E402
 
 FOLDER: Final = ROOT / "docs" / "reference"
@@ -176,12 +177,11 @@ def configuration_page() -> str:
     for title, (table, where) in settings.items():
         module, _, name = where.rpartition(".")
         kind = getattr(importlib.import_module(module), name)
-        meanings = _attributes(kind)
         lines += ["", f"## {title}", "", f"The table `[{table}]` of the TOML file.", ""]
         lines += ["| setting | variable | meaning | default |", "|---|---|---|---|"]
-        for field in dataclasses.fields(kind):
-            variable = f"SHOAL_{table}_{field.name}".upper()
-            row = f"| `{field.name}` | `{variable}` | {meanings[field.name]} | {_default(field)} |"
+        for field in fields_of(kind).values():
+            meaning = _prose(field.setting.help)
+            row = f"| `{field.name}` | `{variable_of(kind, field.name)}` | {meaning} | {_default(field)} |"
             lines.append(row.replace("|  |", "| |"))
     lines += ["", "## Other variables", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
@@ -198,19 +198,11 @@ def configuration_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _attributes(kind: type[Any]) -> dict[str, str]:
-    """Return name -> meaning from the section Attributes of a docstring."""
-    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    found: dict[str, str] = {}
-    for names, words in re.findall(r"^ {4}([\w, ]+): ((?:.*\n?)(?: {8,}.*\n?)*)", section, re.MULTILINE):
-        for name in names.split(", "):
-            found[name] = " ".join(words.split()).replace("``", "`").rstrip(".")
-    return found
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default(field: Field) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
+    if field.setting.default:
+        return field.setting.default
     if field.default in ("", None):
         return ""
     value = str(field.default).lower() if isinstance(field.default, bool) else field.default

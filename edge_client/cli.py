@@ -4,62 +4,29 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_client.config import EdgeConfig, ditto_weight
+from edge_client.config import DATA_HELP, EdgeConfig
 from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 from edge_client.learning.reading import Reading
-from shoal.errors import ConfigError, NotEnrolledError, UsageError
-from shoal.util.config import document, gather, lines, load
+from shoal.errors import NotEnrolledError, UsageError
+from shoal.util.config import Layers
 from shoal.util.console import add_version, note, run_program, say, say_json
 from shoal.util.files import named
+from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from edge_client.storage.state import OwnModel
 
-app = typer.Typer(
-    help="Train on this device's own data; upload only masked, sealed updates.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Train on this device's own data; upload only masked, sealed updates.")
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Healthy = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        help="For health checks: exit status 11 unless the program runs, is connected and has shown a sign of life.",
-    ),
-]
 Node = Annotated[int | None, typer.Option(help="A node on this device's path in cfl's tree: see `path` in status.")]
 Live = Annotated[
     bool, typer.Option("--live", help="Take the model of the run under way, as last saved: up to 30 s old.")
-]
-DATA_HELP: Final = (
-    ".npz with x and y, a .csv or .parquet table, a folder of these, IDX files, or images in one folder for each class."
-)
-Data = Annotated[Path, typer.Option(help=DATA_HELP)]
-LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="Name of the label column of tables.", show_default="the task's")
-]
-Separator = Annotated[
-    str | None,
-    typer.Option(help="Separator of CSV files, one character or tab.", show_default="found in the file"),
-]
-SkipBad = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Leave out up to N damaged samples, such as a cut last line or an image that can't be decoded, and count them.",
-        show_default="the larger of 3 samples and 1 %",
-        min=0,
-    ),
 ]
 
 
@@ -87,8 +54,8 @@ def init(
 @app.command()
 def join(
     directory: Directory,
-    grant: Annotated[Path, typer.Argument(help="The owner's grant for this device.", exists=True, dir_okay=False)],
-    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+    grant: GrantFile,
+    owner: OwnerPrint,
     json: AsJson = False,
 ) -> None:
     """Accept the owner's grant."""
@@ -118,7 +85,9 @@ def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
 
 
 @app.command()
+@options_of(EdgeConfig, "ca")
 def enrol(
+    layers: Layers[EdgeConfig],
     directory: Directory,
     line: Annotated[
         str,
@@ -132,9 +101,6 @@ def enrol(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for approval, while the line holds.", min=1)
     ] = 86400.0,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
     json: AsJson = False,
 ) -> None:
     """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves.
@@ -154,169 +120,57 @@ def enrol(
     note(f"fingerprint {mine}")
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
-    member = joining.enrol(directory, token, ca=ca, cert=cert, key=key, timeout_s=timeout, complain=note)
+    tls = {name: layers.values[name] for name in ("ca", "cert", "key")}
+    member = joining.enrol(directory, token, **tls, timeout_s=timeout, complain=note)
     _say_joined(member.fleet, member.name, as_json=json)
 
 
 @app.command()
+@options_of(EdgeConfig)
 def run(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    skip_bad: SkipBad = None,
-    watch: Annotated[
-        bool | None,
-        typer.Option(
-            "--watch/--read-once",
-            help="Read data files that have changed again at the next round; samples may only be appended.",
-            show_default="read-once",
-        ),
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of ONNX Runtime, or of numpy's BLAS.", min=1, show_default="1")
-    ] = None,
-    once: Annotated[
-        bool | None,
-        typer.Option("--once/--forever", help="End after one run.", show_default="forever"),
-    ] = None,
-    personal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="on|off|LAMBDA",
-            help="After a run choose between the cluster's model and models of this device's own; with a number also Ditto's, "
-            "trained with a pull of that weight towards the cluster's model.",
-            show_default="on",
-        ),
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|onnxruntime|numpy",
-            help="What computes the model: auto takes ONNX Runtime if it is installed, else numpy, which has no convolutions.",
-            show_default="auto",
-        ),
-    ] = None,
-    max_kbps: Annotated[
-        float | None, typer.Option(help="Most kilobits a second to send; 0: no limit.", min=0, show_default="0")
-    ] = None,
-    chunk_bytes: Annotated[
-        int | None,
-        typer.Option(help="Largest chunk to send, for a broker that takes small packets only.", show_default="122880"),
-    ] = None,
-    metered: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HH:MM-HH:MM",
-            help="Hours of the day, by this machine's clock, in which to decline all rounds but the final one.",
-            show_default="none",
-        ),
-    ] = None,
-    vitals: Annotated[
-        bool | None,
-        typer.Option(
-            "--vitals/--no-vitals",
-            help="Report free disk and memory, load, temperature, battery and uptime to the aggregator every ten minutes.",
-            show_default="no-vitals",
-        ),
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+    layers: Layers[EdgeConfig],
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the runs that have ended, at the end.")
     ] = False,
 ) -> None:
-    """Take part in the fleet's runs; after a restart, resume the current one."""
-    flags: dict[str, Any] = {
-        "dir": directory,
-        "data": data,
-        "broker": broker,
-        "ca": ca,
-        "cert": cert,
-        "key": key,
-        "threads": threads,
-        "once": once,
-        "log": log,
-        "personal": personal,
-        "label": label,
-        "separator": separator,
-        "skip_bad": skip_bad,
-        "watch": watch,
-        "executor": executor,
-        "max_kbps": max_kbps,
-        "chunk_bytes": chunk_bytes,
-        "metered": metered,
-        "vitals": vitals,
-    }
+    """Take part in the fleet's runs; after a restart, resume the current one.
+
+    `shoal-edge config` lists all settings. Those that are no option here are set in the file or the environment.
+    """
     from edge_client.reexec import become
 
-    become(load(EdgeConfig, section="edge", file=config, flags=flags).values, as_json=json)
+    become(layers.config(), as_json=json)
 
 
 @app.command()
-def doctor(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="As for run; also compared with the task of the run followed.")
-    ] = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    skip_bad: SkipBad = None,
-    broker: Annotated[str | None, typer.Option(help="As for run.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
-    json: AsJson = False,
-) -> None:
-    """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure."""
+@options_of(EdgeConfig, "dir", "data", "ca")
+def doctor(layers: Layers[EdgeConfig], json: AsJson = False) -> None:
+    """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure.
+
+    Data are also compared with the task of the run followed.
+    """
     from edge_client.doctor import diagnose
     from shoal.util.checks import report
 
-    flags: dict[str, Any] = {"dir": directory, "data": data, "broker": broker, "ca": ca, "cert": cert, "key": key}
-    flags |= {"label": label, "separator": separator, "skip_bad": skip_bad}
-    values, _ = gather(EdgeConfig, section="edge", file=config, flags=flags)
-    if "dir" not in values:
-        raise ConfigError("dir is not set", hint="shoal-edge doctor DIRECTORY")
+    config = layers.config(data=Path())
     with working("checking files, data and broker"):
-        found = diagnose(
-            values["dir"],
-            data=values.get("data"),
-            reading=Reading(values["label"], values["separator"], values["skip_bad"], growing=values["watch"]),
-            broker=values["broker"],
-            ca=values["ca"],
-            cert=values["cert"],
-            key=values["key"],
-            executor=values["executor"],
-        )
+        found = diagnose(config, with_data="data" in layers.values)
     report(found, as_json=json)
 
 
 @app.command("config")
-def show_config(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
-    data: Annotated[Path | None, typer.Option(help="As for run.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
-    json: AsJson = False,
-) -> None:
+@options_of(EdgeConfig, "dir")
+def show_config(layers: Layers[EdgeConfig], json: AsJson = False) -> None:
     """Print every value that run would use, and its source."""
     from edge_client.membership import DeviceMembership
 
-    values, origins = gather(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})
+    values, origins = layers.values, layers.origins
     if not values["broker"] and "dir" in values:
         with suppress(NotEnrolledError):
             values["broker"], origins["broker"] = DeviceMembership(values["dir"]).broker, "the grant"
     if values["executor"] == AUTO:
         values["executor"] = f"{AUTO} ({choose(AUTO)})"
-    if json:
-        say_json(document(EdgeConfig, values, origins))
-        return
-    for line in lines(EdgeConfig, values, origins):
-        say(line)
+    layers.show(as_json=json)
 
 
 @app.command()
@@ -334,9 +188,11 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
 
 
 @app.command()
+@options_of(EdgeConfig, "label", file=False)
 def predict(
+    layers: Layers[EdgeConfig],
     directory: Directory,
-    data: Data,
+    data: Annotated[Path, typer.Option(help=DATA_HELP)],
     node: Node = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Average the outputs of all models from the cluster to the root.")
@@ -346,8 +202,6 @@ def predict(
         bool,
         typer.Option("--probabilities", help="Print the probability of each class, in the order of the task's labels."),
     ] = False,
-    label: LabelColumn = None,
-    separator: Separator = None,
     json: AsJson = False,
 ) -> None:
     """Answer with this device's finished model, or others on its path in cfl's tree: one line a sample.
@@ -363,7 +217,7 @@ def predict(
     from edge_client.inference import choose
 
     chosen = choose(directory, live=live)
-    reading = Reading(label or "", separator or "")
+    reading = Reading(layers.values["label"], layers.values["separator"])
     labels = chosen.bundle.manifest.data.labels
     ask = chosen.probabilities if probabilities else chosen.predict
     with working("computing the answers"):
@@ -379,14 +233,14 @@ def predict(
 
 
 @app.command()
+@options_of(EdgeConfig, "label", file=False)
 def evaluate(
+    layers: Layers[EdgeConfig],
     directory: Directory,
     data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Samples with labels: {DATA_HELP}")],
     node: Node = None,
     ensemble: Annotated[bool, typer.Option("--ensemble", help="As for predict.")] = False,
     live: Live = False,
-    label: LabelColumn = None,
-    separator: Separator = None,
     json: AsJson = False,
 ) -> None:
     """Compare this device's answers with the labels of a file, and with the most common label, or the mean for numbers.
@@ -398,7 +252,8 @@ def evaluate(
     from edge_client.status import evaluation_lines
 
     chosen = choose(directory, live=live)
-    reading = Reading(label or "", separator or "", skip_bad=0)  # who compares answers wants every sample
+    # Who compares answers wants every sample.
+    reading = Reading(layers.values["label"], layers.values["separator"], skip_bad=0)
     with working("computing the answers"):
         figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=reading)
     _note_unfinished(live, chosen.live, chosen.own)
@@ -478,21 +333,10 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
 
 
 @app.command()
+@options_of(EdgeConfig, "dir", "data", "label", "personal")
 def personalise(
-    directory: Directory,
-    data: Annotated[Path | None, typer.Option(help="This device's samples, as for run.")] = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    skip_bad: SkipBad = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="The device runs with --watch: split the samples as it does.")
-    ] = False,
+    layers: Layers[EdgeConfig],
     cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,
-    personal: Annotated[
-        float, typer.Option(metavar="LAMBDA", help="Above 0 adds Ditto's model, with a pull of that weight: see run.")
-    ] = 0.0,
-    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.", min=1)] = 1,
-    executor: Annotated[str, typer.Option(metavar="auto|onnxruntime|numpy", help="As for run.")] = "auto",
     json: AsJson = False,
 ) -> None:
     """Choose again, now, between the cluster's model and models that this device trains further; or go back with --cluster.
@@ -505,18 +349,15 @@ def personalise(
     from edge_client.status import personal_line
     from edge_client.storage.finished_models import FinishedModels
 
-    weight = ditto_weight(f"{personal}") if personal else 0.0
+    config = layers.config(data=Path())
     if cluster:
-        DeviceMembership(directory)
-        model, choice = back_to_cluster(FinishedModels(directory))
-    elif data is None:
+        DeviceMembership(config.dir)
+        model, choice = back_to_cluster(FinishedModels(config.dir))
+    elif "data" not in layers.values:
         raise UsageError("personalise needs this device's samples", hint="give --data, or --cluster to train nothing")
     else:
-        reading = Reading(label or "", separator or "", skip_bad, growing=watch)
         with working("training candidates"):
-            model, choice = choose_again(
-                directory, data, weight=weight, threads=threads, reading=reading, growing=watch, executor=executor
-            )
+            model, choice = choose_again(config)
     document = {"run": model.run, **choice.document()}
     if json:
         say_json(document)

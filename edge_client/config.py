@@ -1,10 +1,10 @@
-"""A device's configuration: flags, SHOAL_EDGE_*, the [edge] table of a TOML file, defaults."""
+"""The settings of a device, from the command line, SHOAL_EDGE_*, the [edge] table of a TOML file, and defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from edge_client.learning.executor.choice import AUTO, check_setting
 from edge_client.learning.reading import Reading
@@ -12,58 +12,93 @@ from edge_client.metered import parse_hours
 from shoal.address import check_chunk_bytes
 from shoal.errors import ConfigError
 from shoal.limits import CHUNK_BYTES, MOST_DITTO_WEIGHT
+from shoal.util.config import Setting
 
 LEAST_KBPS: Final = 8.0
 """1,000 bytes a second: below it a reminder would take longer than the pause before the next."""
 MOST_KBPS: Final = 1e6
+DATA_HELP: Final = (
+    ".npz with x and y, a .csv or .parquet table, a folder of these, IDX files, or images in one folder for each class."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeConfig:
-    """The settings of `shoal-edge run`.
+    """The settings of `shoal-edge run`; the device's other commands take some of them too."""
 
-    Attributes:
-        dir: keys, membership and state of this device.
-        data: a file or folder of samples, in any format of `edge_client.learning.data`.
-        label: name of the label column of tables; empty for the task's.
-        separator: of CSV files, one character or ``tab``; empty to find it.
-        skip_bad: most damaged samples that are left out; None for the larger of 3 samples and 1 %.
-        watch: read data files that have grown again at the next round.
-        broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
-        ca, cert, key: PEM files for mqtts.
-        threads: threads of ONNX Runtime or of numpy's BLAS, at least 1.
-        once: exit after one run and its personal finish instead of waiting for the next; a run that was reported as finished
-            before does not count.
-        personal: ``on`` for the personal finish after each run, ``off``, or the weight of Ditto's proximal term, with which
-            Ditto's personal model is one more candidate.
-        executor: ``onnxruntime`` or ``numpy``, which computes the task; ``auto`` for ONNX Runtime if it is installed, else numpy.
-        log: debug, info, warning or error.
-        max_kbps: most kilobits a second that are sent to the broker; 0 is no limit.
-        chunk_bytes: largest payload of a chunk that is sent.
-        vitals: report disk, memory, load, temperature and battery to the aggregator every ten minutes.
-        metered: hours of the day, such as ``08:00-20:00``, in which the device declines all rounds but the final one; empty for
-            none.
-    """
+    TABLE: ClassVar = "edge"
 
-    dir: Path
-    data: Path
-    broker: str = field(default="", repr=False)
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    threads: int = 1
-    once: bool = False
-    log: str = "info"
-    personal: str = "on"
-    label: str = ""
-    separator: str = ""
-    watch: bool = False
-    executor: str = AUTO
-    max_kbps: float = 0.0
-    metered: str = ""
-    vitals: bool = False
-    skip_bad: int | None = None
-    chunk_bytes: int = CHUNK_BYTES
+    dir: Annotated[Path, Setting("Keys, membership and state of this device.", metavar="DIRECTORY", argument=True)]
+    data: Annotated[Path, Setting(DATA_HELP)]
+    label: Annotated[str, Setting("Name of the label column of tables.", default="the task's")] = ""
+    separator: Annotated[
+        str, Setting("Separator of CSV files, one character or `tab`.", default="found in the file", rare=True)
+    ] = ""
+    skip_bad: Annotated[
+        int | None,
+        Setting(
+            "Leave out up to so many damaged samples, such as a cut last line or an image that can't be decoded, and count them.",
+            default="the larger of 3 samples and 1 %",
+            rare=True,
+        ),
+    ] = None
+    watch: Annotated[
+        bool,
+        Setting(
+            "Read data files that have changed again at the next round; samples may only be appended.", off="read-once"
+        ),
+    ] = False
+    broker: Annotated[
+        str,
+        Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's"),
+    ] = field(default="", repr=False)
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
+    cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
+    key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
+    threads: Annotated[int, Setting("Threads of ONNX Runtime, or of numpy's BLAS.", rare=True)] = 1
+    once: Annotated[
+        bool,
+        Setting(
+            "End after one run and its personal finish; a run that was reported as finished before does not count.",
+            off="forever",
+        ),
+    ] = False
+    personal: Annotated[
+        str,
+        Setting(
+            "After a run choose between the cluster's model and models of this device's own; with a number also Ditto's, "
+            "trained with a pull of that weight towards the cluster's model.",
+            metavar="on|off|LAMBDA",
+        ),
+    ] = "on"
+    executor: Annotated[
+        str,
+        Setting(
+            "What computes the model: auto takes ONNX Runtime if it is installed, else numpy, which has no convolutions.",
+            metavar="auto|onnxruntime|numpy",
+            rare=True,
+        ),
+    ] = AUTO
+    max_kbps: Annotated[float, Setting("Most kilobits a second to send to the broker; 0: no limit.")] = 0.0
+    chunk_bytes: Annotated[
+        int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)
+    ] = CHUNK_BYTES
+    metered: Annotated[
+        str,
+        Setting(
+            "Hours of the day, by this machine's clock, in which to decline all rounds but the final one.",
+            metavar="HH:MM-HH:MM",
+            default="none",
+        ),
+    ] = ""
+    vitals: Annotated[
+        bool,
+        Setting(
+            "Report free disk and memory, load, temperature, battery and uptime to the aggregator every ten minutes.",
+            off="no-vitals",
+        ),
+    ] = False
+    log: Annotated[str, Setting("debug, info, warning or error.")] = "info"
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -10,18 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from edge_client.config import EdgeConfig, ditto_weight
-from edge_client.learning.data import files_of, load
+from edge_client.config import EdgeConfig
+from edge_client.learning.data import files_of
 from edge_client.learning.executor.choice import choose
-from edge_client.learning.model import make_model
-from edge_client.learning.watching import watch_of
 from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 from edge_client.membership import REVOKED_HINT, DeviceMembership
-from edge_client.metered import parse_hours
 from edge_client.protocol.presence import presence, witness
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState
-from edge_client.vitals import measure
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, StorageError, TakenOverError, UntrustedError
 from shoal.transport.base import TakenOver
@@ -118,22 +114,15 @@ def _serve(config: EdgeConfig) -> None:
     )
     worker = ThreadWorker()
     runtime = DeviceRuntime(
+        config,
         membership,
         transport,
         worker,
-        lambda manifest: load(config.data, manifest, config.reading),
         birth=birth,
         results=inbox.put,
         uniform=uniform,
-        threads=config.threads,
-        backend=make_model(executor),
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
-        personal=ditto_weight(config.personal),
         broker=str(address),
-        watch=watch_of(config.data) if config.watch else None,
-        executor=executor,
-        metered=parse_hours(config.metered),
-        vitals=(lambda: measure(config.dir)) if config.vitals else None,
     )
     runtime.start()
     transport.start(require=True)

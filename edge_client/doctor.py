@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client.learning.executor import trial
-from edge_client.learning.executor.choice import AUTO, NUMPY, choose
-from edge_client.learning.reading import AS_FOUND, Reading
+from edge_client.learning.executor.choice import NUMPY, choose
+from edge_client.learning.reading import Reading
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
@@ -19,33 +18,21 @@ from shoal.util.telemetry import import_onnxruntime
 from shoal.version import versions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_client.config import EdgeConfig
     from edge_client.followed_run import Run
     from edge_client.learning.data import DataSplits
 
 
-def diagnose(
-    directory: Path,
-    *,
-    data: Path | None,
-    broker: str,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-    reading: Reading = AS_FOUND,
-    executor: str = AUTO,
-) -> list[Check]:
+def diagnose(config: EdgeConfig, *, with_data: bool) -> list[Check]:
     """Return the checks of a device; its program may be running.
 
     Args:
-        directory: the device's.
-        data: its samples; None if they are not to be checked.
-        broker: the broker's address; empty for that in the grant.
-        ca: PEM file of trusted CA certificates; None for the system's.
-        cert: PEM file of the client certificate; None without one.
-        key: PEM file of its private key.
-        reading: how the files of samples are read.
-        executor: the setting: auto, onnxruntime or numpy.
+        config: the device's settings.
+        with_data: whether its samples are to be checked.
     """
+    directory = config.dir
     try:
         member = DeviceMembership(directory)
     except ShoalError as error:
@@ -54,13 +41,13 @@ def diagnose(
     return [
         _membership(member),
         *local_checks(directory),
-        *membership_checks(member, member.name, broker, ca=ca, cert=cert, key=key),
+        *membership_checks(member, member.name, config.broker, ca=config.ca, cert=config.cert, key=config.key),
         _service(files),
         _clock(files),
         checked("state", lambda: _state(files, member)),
-        checked("data", lambda: _data(data, files, member, reading)),
+        checked("data", lambda: _data(config.data if with_data else None, files, member, config.reading)),
         ok("versions", versions()),
-        checked("executor", lambda: _executor(executor, files, member)),
+        checked("executor", lambda: _executor(config.executor, files, member)),
     ]
 
 

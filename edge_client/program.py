@@ -6,15 +6,14 @@ of their memory the process has to start a second time (`edge_client.reexec`).
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from edge_client.config import EdgeConfig
 from edge_client.reexec import AS_JSON
+from shoal.util.config import fields_of
 
 RUN: Final = "run"
 DEBUG: Final = "--debug"
@@ -22,14 +21,6 @@ DEBUG: Final = "--debug"
 UNFIT: Final = frozenset({"dir", "broker"})
 """Settings that are no plain options: DIRECTORY stands alone, and an address, which may hold a password, must not stay in the
 command line of a process; `become` removes it."""
-SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
-    "--once": ("once", True),
-    "--forever": ("once", False),
-    "--watch": ("watch", True),
-    "--read-once": ("watch", False),
-    "--vitals": ("vitals", True),
-    "--no-vitals": ("vitals", False),
-}
 CONFIG: Final = "config"
 """The option that names a TOML file; no setting of its own."""
 
@@ -37,7 +28,7 @@ CONFIG: Final = "config"
 def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
     """Return the settings that the arguments of `shoal-edge run` name, as typer reads them; None if they aren't plain.
 
-    Plain are DIRECTORY, ``--name VALUE`` for texts and paths, and SWITCHES. All else is for typer: numbers, ``--name=VALUE``, the
+    Plain are DIRECTORY, ``--name VALUE`` for texts and paths, and switches. All else is for typer: numbers, ``--name=VALUE``, the
     help, mistakes.
 
     Args:
@@ -45,13 +36,19 @@ def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
     """
     if not arguments or arguments[0] != RUN:
         return None
-    kinds, found = _options(), dict[str, Any]()
+    fields = [f for f in fields_of(EdgeConfig).values() if not f.setting.rare]
+    switches = {
+        f"--{word}": (f.name, word == f.name) for f in fields if f.kind is bool for word in (f.name, f.setting.off)
+    }
+    kinds = {f"--{f.name}": (f.name, f.kind) for f in fields if f.kind in (str, Path) and f.name not in UNFIT}
+    kinds[f"--{CONFIG}"] = CONFIG, Path
+    found = dict[str, Any]()
     words = iter(arguments[1:])
     for word in words:
         if word in (AS_JSON, DEBUG):
             continue
-        if word in SWITCHES:
-            switch, on = SWITCHES[word]
+        if word in switches:
+            switch, on = switches[word]
             found[switch] = on
         elif not word.startswith("-"):
             if not word or "dir" in found:
@@ -63,18 +60,6 @@ def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
                 return None
             name, kind = kinds[word]
             found[name] = kind(text)
-    return found
-
-
-def _options() -> dict[str, tuple[str, type[str] | type[Path]]]:
-    """Return the plain options that have a value: name of the setting and its type, by option."""
-    found: dict[str, tuple[str, type[str] | type[Path]]] = {f"--{CONFIG}": (CONFIG, Path)}
-    hints = typing.get_type_hints(EdgeConfig)
-    for field in dataclasses.fields(EdgeConfig):
-        kinds = set(typing.get_args(hints[field.name]) or (hints[field.name],)) - {type(None)}
-        for kind in (str, Path):
-            if kinds == {kind} and field.name not in UNFIT:
-                found[f"--{field.name.replace('_', '-')}"] = field.name, kind
     return found
 
 
@@ -97,11 +82,11 @@ def main() -> None:
         return
     from edge_client.reexec import prepare
     from edge_client.serving import serve_and_report
-    from shoal.util.config import load
+    from shoal.util.config import read
     from shoal.util.console import run_program
 
     def program(**_: object) -> None:
-        config = load(EdgeConfig, section="edge", file=flags.pop(CONFIG, None), flags=flags).values
+        config = read(EdgeConfig, file=flags.pop(CONFIG, None), flags=flags).config()
         prepare(config)
         serve_and_report(config, as_json=AS_JSON in sys.argv)
 

@@ -13,10 +13,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from edge_client.config import EdgeConfig
 from shoal.errors import UsageError
+from shoal.util.config import fields_of
 from shoal.util.process import one_malloc_arena
 
 MALLOC: Final = {"MALLOC_ARENA_MAX": "1"}
@@ -57,9 +58,11 @@ def inherited_config(arguments: list[str]) -> EdgeConfig:
     try:
         with os.fdopen(int(arguments[2]), "rb") as file:
             document = json.loads(file.read())
-        kinds = {f.name: f.type for f in dataclasses.fields(EdgeConfig)}
-        values = {k: Path(v) if "Path" in str(kinds[k]) and v is not None else v for k, v in document.items()}
-        config = EdgeConfig(**values)  # type: ignore[arg-type]
+        fields = fields_of(EdgeConfig)
+        values: dict[str, Any] = {
+            k: Path(v) if fields[k].kind is Path and v is not None else v for k, v in document.items()
+        }
+        config = EdgeConfig(**values)
     except (IndexError, ValueError, OSError, KeyError, TypeError) as error:
         raise UsageError(
             "this program is not started by hand", hint="shoal-edge run DIRECTORY --data SOURCE"

@@ -17,9 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
+from edge_client.config import ditto_weight
+from edge_client.learning.data import load
+from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
-from edge_client.learning.model import Backend, device_model
+from edge_client.learning.model import Backend, make_model
 from edge_client.learning.training import Cancelled
+from edge_client.learning.watching import watch_of
+from edge_client.metered import parse_hours
 from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds
@@ -34,7 +39,7 @@ from edge_client.run.finishing import Finisher
 from edge_client.run.following import RunFollower
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
-from edge_client.vitals import EVERY_S
+from edge_client.vitals import EVERY_S, measure
 from shoal.errors import (
     ConfigError,
     DataError,
@@ -62,19 +67,18 @@ from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
+    from edge_client.config import EdgeConfig
     from edge_client.followed_run import Run
     from edge_client.learning.data import Dataset
     from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
-    from edge_client.learning.watching import Watch
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
-    from edge_client.metered import Hours
     from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RosterChange, RunPlan
-    from shoal.protocol.messages import Announcement, Assignment, Control, Vitals
+    from shoal.protocol.messages import Announcement, Assignment, Control
 
 LOG = logging.getLogger("shoal.edge")
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -90,58 +94,56 @@ class DeviceRuntime:
 
     def __init__(
         self,
+        config: EdgeConfig,
         membership: DeviceMembership,
         transport: Transport,
         worker: Worker[Finished],
-        load_data: Callable[[TaskManifest], Dataset],
         *,
         birth: int,
         results: Callable[[Callable[[], None]], None],
         uniform: Callable[[], float],
-        threads: int = 1,
-        backend: Callable[[TaskBundle, int], Backend] = device_model,
+        samples: Callable[[TaskManifest], Dataset] | None = None,
+        backend: Callable[[TaskBundle, int], Backend] | None = None,
         clock_s: Callable[[], float] = time.time,
         finish_worker: Worker[Chosen] | None = None,
-        personal: float = 0.0,
         broker: str = "",
-        watch: Watch | None = None,
-        executor: str = "",
-        metered: Hours | None = None,
-        vitals: Callable[[], Vitals] | None = None,
     ) -> None:
         """Load the device's state.
 
         Args:
+            config: the device's settings.
             membership: keys and fleet.
             transport: not started yet.
             worker: runs the jobs.
-            load_data: returns the device's samples in a task's shapes.
             birth: the device's incarnation, see `presence`.
             results: runs a callback from the worker on the driver's own thread.
             uniform: draws from [0, 1), for jitter.
-            threads: threads of the executor.
-            backend: makes the backend of a task; the load bench replaces it by a cheap one.
+            samples: returns the device's samples in a task's shapes; None reads the files of ``config``.
+            backend: makes the backend of a task; None takes the executor of ``config``.
             clock_s: returns unix seconds, for the time at which a run finished.
             finish_worker: runs the personal finish of ended runs, and nothing else; None turns it off.
-            personal: weight of Ditto's proximal term in the personal finish; 0 leaves that candidate out.
             broker: address of the broker, without user and password, for the status file.
-            watch: returns the data files as they are, so that the samples of files that grow are read again.
-            executor: the executor's name for the status file.
-            metered: hours in which the device declines all rounds but the final one; None if there are none.
-            vitals: measures the machine's condition, for the presence; None if the operator has not asked for that.
         """
-        self._vitals, self._presence_due_s = vitals, math.inf
+        executor = choose(config.executor)
+        backend = backend or make_model(executor)
+        self._config, self._presence_due_s = config, math.inf
         self._told: tuple[bool, tuple[str, ...]] = False, ()
         self._bad_sealers = set[str]()
         self._broker = broker
-        self._metered, self._clock_s = metered, clock_s
+        self._clock_s = clock_s
         self._membership = membership
         self._transport = transport
         self._worker = worker
         self._birth = birth
         self._uniform = uniform
         self._hand_back = results
-        self._jobs = JobFactory(membership, load_data, threads=threads, backend=backend, watch=watch)
+        self._jobs = JobFactory(
+            membership,
+            samples or (lambda manifest: load(config.data, manifest, config.reading)),
+            threads=config.threads,
+            backend=backend,
+            watch=watch_of(config.data) if config.watch else None,
+        )
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler(whole_transfers=1)
@@ -177,7 +179,7 @@ class DeviceRuntime:
             backend=backend,
             hand_back=results,
             clock_s=clock_s,
-            weight=personal,
+            weight=ditto_weight(config.personal),
         )
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
@@ -474,7 +476,7 @@ class DeviceRuntime:
         self._told = models is not None and models.left, contrary
         # Repeated, since an earlier life's will may have replaced it at the broker.
         self._presence_due_s = self._now_s + EVERY_S
-        vitals = self._vitals() if online and self._vitals is not None else None
+        vitals = measure(self._config.dir) if online and self._config.vitals else None
         answers = self._results.answers if online else None
         told = presence(
             self._membership,
@@ -690,7 +692,7 @@ class DeviceRuntime:
         Raises:
             MeteredError: it may not.
         """
-        hours = self._metered
+        hours = parse_hours(self._config.metered)
         if hours is not None and not announcement.finished and hours.now(self._clock_s()):
             raise MeteredError(f"the link is metered, {hours}", hint="the device takes part again after these hours")
 

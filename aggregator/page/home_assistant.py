@@ -68,7 +68,7 @@ def check_prefix(prefix: str) -> None:
         ConfigError: it is no plain topic.
     """
     if not PREFIX_FORM.fullmatch(prefix):
-        raise ConfigError(f"--home-assistant {prefix!r} is no topic prefix", hint="Home Assistant's is homeassistant")
+        raise ConfigError(f"home_assistant {prefix!r} is no topic prefix", hint="Home Assistant's is homeassistant")
 
 
 def sensor_topics(fleet: str, prefix: str) -> tuple[str, str]:

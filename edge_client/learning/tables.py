@@ -322,7 +322,7 @@ def _table(rows: Iterable[tuple[int, int, list[str]]], form: _Form, spec: TableS
             if count < 2 and spec.labelled:
                 raise DataError(
                     f"{path} has one column; it needs features and a label",
-                    hint="if its columns have an unusual separator, give it with --separator",
+                    hint="if its columns have an unusual separator, set `separator` in the configuration",
                 )
             columns = columns_of(cells if header else None, count, spec, path)
             if header:

@@ -31,10 +31,10 @@ from aggregator.shards.membership import WorkerMembership
 from aggregator.shards.worker import WorkerService, worker_presence
 from aggregator.storage.owner_orders import OwnerOrders
 from aggregator.storage.signed_runs import RunFiles
+from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset
 from edge_client.learning.executor.choice import AUTO
-from edge_client.learning.model import make_model
 from edge_client.learning.worker import InlineWorker
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
@@ -254,17 +254,22 @@ class LoopbackFleet:
 
         will = presence(membership, birth, online=False)
         transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        config = EdgeConfig(
+            membership.directory,
+            data=membership.directory,  # not read: the samples are in memory
+            executor=self._executors.get(name, AUTO),
+            personal=f"{self._personal}" if self._personal else "on",
+        )
         runtime = DeviceRuntime(
+            config,
             membership,
             transport,
             worker,
-            lambda manifest: self._samples(name, manifest),
             birth=birth,
             results=lambda callback: callback(),
             uniform=random.random,
-            backend=make_model(self._executors.get(name, AUTO)),
+            samples=lambda manifest: self._samples(name, manifest),
             finish_worker=finish_worker,
-            personal=self._personal,
         )
         device = self.devices[name] = LoopbackDevice(runtime, transport, worker, finish_worker)
         runtime.start()

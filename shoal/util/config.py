@@ -1,7 +1,8 @@
-"""Layered configuration: flag, then SHOAL_* environment, then systemd's credential, then TOML file, then default.
+"""A program's settings, each declared once: a field of a dataclass, with a `Setting` beside its type.
 
-Unknown keys are refused. A credential (``LoadCredential=NAME:FILE``) has the name of the key: its text is the value of a secret
-text such as ``broker``, and its file the value of a path.
+The value comes from the first layer that has it: option of the command line, SHOAL_* environment, systemd's credential, TOML
+file, default. Unknown keys are refused. A credential (``LoadCredential=NAME:FILE``) has the name of the key: its text is the
+value of a secret text such as ``broker``, and its file the value of a path. `shoal.util.options` makes the command line's part.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import dataclasses
 import os
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.util.console import say, say_json
 from shoal.util.service_manager import credential, read_credential
 from shoal.util.wanted import wanted
 
@@ -24,124 +26,161 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[C]):
-    """A configuration and the origin of each value: ``flag``, the variable, the file or ``default``."""
+class Setting:
+    """What help and reference say of a field.
 
-    values: C
-    origins: Mapping[str, str]
+    Attributes:
+        help: its meaning, one or two sentences.
+        metavar: the form of its value, if the type does not say enough.
+        default: the default in words, where a value would say too little.
+        off: name of the option that turns a switch off.
+        argument: whether it is an argument of the command line, and no option.
+        rare: whether it is for special machines: it stands in the file or the environment, and is no option of its own.
+    """
+
+    help: str
+    metavar: str | None = None
+    default: str | None = None
+    off: str = ""
+    argument: bool = False
+    rare: bool = False
 
 
-def shown(loaded: Loaded[C]) -> dict[str, dict[str, Any] | None]:
-    """Return name -> value and source of each field; an address that may contain a password is shown without it."""
-    values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
-    return document(type(loaded.values), values, loaded.origins)
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One setting of a configuration: the dataclass's field, its type without None, and its `Setting`."""
+
+    name: str
+    kind: type[Any]
+    setting: Setting
+    default: Any
+    secret: bool
 
 
-def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of `shown` for ``kind``; ``values`` and ``origins`` come from `gather` and may lack fields."""
-    for name, found in document(kind, values, origins).items():
-        yield f"{name} = (not set)" if found is None else f"{name} = {found['value']}  # {found['source']}"
-
-
-def document(
-    kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]
-) -> dict[str, dict[str, Any] | None]:
-    """Return name -> value and source of each field, as for `lines`; None for a field that is not set."""
-    found: dict[str, dict[str, Any] | None] = {}
+def fields_of(kind: type[Any]) -> dict[str, Field]:
+    """Return the settings of a configuration by name: a dataclass of str, int, float, bool and Path, each perhaps None."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = {}
     for field in dataclasses.fields(kind):
-        if field.name not in values:
-            found[field.name] = None
-            continue
-        value = values[field.name]
-        if value and not field.repr:
-            value = str(BrokerAddress.parse(value))
-        elif isinstance(value, Path):
-            value = str(value)
-        found[field.name] = {"value": value, "source": origins[field.name]}
+        annotated, *more = typing.get_args(hints[field.name])
+        (base,) = {*(typing.get_args(annotated) or (annotated,))} - {type(None)}
+        setting = next(s for s in more if isinstance(s, Setting))
+        found[field.name] = Field(field.name, base, setting, field.default, secret=not field.repr)
     return found
 
 
-def load(
+@dataclass(frozen=True, slots=True)
+class Layers(Generic[C]):
+    """The values of a configuration from all layers, and where each is from: ``flag``, the variable, the file or ``default``.
+
+    A field that has no default and is in no layer is missing.
+    """
+
+    kind: type[C]
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+    def config(self, **otherwise: Any) -> C:
+        """Return the configuration.
+
+        Args:
+            otherwise: values of settings that no layer has.
+
+        Raises:
+            ConfigError: a value is missing, or the configuration refuses one.
+        """
+        values = {**otherwise, **self.values}
+        for name in fields_of(self.kind):
+            if name not in values:
+                raise ConfigError(
+                    f"{name} is not set",
+                    hint=f"give it on the command line, as {variable_of(self.kind, name)}, or as {name} in "
+                    f"[{table_of(self.kind)}] of a TOML file",
+                )
+        return self.kind(**values)
+
+    def document(self) -> dict[str, dict[str, Any] | None]:
+        """Return name -> value and source of each field, None if it is not set; an address is shown without its password."""
+        found: dict[str, dict[str, Any] | None] = dict.fromkeys(fields_of(self.kind))
+        for name, field in fields_of(self.kind).items():
+            if name in self.values:
+                value = self.values[name]
+                if value and field.secret:
+                    value = str(BrokerAddress.parse(value))
+                elif isinstance(value, Path):
+                    value = str(value)
+                found[name] = {"value": value, "source": self.origins[name]}
+        return found
+
+    def show(self, *, as_json: bool) -> None:
+        """Print `document`, as JSON or as lines of text."""
+        if as_json:
+            say_json(self.document())
+            return
+        for name, found in self.document().items():
+            say(f"{name} = (not set)" if found is None else f"{name} = {found['value']}  # {found['source']}")
+
+
+def read(
     kind: type[C],
     *,
-    section: str,
-    file: Path | None,
-    flags: Mapping[str, Any],
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Loaded[C]:
-    """Return a ``kind`` (a frozen dataclass of str, int, float, bool and Path fields) filled from all layers.
+) -> Layers[C]:
+    """Return the settings of ``kind`` from all layers.
 
     Args:
-        kind: the dataclass; its fields are the only valid keys.
-        section: the table of the TOML file, and the middle of the variables: SHOAL_<SECTION>_<KEY>.
-        file: the TOML file, or None for none.
+        kind: a configuration, see `fields_of`; its ``TABLE`` names the table of the file, and SHOAL_<TABLE>_<KEY> the variables.
+        file: the TOML file, if any.
         flags: values from the command line; None means not given.
         environment: defaults to the process's environment.
 
     Raises:
-        ConfigError: an unknown key, a missing value, a value of the wrong type, or a file that can't be read.
+        ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
     """
-    values, origins = gather(kind, section=section, file=file, flags=flags, environment=environment)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values:
-            variable = _variable(section, field.name)
-            raise ConfigError(
-                f"{field.name} is not set",
-                hint=f"give it on the command line, as {variable}, or as {field.name} in [{section}] of a TOML file",
-            )
-    return Loaded(kind(**values), origins)
-
-
-def gather(
-    kind: type[Any],
-    *,
-    section: str,
-    file: Path | None,
-    flags: Mapping[str, Any],
-    environment: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values from all layers and their origins; arguments and errors as for `load`.
-
-    A field without a default that no layer sets is missing from both.
-    """
-    environment = os.environ if environment is None else environment
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
-    table = _table(file, section)
+    environment, flags = os.environ if environment is None else environment, flags or {}
+    fields = fields_of(kind)
+    table = _table(file, table_of(kind))
     unknown = sorted(set(table) - set(fields))
     if unknown:
         raise ConfigError(
-            f"{file}: unknown key {unknown[0]!r} in [{section}]", hint=f"known keys: {', '.join(sorted(fields))}"
+            f"{file}: unknown key {unknown[0]!r} in [{table_of(kind)}]",
+            hint=f"known keys: {', '.join(sorted(fields))}",
         )
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, field in fields.items():
-        variable = _variable(section, name)
+        variable = variable_of(kind, name)
         if flags.get(name) is not None:
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
-            values[name], origins[name] = _parse(environment[variable], hints[name], variable), variable
-        elif (secret := _credential(name, field, hints[name], environment)) is not None:
+            values[name], origins[name] = _parse(environment[variable], field.kind, variable), variable
+        elif (secret := _credential(field, environment)) is not None:
             values[name], origins[name] = secret, f"credential {name}"
         elif name in table:
-            values[name], origins[name] = _parse(table[name], hints[name], f"{file}: {name}"), str(file)
+            values[name], origins[name] = _parse(table[name], field.kind, f"{file}: {name}"), str(file)
         elif field.default is not dataclasses.MISSING:
             values[name], origins[name] = field.default, "default"
-    return values, origins
+    return Layers(kind, values, origins)
 
 
-def _credential(name: str, field: Any, hint: Any, environment: Mapping[str, str]) -> str | Path | None:
-    """Return a field's value from the service manager: for secret texts, which ``repr`` does not show, and for paths."""
-    path = credential(name, environment)
-    if path is None:
-        return None
-    if hint is Path or Path in typing.get_args(hint):
+def table_of(kind: type[Any]) -> str:
+    """Return the name of a configuration's table in a TOML file."""
+    return str(kind.TABLE)
+
+
+def variable_of(kind: type[Any], name: str) -> str:
+    """Return the environment's variable for a setting."""
+    return f"SHOAL_{table_of(kind)}_{name}".upper()
+
+
+def _credential(field: Field, environment: Mapping[str, str]) -> str | Path | None:
+    """Return a field's value from the service manager: for secret texts and for paths."""
+    path = credential(field.name, environment)
+    if path is None or field.kind is Path:
         return path
-    return None if field.repr else read_credential(path)
-
-
-def _variable(section: str, name: str) -> str:
-    return f"SHOAL_{section}_{name}".upper()
+    return read_credential(path) if field.secret else None
 
 
 def _table(file: Path | None, section: str) -> dict[str, Any]:
@@ -162,10 +201,8 @@ def _table(file: Path | None, section: str) -> dict[str, Any]:
     return table
 
 
-def _parse(value: Any, hint: Any, where: str) -> Any:
-    """Return ``value`` as ``hint`` (str, int, float, bool, Path, or one of them | None)."""
-    kinds = [a for a in typing.get_args(hint) if a is not type(None)] or [hint]
-    kind = kinds[0]
+def _parse(value: Any, kind: type[Any], where: str) -> Any:
+    """Return ``value`` as a str, int, float, bool or Path."""
     try:
         if kind is bool and isinstance(value, str):
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]

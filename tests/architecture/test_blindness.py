@@ -18,7 +18,7 @@ from shoal.protocol.documents import AggregatorGrant
 from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
-from shoal.util.config import load
+from shoal.util.config import read
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import LAB, ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
 
@@ -159,7 +159,7 @@ def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
     file = tmp_path / "aggregator.toml"
     file.write_text(f'[aggregator]\ndir = "/tmp"\n{name} = "00"\n')
     with pytest.raises(ConfigError, match="unknown key"):
-        load(AggregatorConfig, section="aggregator", file=file, flags={}, environment={})
+        read(AggregatorConfig, file=file, environment={})
 
 
 def test_the_aggregators_grant_has_no_field_for_a_device_secret():

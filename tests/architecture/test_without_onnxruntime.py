@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import edge_client.serving, edge_client.daemon, edge_client.cli
 from edge_client import inference, personalise
+from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose
 from tests.helpers.fleets import grouped_data, make_fleet, names
 
@@ -28,9 +29,9 @@ data = grouped_data(2)[names(2)[0]]
 np.savez(root / "d.npz", x=data.x, y=data.y)
 assert len(inference.predict(folder, root / "d.npz")) == len(data.y)
 personalise.os.setpriority = lambda *arguments: None
-model, choice = personalise.personalise(folder, root / "d.npz")
+model, choice = personalise.personalise(EdgeConfig(folder, root / "d.npz"))
 assert model.run == 1, model
-checks = {c.name: c for c in diagnose(folder, data=None, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None)}
+checks = {c.name: c for c in diagnose(EdgeConfig(folder, folder, broker="mqtt://127.0.0.1:1"), with_data=False)}
 assert checks["executor"].result == "ok", checks
 assert checks["executor"].detail.endswith("which has all operators of the task of run 1"), checks
 assert not [name for name in sys.modules if name.split(".")[0] == "onnxruntime"]

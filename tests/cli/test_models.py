@@ -172,9 +172,9 @@ def test_a_table_that_does_not_fit_is_named_with_its_place(call, named, text, er
 
 def test_the_label_column_and_the_separator_are_given(call, named):
     (call.home / "d.csv").write_text("a:b:c:d:kind\n1:2:3:4:fox\n")
-    found = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--label", "kind", "--separator", ":", "--json").data
+    found = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--label", "kind", "--json", SHOAL_EDGE_SEPARATOR=":").data
     assert found["accuracy"] == 1.0
-    told = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--separator", "::", status=3)
+    told = call("shoal-edge", "evaluate", "dev-1", "d.csv", status=3, SHOAL_EDGE_SEPARATOR="::")
     assert "error: the separator is one character or tab, not '::'" in told.err
 
 

@@ -62,7 +62,7 @@ from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TaskManifest, TensorSpec
 from shoal.task.onnx_contents import read_graph
 from shoal.task.onnx_graph import bind_input, check_graph
-from shoal.util.config import load as load_config
+from shoal.util.config import read as read_config
 from tests.helpers.datafiles import idx
 from tests.helpers.model_states import chain, origins, vector
 from tests.helpers.parsers import Parser, parcelled, parts_of
@@ -454,7 +454,7 @@ def _alone(disk):
     def config(data):
         path = disk.root / "edge.toml"
         path.write_bytes(data)
-        return load_config(EdgeConfig, section="edge", file=path, flags={}, environment={})
+        return read_config(EdgeConfig, file=path, environment={}).config()
 
     def unlock(data):
         asked = struct.unpack("<III", data[4:16].ljust(12, b"\0"))

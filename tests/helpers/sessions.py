@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from crypto.seal.envelope import GroupKey
+from edge_client.config import EdgeConfig
 from edge_client.protocol.declining import Declines
 from edge_client.protocol.presence import Attendance
 from edge_client.protocol.round_state import RoundState
@@ -93,21 +94,22 @@ class IdleWorker:
         self.closed = True
 
 
-def new_runtime(membership, transport, worker=None, **options):
+def new_runtime(membership, transport, worker=None, **settings):
     """Return the runtime of a device that has no samples, not started."""
+    config = EdgeConfig(membership.directory, membership.directory, **settings)
 
     def no_samples(_manifest):
         raise AssertionError("no run, no samples")
 
     return DeviceRuntime(
+        config,
         membership,
         transport,
         worker or IdleWorker(),
-        no_samples,
         birth=5,
         results=lambda callback: callback(),
         uniform=lambda: 0.0,
-        **options,
+        samples=no_samples,
     )
 
 

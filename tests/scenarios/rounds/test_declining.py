@@ -9,6 +9,7 @@ import pytest
 from aggregator.run_log import waiting_for
 from aggregator.shortage import shortage
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose
 from edge_client.learning.data import Dataset
 from edge_client.status import status_lines
@@ -190,7 +191,7 @@ def test_a_device_shows_why_it_can_not_do_a_run_until_it_can(tmp_path, caplog):
 
 def checked_data(files, data):
     """Return what `shoal-edge doctor` finds out about samples."""
-    found = diagnose(files.directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None)
+    found = diagnose(EdgeConfig(files.directory, data, broker="mqtt://127.0.0.1:1"), with_data=True)
     return next(c for c in found if c.name == "data")
 
 

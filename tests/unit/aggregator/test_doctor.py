@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from aggregator import doctor
+from aggregator.config import AggregatorConfig
 from aggregator.doctor import diagnose
 from aggregator.status.facts import DeviceStatus
 from aggregator.status.record import FleetStatus, Problem
@@ -35,7 +36,7 @@ def place(tmp_path):
 
 
 def checks(place):
-    return {c.name: c for c in diagnose(place.server, broker="", ca=None, cert=None, key=None)}
+    return {c.name: c for c in diagnose(AggregatorConfig(place.server))}
 
 
 def test_a_fresh_aggregator_lacks_only_its_broker_its_start_and_a_backup(place):
@@ -59,12 +60,12 @@ def test_a_backup_is_asked_for_until_there_is_one_of_the_newest_roster(place, tm
     place.member.adopt(place.owner.roster_bytes)
     assert checks(place)["backup"].detail.endswith("roster 3; the roster is 4 now")
     restore(tmp_path / "file", tmp_path / "again")
-    (again,) = (c for c in diagnose(tmp_path / "again", broker="", ca=None, cert=None, key=None) if c.name == "backup")
+    (again,) = (c for c in diagnose(AggregatorConfig(tmp_path / "again")) if c.name == "backup")
     assert again.result == "ok"
 
 
 def test_a_directory_of_no_fleet_has_the_checks_that_need_none(tmp_path):
-    found = diagnose(tmp_path, broker="", ca=None, cert=None, key=None)
+    found = diagnose(AggregatorConfig(tmp_path))
     assert [c.name for c in found] == ["membership", "directory", "disk"]
     assert found[0].result == "failure"
 

@@ -1,11 +1,19 @@
 """A device's configuration."""
 
+import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from typer.testing import CliRunner
 
+from edge_client import program, reexec
 from edge_client.config import EdgeConfig, ditto_weight
 from shoal.errors import ConfigError
+from shoal.util.config import Layers, Setting, fields_of, read
+from shoal.util.options import new_app, options_of
 
 
 def config(**changes):
@@ -59,3 +67,45 @@ def test_metered_hours_are_checked_at_the_start():
     assert config(metered="22:00-06:00").metered == "22:00-06:00"
     with pytest.raises(ConfigError, match="metered is two different times of day"):
         config(metered="22-06")
+
+
+@dataclass(frozen=True, slots=True)
+class Extended(EdgeConfig):
+    """The settings of a device that has one more."""
+
+    ballast: Annotated[Path | None, Setting("Sand to carry.", default="none")] = None
+
+
+def test_a_new_setting_is_one_declaration(monkeypatch, tmp_path):
+    """Option, variable, key of the file, line of `config`, plain start and the way into the serving process follow from it."""
+    app, taken = new_app("A device."), []
+
+    @app.command()
+    @options_of(Extended)
+    def run(layers: Layers[Extended]) -> None:
+        taken.append(layers.config())
+
+    device = ["dev-1", "--data", "x.npz"]
+    (tmp_path / "edge.toml").write_text('[edge]\nballast = "file"\n')
+    for more, environment in (
+        (["--ballast", "flag"], {}),
+        ([], {"SHOAL_EDGE_BALLAST": "env"}),
+        (["--config", str(tmp_path / "edge.toml")], {}),
+    ):
+        assert CliRunner().invoke(app, [*device, *more], env=environment).exit_code == 0
+    assert [config.ballast for config in taken] == [Path("flag"), Path("env"), Path("file")]
+    assert "Sand to carry." in CliRunner().invoke(app, ["--help"]).output
+    assert read(Extended, environment={}).document()["ballast"] == {"value": None, "source": "default"}
+
+    for module in (program, reexec):
+        monkeypatch.setattr(module, "EdgeConfig", Extended)
+    assert program.plain_run(["run", *device, "--ballast", "flag"])["ballast"] == Path("flag")
+    handle = os.memfd_create("settings")
+    os.write(handle, json.dumps({"dir": "d", "data": "x", "ballast": "b"}).encode())
+    os.lseek(handle, 0, os.SEEK_SET)
+    monkeypatch.setattr(reexec, "_set_name", lambda: None)
+    assert reexec.inherited_config(["serving", "d", str(handle)]).ballast == Path("b")
+
+
+def test_every_setting_is_explained():
+    assert [name for name, field in fields_of(EdgeConfig).items() if not field.setting.help.endswith(".")] == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client import doctor
+from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose
 from edge_client.learning.executor import choice
 from edge_client.storage.finished_models import FinishedModels, Validation
@@ -27,7 +28,8 @@ def directory(parties):
 
 
 def checks(directory, data=None, executor="auto"):
-    found = diagnose(directory, data=data, broker="mqtt://127.0.0.1:1", ca=None, cert=None, key=None, executor=executor)
+    config = EdgeConfig(directory, data or directory, broker="mqtt://127.0.0.1:1", executor=executor)
+    found = diagnose(config, with_data=data is not None)
     return {c.name: c for c in found}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edge_client import cli, inference, personalise
+from edge_client.config import EdgeConfig
 from edge_client.learning.data import Dataset
 from edge_client.membership import DeviceMembership
 from edge_client.storage.finished_models import FinishedModels
@@ -54,7 +55,7 @@ def test_the_command_chooses_as_the_running_device_does(ended, folder, source, n
     finish_of(ended, NAME)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
-    model, choice = personalise.personalise(folder, source)
+    model, choice = personalise.personalise(EdgeConfig(folder, source))
     assert (model.run, choice.choice, choice.fits) == (1, by_device.choice, by_device.fits)
     assert niceness == [(personalise.os.PRIO_PROCESS, 0, 19)]
 
@@ -71,12 +72,12 @@ def test_a_task_that_standardises_is_finished_in_the_scale_of_its_run(tmp_path, 
     np.savez(tmp_path / "d.npz", x=data[NAME].x, y=data[NAME].y)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
-    assert personalise.personalise(folder, tmp_path / "d.npz")[1].fits == by_device.fits
+    assert personalise.personalise(EdgeConfig(folder, tmp_path / "d.npz"))[1].fits == by_device.fits
     assert inference.choose(folder).evaluate(tmp_path / "d.npz").accuracy > 0.5
 
 
 def test_a_weight_adds_dittos_model(folder, source, niceness):
-    _, choice = personalise.personalise(folder, source, weight=0.5)
+    _, choice = personalise.personalise(EdgeConfig(folder, source, personal="0.5"))
     assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "ditto", "alone"]
 
 
@@ -85,10 +86,10 @@ def test_other_samples_lead_to_another_choice(folder, tmp_path, niceness):
     x = grouped_data(4, 2)[NAME].x
     np.savez(tmp_path / "x.npz", x=x)
     np.savez(tmp_path / "own.npz", x=x, y=inference.predict(folder, tmp_path / "x.npz"))
-    own = personalise.personalise(folder, tmp_path / "own.npz")[1]
+    own = personalise.personalise(EdgeConfig(folder, tmp_path / "own.npz"))[1]
     flipped = Dataset(x, (grouped_data(4, 2)[NAME].y + 2) % 4)
     np.savez(tmp_path / "other.npz", x=flipped.x, y=flipped.y)
-    other = personalise.personalise(folder, tmp_path / "other.npz")[1]
+    other = personalise.personalise(EdgeConfig(folder, tmp_path / "other.npz"))[1]
     assert own.fits[0].loss < other.fits[0].loss
     assert other.choice != "cluster"
 
@@ -97,7 +98,7 @@ def test_a_device_without_a_finished_model_says_so(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         directory = fleet.stage.device_dir(NAME)
         with pytest.raises(ConfigError, match="no finished model yet"):
-            personalise.personalise(directory, tmp_path / "none.npz")
+            personalise.personalise(EdgeConfig(directory, tmp_path / "none.npz"))
         with pytest.raises(ConfigError, match="no finished model yet"):
             personalise.back_to_cluster(FinishedModels(directory))
 
@@ -143,7 +144,7 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
 
 
 def test_a_damaged_choice_is_reported_by_status(folder, source, niceness, capsys):
-    personalise.personalise(folder, source)
+    personalise.personalise(EdgeConfig(folder, source))
     (path,) = (folder / "finished").glob("personal-*")
     path.write_bytes(b"x" * 50)
     cli.status(folder)

@@ -110,13 +110,10 @@ def told_vitals(parties, line):
     return found
 
 
-def test_vitals_are_told_at_the_connection_and_every_ten_minutes_while_it_lasts(tmp_path):
+def test_vitals_while_connected(tmp_path, monkeypatch):
     parties, line, uptimes = Parties(tmp_path, "dev-1"), Line(), iter(range(9))
-    runtime = new_runtime(
-        parties.members["dev-1"],
-        line,
-        vitals=lambda: Vitals(uptime_s=next(uptimes)),
-    )
+    monkeypatch.setattr("edge_client.runtime.measure", lambda _folder: Vitals(uptime_s=next(uptimes)))
+    runtime = new_runtime(parties.members["dev-1"], line, vitals=True)
     runtime.start()
     runtime.on_event(CONNECTED, 10.0)
     runtime.tick(10.0 + PRESENCE_AGAIN_S)

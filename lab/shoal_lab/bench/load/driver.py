@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 import numpy as np
 
 from crypto.seal.identity import Identity
+from edge_client.config import EdgeConfig
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import Score
 from edge_client.learning.worker import run_job
@@ -382,13 +383,14 @@ class Driver:
             will=presence(member, birth, online=False),
         )
         runtime = LoadRuntime(
+            EdgeConfig(member.directory, data=member.directory),  # not read: `batch_of` makes the samples
             member,
             transport,
             LoadWorker(self._trainings),
-            batch_of,
             birth=birth,
             results=lambda callback: callback(),
             uniform=self._random.random,
+            samples=batch_of,
             backend=lambda bundle, _threads: self._pull(self._spec.first + place, bundle),
         )
         runtime.start()

@@ -96,7 +96,7 @@ def test_how_many_are_left_out(tmp_path, whole, damaged, skip_bad, taken):
         load(path, NAMED, reading)
     if skip_bad != 0:
         assert f"(damaged samples: {damaged} of {whole + damaged})" in str(caught.value)
-        assert ("--skip-bad" in caught.value.hint) is (whole > 0)
+        assert ("skip_bad" in caught.value.hint) is (whole > 0)
     assert "labels: ok, bad, gone" in caught.value.hint
 
 
@@ -212,7 +212,7 @@ def test_damaged_images_are_left_out(tmp_path):
     assert "2.jpg can't be read as an image" in found.left_out.first
     with pytest.raises(DataError, match=r"2\.jpg can't be read as an image.*damaged samples: 3 of 11") as caught:
         load(tmp_path, task, Reading(skip_bad=2))
-    assert "--skip-bad 3" in caught.value.hint
+    assert "skip_bad = 3" in caught.value.hint
 
 
 def test_the_option_is_no_negative_number():

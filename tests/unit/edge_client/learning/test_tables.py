@@ -259,7 +259,7 @@ def test_an_unusual_separator_is_given(tmp_path):
     assert table(tmp_path, "1:2:0\n", TableSpec(2, separator=":")).x.tolist() == [[1, 2]]
     with pytest.raises(DataError, match="has one column") as caught:
         table(tmp_path, "1:2:0\n")
-    assert "--separator" in caught.value.hint
+    assert "separator" in caught.value.hint
 
 
 def test_decimal_commas_do_not_make_columns(tmp_path):

@@ -2,21 +2,27 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.util.config import load
+from shoal.util.config import Setting
+from shoal.util.config import read as read_layers
+
+SAID = Setting("Its meaning.")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    dir: Path
-    broker: str = field(default="mqtt://localhost", repr=False)
-    retries: int = 3
-    pace: float = 0.5
-    once: bool = False
-    ca: Path | None = None
+    TABLE: ClassVar = "edge"
+
+    dir: Annotated[Path, SAID]
+    broker: Annotated[str, SAID] = field(default="mqtt://localhost", repr=False)
+    retries: Annotated[int, SAID] = 3
+    pace: Annotated[float, SAID] = 0.5
+    once: Annotated[bool, SAID] = False
+    ca: Annotated[Path | None, SAID] = None
 
 
 def read(tmp_path, text=None, environment=None, **flags):
@@ -24,13 +30,13 @@ def read(tmp_path, text=None, environment=None, **flags):
     if text is not None:
         file = tmp_path / "shoal.toml"
         file.write_text(text)
-    return load(Options, section="edge", file=file, flags={"dir": Path("d"), **flags}, environment=environment or {})
+    return read_layers(Options, file=file, flags={"dir": Path("d"), **flags}, environment=environment or {})
 
 
 def test_defaults_hold_where_nothing_is_said(tmp_path):
-    loaded = read(tmp_path)
-    assert loaded.values == Options(Path("d"))
-    assert loaded.origins == {
+    layers = read(tmp_path)
+    assert layers.config() == Options(Path("d"))
+    assert layers.origins == {
         "dir": "flag",
         **dict.fromkeys(("broker", "retries", "pace", "once", "ca"), "default"),
     }
@@ -39,11 +45,11 @@ def test_defaults_hold_where_nothing_is_said(tmp_path):
 def test_each_layer_beats_the_one_below(tmp_path):
     text = '[edge]\nbroker = "file"\nretries = 1\npace = 0.1\n'
     environment = {"SHOAL_EDGE_BROKER": "env", "SHOAL_EDGE_RETRIES": "2", "UNRELATED": "x"}
-    loaded = read(tmp_path, text, environment, broker="flag")
-    assert (loaded.values.broker, loaded.values.retries, loaded.values.pace) == ("flag", 2, 0.1)
-    assert loaded.origins["broker"] == "flag"
-    assert loaded.origins["retries"] == "SHOAL_EDGE_RETRIES"
-    assert loaded.origins["pace"] == str(tmp_path / "shoal.toml")
+    layers = read(tmp_path, text, environment, broker="flag")
+    assert (layers.config().broker, layers.config().retries, layers.config().pace) == ("flag", 2, 0.1)
+    assert layers.origins["broker"] == "flag"
+    assert layers.origins["retries"] == "SHOAL_EDGE_RETRIES"
+    assert layers.origins["pace"] == str(tmp_path / "shoal.toml")
 
 
 def test_a_credential_of_systemd_gives_secret_texts_and_paths(tmp_path):
@@ -53,29 +59,33 @@ def test_a_credential_of_systemd_gives_secret_texts_and_paths(tmp_path):
     for name, text in (("broker", "mqtt://a:b@host\n"), ("ca", "PEM"), ("retries", "9")):
         (folder / name).write_text(text)
     environment = {"CREDENTIALS_DIRECTORY": str(folder)}
-    loaded = read(tmp_path, '[edge]\nbroker = "file"\n', environment)
-    assert (loaded.values.broker, loaded.values.ca, loaded.values.retries) == ("mqtt://a:b@host", folder / "ca", 3)
-    assert (loaded.origins["broker"], loaded.origins["ca"]) == ("credential broker", "credential ca")
-    assert read(tmp_path, environment={**environment, "SHOAL_EDGE_BROKER": "env"}).values.broker == "env"
+    layers = read(tmp_path, '[edge]\nbroker = "file"\n', environment)
+    assert (layers.config().broker, layers.config().ca, layers.config().retries) == (
+        "mqtt://a:b@host",
+        folder / "ca",
+        3,
+    )
+    assert (layers.origins["broker"], layers.origins["ca"]) == ("credential broker", "credential ca")
+    assert read(tmp_path, environment={**environment, "SHOAL_EDGE_BROKER": "env"}).config().broker == "env"
 
 
 @pytest.mark.parametrize(
     ("word", "value"), [("1", True), ("true", True), ("YES", True), ("0", False), ("False", False), ("no", False)]
 )
 def test_truth_in_the_environment(tmp_path, word, value):
-    assert read(tmp_path, environment={"SHOAL_EDGE_ONCE": word}).values.once is value
+    assert read(tmp_path, environment={"SHOAL_EDGE_ONCE": word}).config().once is value
 
 
 def test_a_false_flag_is_a_flag(tmp_path):
-    loaded = read(tmp_path, "[edge]\nonce = true\n", once=False)
-    assert loaded.values.once is False
-    assert loaded.origins["once"] == "flag"
+    layers = read(tmp_path, "[edge]\nonce = true\n", once=False)
+    assert layers.config().once is False
+    assert layers.origins["once"] == "flag"
 
 
 def test_optional_paths_and_whole_numbers_for_real_ones(tmp_path):
-    loaded = read(tmp_path, '[edge]\nca = "/etc/ca.pem"\npace = 2\n')
-    assert loaded.values.ca == Path("/etc/ca.pem")
-    assert loaded.values.pace == 2.0
+    layers = read(tmp_path, '[edge]\nca = "/etc/ca.pem"\npace = 2\n')
+    assert layers.config().ca == Path("/etc/ca.pem")
+    assert layers.config().pace == 2.0
 
 
 @pytest.mark.parametrize(
@@ -106,13 +116,13 @@ def test_a_wrong_variable_is_named(tmp_path, name, value):
 
 def test_a_value_that_nobody_gave_says_how_to(tmp_path):
     with pytest.raises(ConfigError, match="dir is not set") as caught:
-        load(Options, section="edge", file=None, flags={}, environment={})
+        read_layers(Options, environment={}).config()
     assert caught.value.hint == "give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file"
 
 
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="can't read"):
-        load(Options, section="edge", file=tmp_path / "none.toml", flags={"dir": Path()}, environment={})
+        read_layers(Options, file=tmp_path / "none.toml", environment={})
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"[edge", b"x = " + b"[" * 10**5, b"[edge]\ndir = 1979-13-99"])
@@ -120,4 +130,4 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path, junk):
     file = tmp_path / "shoal.toml"
     file.write_bytes(junk)
     with pytest.raises(ConfigError, match="is not valid TOML"):
-        load(Options, section="edge", file=file, flags={}, environment={})
+        read_layers(Options, file=file, environment={})

@@ -1,0 +1,100 @@
+"""Arguments and options that several programs have, and those of a configuration: see `options_of`."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from shoal.util.config import Field, fields_of, read, table_of
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Healthy = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="For health checks: exit status 11 unless the program runs, is connected and has shown a sign of life.",
+    ),
+]
+GrantFile = Annotated[Path, typer.Argument(help="The owner's grant.", exists=True, dir_okay=False)]
+OwnerPrint = Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")]
+CONFIG: Final = "config"
+"""The option that names a TOML file."""
+
+
+def new_app(help_: str, **more: Any) -> typer.Typer:
+    """Return the typer application of a program."""
+    return typer.Typer(
+        help=help_,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **more,
+    )
+
+
+def options_of(kind: type[Any], *names: str, file: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a configuration; its first parameter is the `Layers` of all settings.
+
+    Args:
+        kind: the configuration.
+        names: the settings that the command has as options or argument: if none is named, all but rare ones. The others come
+            from the lower layers.
+        file: whether the command has --config.
+    """
+    fields = fields_of(kind)
+    names = names or tuple(name for name, field in fields.items() if not field.setting.rare)
+    hints: dict[str, Any] = {name: _hint(fields[name]) for name in names}
+    if file:
+        table = f"TOML file with an [{table_of(kind)}] table."
+        hints[CONFIG] = Annotated[Path | None, typer.Option(help=table)]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own_hints = typing.get_type_hints(command, include_extras=True)
+        _, *own = inspect.signature(command).parameters.values()
+
+        @wraps(command)
+        def with_settings(**given: Any) -> None:
+            flags = {name: given.pop(name) for name in names}
+            command(read(kind, file=given.pop(CONFIG, None), flags=flags), **given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made = [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in hints.items()]
+        given = [p.replace(kind=keyword, annotation=own_hints[p.name]) for p in own]
+        arguments = [p for p in given if p.default is p.empty]
+        rest = [p for p in given if p.default is not p.empty]
+        parameters = [*arguments, *made, *rest]
+        with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_settings.__annotations__ = {p.name: p.annotation for p in parameters}
+        del with_settings.__wrapped__  # typer would read the types of the command itself
+        return with_settings
+
+    return decorate
+
+
+def _hint(field: Field) -> Any:
+    """Return a setting as typer reads it; None is its default, since a lower layer may have a value."""
+    setting = field.setting
+    if setting.argument:
+        return Annotated[Path | None, typer.Argument(metavar=setting.metavar, help=setting.help)]
+    option = f"--{field.name.replace('_', '-')}"
+    forms = [f"{option}/--{setting.off}"] if setting.off else [option]
+    shown = setting.default or _shown(field)
+    return Annotated[
+        field.kind | None,
+        typer.Option(*forms, metavar=setting.metavar, help=setting.help, show_default=shown or False),
+    ]
+
+
+def _shown(field: Field) -> str:
+    """Return a default as the help shows it; empty if there is nothing to show."""
+    if isinstance(field.default, bool):
+        return "" if field.default else field.setting.off
+    return "" if field.default in ("", None, MISSING) else f"{field.default}"
