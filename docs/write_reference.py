@@ -163,16 +163,18 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "This page lists every setting of `shoal-edge run` and `shoal-aggregator serve`, and the limits.",
+        "This page lists every setting of the three programs, and the limits.",
         GENERATED,
         "",
         "`run`, `serve` and `doctor` read, in this order, flags, variables, systemd's",
-        "[credentials](../../deploy/README.md#as-services) for secrets, a TOML file (`--config FILE`) and defaults.",
+        "[credentials](../../deploy/README.md#as-services) for secrets, a TOML file (`--config FILE`) and defaults. Settings",
+        "that few machines need have no flag. The owner's program reads variables and `settings.toml` in the owner's directory.",
         "`shoal-edge config DIR` and `shoal-aggregator config DIR` print each value and its source.",
     ]
     settings = {
         "Device": ("edge", "edge_client.config.EdgeConfig"),
         "Aggregator": ("aggregator", "aggregator.config.AggregatorConfig"),
+        "Owner": ("fleet", "shoal.owner.broker.address.OwnerConfig"),
     }
     for title, (table, where) in settings.items():
         module, _, name = where.rpartition(".")

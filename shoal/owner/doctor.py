@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.errors import ShoalError
 from shoal.membership.backup import backup_check
 from shoal.membership.doctor import broker_checks, local_checks, roster_check
-from shoal.owner.broker.address import Tls, owner_address
+from shoal.owner.broker.address import owner_address
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.unlock import open_fleet
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 NAMES_SHOWN: Final = 5
 
 
-def diagnose(directory: Path, tls: Tls) -> list[Check]:
+def diagnose(directory: Path) -> list[Check]:
     """Return the checks of an owner's directory; asks for the passphrase if its key is under one.
 
     Args:
         directory: the owner's.
-        tls: for mqtts.
     """
     try:
         fleet = open_fleet(directory)
@@ -50,7 +49,7 @@ def diagnose(directory: Path, tls: Tls) -> list[Check]:
         ok("versions", versions()),
     ]
     try:
-        address = owner_address(fleet, tls)
+        address = owner_address(fleet)
     except ShoalError as error:
         return [*here, Check("broker", "failure", str(error), error.hint)]
     topics, token = Topics(fleet.name), f"doctor-{secrets.token_hex(8)}"
@@ -58,7 +57,7 @@ def diagnose(directory: Path, tls: Tls) -> list[Check]:
     reached = broker_checks(address, f"shoal-{fleet.name}-owner-doctor", (), own)
     if reached[0].result == "failure":
         return [*here, *reached]
-    return [*here, *reached, *_at_broker(fleet, tls)]
+    return [*here, *reached, *_at_broker(fleet)]
 
 
 def _fleet(fleet: FleetDirectory) -> Check:
@@ -86,11 +85,11 @@ def _runs(fleet: FleetDirectory) -> Check:
     return ok("runs", f"{len(plans)} signed")
 
 
-def _at_broker(fleet: FleetDirectory, tls: Tls) -> list[Check]:
+def _at_broker(fleet: FleetDirectory) -> list[Check]:
     """Return the checks of the messages that the broker retains."""
     complaints: list[str] = []
     try:
-        with OwnerConnection(fleet, tls, complaints.append) as connection:
+        with OwnerConnection(fleet, complaints.append) as connection:
             registrar = connection.registrar
             connection.look_for_roster()
             return [_published(fleet, registrar), _requests(fleet, registrar, complaints)]

@@ -61,9 +61,9 @@ def options_of(kind: type[Any], *names: str, file: bool = True) -> Callable[[Cal
         _, *own = inspect.signature(command).parameters.values()
 
         @wraps(command)
-        def with_settings(**given: Any) -> None:
-            flags = {name: given.pop(name) for name in names}
-            command(read(kind, file=given.pop(CONFIG, None), flags=flags), **given)
+        def with_settings(*arguments: Any, **given: Any) -> None:
+            flags = {name: given.pop(name, None) for name in names}
+            command(read(kind, file=given.pop(CONFIG, None), flags=flags), *arguments, **given)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         made = [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in hints.items()]

@@ -60,7 +60,7 @@ def test_an_image_starts_its_program_with_arguments_that_it_takes(program):
     assert entry_point(dockerfile) == PROGRAMS[program]
     command, values = parsed(program, json.loads(last(dockerfile, "CMD")))
     assert command in ("run", "serve")
-    assert values["directory"] == Path("/state")
+    assert values["dir"] == Path("/state")
 
 
 @pytest.mark.parametrize("program", IMAGES)
@@ -109,7 +109,7 @@ def test_a_service_of_compose_fits_its_image(name):
     assert service["build"]["dockerfile"] == f"deploy/docker/{IMAGES[service['image']]}"
     assert (DOCKER / service["build"]["context"]).resolve() == ROOT
     _, values = parsed(service["image"], service["command"])
-    assert values["directory"] == Path("/state")
+    assert values["dir"] == Path("/state")
     mounts = [mount.split(":")[1] for mount in service["volumes"]]
     assert "/state" in mounts
     if "data" in values:

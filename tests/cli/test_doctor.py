@@ -30,6 +30,11 @@ WARNINGS = {"shoal-aggregator": {"service", "backup"}, "shoal-edge": {"service"}
 PLACES = {"shoal-aggregator": "server", "shoal-edge": "dev-1"}
 
 
+def at(program, url):
+    """Return the variable that names a program's broker."""
+    return {f"{program.replace('-', '_')}_BROKER".upper(): url}
+
+
 def results(data):
     return {c["name"]: c["result"] for c in data["checks"]}
 
@@ -43,8 +48,8 @@ def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
     more = ["--data", "d.npz"] if program == "shoal-edge" else []
     with start_broker("mosquitto", tmp_path / "broker") as broker:
         url = broker.url.replace("://", f"://user:{PASSWORD}@")
-        told = call(program, "doctor", PLACES[program], "--broker", url, *more)
-        found = call(program, "doctor", PLACES[program], "--broker", url, *more, "--json").data
+        told = call(program, "doctor", PLACES[program], *more, **at(program, url))
+        found = call(program, "doctor", PLACES[program], *more, "--json", **at(program, url)).data
     assert f"ok       broker: {broker.url} accepts the connection, MQTT 5" in told.out
     assert PASSWORD not in told.out + told.err
     assert " ".join(results(found)) == NAMES[program]
@@ -56,10 +61,10 @@ def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
 def test_a_broker_that_is_down_ends_with_status_10(call, fleet, program):
     """In both forms, without the password of the address."""
     url = f"mqtt://user:{PASSWORD}@127.0.0.1:1"
-    told = call(program, "doctor", PLACES[program], "--broker", url, status=10)
+    told = call(program, "doctor", PLACES[program], status=10, **at(program, url))
     assert "failure  broker: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.out
     assert "         hint: check the address" in told.out
-    found = call(program, "doctor", PLACES[program], "--broker", url, "--json", status=10)
+    found = call(program, "doctor", PLACES[program], "--json", status=10, **at(program, url))
     assert results(found.data)["broker"] == "failure"
     assert PASSWORD not in told.out + told.err + found.out + found.err
 
@@ -78,9 +83,9 @@ def test_data_that_do_not_fit_the_task_of_the_run_are_found(call):
     for name, columns in (("right", 6), ("wrong", 5)):
         batch = data["dev-00"]
         np.savez(call.home / f"{name}.npz", x=np.ascontiguousarray(batch.x[:, :columns]), y=batch.y)
-    broker = ["--broker", "mqtt://127.0.0.1:1", "--json"]
-    right = call("shoal-edge", "doctor", place, "--data", "right.npz", *broker, status=10).data
-    wrong = call("shoal-edge", "doctor", place, "--data", "wrong.npz", *broker, status=10).data
+    broker = {"status": 10, **at("shoal-edge", "mqtt://127.0.0.1:1")}
+    right = call("shoal-edge", "doctor", place, "--data", "right.npz", "--json", **broker).data
+    wrong = call("shoal-edge", "doctor", place, "--data", "wrong.npz", "--json", **broker).data
     assert (results(right)["data"], results(wrong)["data"], results(wrong)["state"]) == ("ok", "failure", "ok")
     (found,) = [c for c in right["checks"] if c["name"] == "data"]
     assert found["detail"] == "right.npz: 60 samples, which fit the task of run 1"

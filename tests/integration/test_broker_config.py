@@ -20,7 +20,6 @@ from edge_client import membership as enrolment
 from edge_client.enrolment import enrol, prepare
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ConfigError
-from shoal.owner.broker.address import Tls
 from shoal.owner.broker.config import debian_plugin, write_broker_config
 from shoal.owner.broker.dynamic import CONTROL, shut_out
 from shoal.owner.enrolment.admission import Registrar
@@ -237,7 +236,7 @@ def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
     try:
         aggregator.start(f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#", f"{TOPICS.keys('aggregator')}/#")
         device.start(f"{TOPICS.keys('dev-1')}/#")
-        with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+        with OwnerConnection(reef.owner, pytest.fail) as connection:
             connection.listen(0.3)
             connection.registrar.publish_roster()
             connection.registrar.publish_keys()
@@ -364,13 +363,13 @@ def test_approve_and_revoke_change_the_users_of_a_running_broker(dynamic_reef):
     reef.owner.add_device(enrolment.init(reef.root / "dev-4", "dev-4").read_bytes())
     with pytest.raises(BrokerUnreachableError):
         reef.client("dev-4").start()
-    with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+    with OwnerConnection(reef.owner, pytest.fail) as connection:
         connection.publish()
         connection.publish()  # users that exist stay
     reef.client("dev-4").start().transport.close()
     second = reef.client("dev-2").start()
     reef.owner.revoke("dev-2")
-    with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+    with OwnerConnection(reef.owner, pytest.fail) as connection:
         connection.publish()
     while not isinstance(second.events.get(timeout=WAIT_S), Disconnected):
         pass

@@ -124,7 +124,7 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
         records, who = contributors(home, second.run)
         assert who == {"dev-1", "dev-2"}
         assert all(r["ordered"] == 2 for r in records)
-        listed = place.call("devices", "shoal-fleet", "devices", "owner", "--wait", "1")
+        listed = place.call("devices", "shoal-fleet", "devices", "owner")
         assert listed.count("enrolled ") == 2
         assert "revoked dev-3 " in listed
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shoal.owner.broker.address import SETTINGS_FILE
 from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.consoles import console_of, until
 from tests.helpers.taken_away import NAMES
@@ -21,10 +22,13 @@ def test_a_run_is_driven_from_the_owners_machine(tmp_path):
     with console_of(tmp_path) as (console, broker):
         stage, owner = console.stage, console.stage.fleet.path
         assert console.sign() == 1
-        silent = console.run("start", "--run", 1, "--wait", 0.5, status=11).error
+        settings = owner / SETTINGS_FILE
+        settings.write_text("[fleet]\nwait = 0.5\n")
+        silent = console.run("start", "--run", 1, status=11).error
         assert "did not answer within 0.5 s" in str(silent)
         assert "run 1 is signed and stored" in silent.hint
-        data = console.status("--wait", 0.5)
+        data = console.status()
+        settings.unlink()
         assert (data["running"], data["connected"], [d["online"] for d in data["devices"]]) == (None, None, [None] * 3)
 
         stage.start_aggregator()

@@ -43,11 +43,11 @@ def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
         ForkedStage(tmp_path / "s", broker.url, NAMES) as stage,
     ):
         owner = stage.fleet.path
-        none = call("get", owner, "--out", "m", "--wait", "1", "--json", status=11)
+        none = call("get", owner, "--out", "m", "--json", status=11)
         assert json.loads(none.out)["error"]["type"] == "NotReadyError"
         assert "hint: start the aggregator" in none.err
         plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options)
-        assert call("list", owner, "--wait", "1").out == "run 1: fedavg, 3 rounds; not at the broker\n"
+        assert call("list", owner).out == "run 1: fedavg, 3 rounds; not at the broker\n"
         stage.start_aggregator()
         for seed, name in enumerate(NAMES):
             x, y = samples(60, seed=seed)

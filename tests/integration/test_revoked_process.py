@@ -10,7 +10,6 @@ import paho.mqtt.enums
 import pytest
 
 from shoal.errors import UntrustedError
-from shoal.owner.broker.address import Tls
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
@@ -62,7 +61,7 @@ def test_it_ends_with_status_6(tmp_path):
         until(lambda: any("dev-gone" in r["norms"] for r in stage.records(run)))
         assert programs["dev-gone"].stop() == 0
         stage.fleet.revoke("dev-gone")
-        with OwnerConnection(stage.fleet, Tls(), pytest.fail) as connection:
+        with OwnerConnection(stage.fleet, pytest.fail) as connection:
             connection.publish()
         closed = len(stage.records(run))
         until(lambda: any("dev-gone" not in r["norms"] for r in stage.records(run)[closed:]))

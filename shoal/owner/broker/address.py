@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from shoal.address import BrokerAddress
+from shoal.address import BrokerAddress, check_chunk_bytes
+from shoal.errors import ConfigError
 from shoal.limits import CHUNK_BYTES
 from shoal.membership.grants import OWNER_NAME
+from shoal.util.config import Setting, read
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
@@ -18,25 +20,51 @@ CA_FILE: Final = "broker-ca.crt"
 """Certificate of the CA that `shoal-fleet broker-config` makes, in the owner's directory."""
 
 
+SETTINGS_FILE: Final = "settings.toml"
+"""The owner's settings, in the owner's directory; it need not be there."""
+MOST_WAIT_S: Final = 3600.0
+
+
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files for mqtts, and the largest chunk to send.
+class OwnerConfig:
+    """How the commands of `shoal-fleet` reach the broker: the table [fleet] of SETTINGS_FILE, or the environment."""
 
-    The default CA is the one that `shoal-fleet broker-config` made, if there is one.
+    TABLE: ClassVar = "fleet"
+
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="broker-config's")] = None
+    cert: Annotated[Path | None, Setting("Client certificate for mqtts.")] = None
+    key: Annotated[Path | None, Setting("Client certificate's key.")] = None
+    chunk_bytes: Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.")] = (
+        CHUNK_BYTES
+    )
+    wait: Annotated[float, Setting("Seconds to wait for the aggregator's answer, or for a device's request.")] = 10.0
+    silence: Annotated[float, Setting("Seconds without a message from the broker that end a listing.")] = 3.0
+
+    def __post_init__(self) -> None:
+        check_chunk_bytes(self.chunk_bytes)
+        for name in ("wait", "silence"):
+            if not 0 < (value := getattr(self, name)) <= MOST_WAIT_S:
+                raise ConfigError(f"{name} is above 0 and up to {MOST_WAIT_S:g} seconds, not {value:g}")
+
+
+def settings_of(directory: Path) -> OwnerConfig:
+    """Return the settings of the owner whose directory this is.
+
+    Raises:
+        ConfigError: a setting is wrong, or the file can't be read.
     """
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    chunk_bytes: int = CHUNK_BYTES
+    file = directory / SETTINGS_FILE
+    return read(OwnerConfig, file=file if file.exists() else None).config()
 
 
-def owner_address(fleet: FleetDirectory, tls: Tls) -> BrokerAddress:
-    """Return the broker's address as the owner connects to it."""
-    url = fleet.broker_for(OWNER_NAME)
+def owner_address(fleet: FleetDirectory) -> BrokerAddress:
+    """Return the broker's address as the owner connects to it: by default with the CA that `broker-config` made, if any."""
+    url, config = fleet.broker_for(OWNER_NAME), settings_of(fleet.path)
     own_ca = fleet.path / CA_FILE
-    ca = tls.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
-    return BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key, chunk_bytes=tls.chunk_bytes)
+    ca = config.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
+    return BrokerAddress.parse(
+        url, ca_file=ca, cert_file=config.cert, key_file=config.key, chunk_bytes=config.chunk_bytes
+    )
 
 
 def beside_client_id(fleet: str) -> str:

@@ -10,11 +10,12 @@ import typer
 
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UsageError
-from shoal.owner.broker.address import Tls
-from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
+from shoal.owner.broker.address import MOST_WAIT_S, settings_of
+from shoal.owner.cli.options import Directory
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json
+from shoal.util.options import AsJson
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 MOST_INVITED = 10_000
 """Most lines of one call."""
+Wait = Annotated[
+    float | None,
+    typer.Option(help="Seconds to wait for requests.", min=0.1, max=MOST_WAIT_S, show_default="the setting's, 10"),
+]
 MOST_LISTED = 10
 """Refused requests that `approve` prints."""
-
-Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0.1, max=3600)]
 
 
 def invite(
@@ -62,18 +65,14 @@ def devices(
     directory: Directory,
     watch: Annotated[bool, typer.Option("--watch", help="Keep running, and print requests as they arrive.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Remove refused requests from the broker.")] = False,
-    wait: Wait = 2.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
     fleet = open_fleet(directory)
-    with _connected(fleet, Tls(ca, cert, key)) as connection:
-        connection.listen(wait)
+    with _connected(fleet) as connection:
+        connection.listen(settings_of(directory).silence)
         data = _listing(fleet, connection.registrar)
         if clear:
             connection.registrar.clear_refused()
@@ -106,11 +105,7 @@ def approve(
             "who got hold of a line is enrolled. Requests that can't be approved are listed and refused, and their devices end.",
         ),
     ] = False,
-    wait: Wait = 10.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
+    wait: Wait = None,
     json: AsJson = False,
 ) -> None:
     """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
@@ -122,15 +117,15 @@ def approve(
     if bool(wanted) == all_invited:
         raise UsageError("give fingerprints or --all-invited", hint="`shoal-fleet devices DIR` lists who waits")
     fleet = open_fleet(directory)
-    keys_since = fleet.roster.keys_since
-    with _connected(fleet, Tls(ca, cert, key, chunk_bytes)) as connection:
+    keys_since, wait_s = fleet.roster.keys_since, wait or settings_of(directory).wait
+    with _connected(fleet) as connection:
         registrar = connection.registrar
         if all_invited:
-            connection.listen(wait, lambda: bool(registrar.pending))
+            connection.listen(wait_s, lambda: bool(registrar.pending))
             registrar.refuse_unfit(int(time.time()))
             wanted = sorted(registrar.pending, key=lambda f: registrar.pending[f].name)
         else:
-            connection.listen(wait, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
+            connection.listen(wait_s, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
         _note_refused(registrar)
         if not wanted:
             connection.flush()
@@ -169,16 +164,13 @@ def _note_refused(registrar: Registrar) -> None:
 def reject(
     directory: Directory,
     request: Annotated[str, typer.Argument(help="Fingerprint, name or token of the request, as `devices` lists it.")],
-    wait: Wait = 10.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    wait: Wait = None,
     json: AsJson = False,
 ) -> None:
     """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
     fleet = open_fleet(directory)
-    with _connected(fleet, Tls(ca, cert, key)) as connection:
-        connection.listen(wait, lambda: connection.registrar.knows(request.strip()))
+    with _connected(fleet) as connection:
+        connection.listen(wait or settings_of(directory).wait, lambda: connection.registrar.knows(request.strip()))
         name = connection.registrar.reject(request.strip())
         connection.flush()
     if json:
@@ -191,10 +183,6 @@ def revoke(
     directory: Directory,
     device: Annotated[str, typer.Argument(help="The device's name.")],
     offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Remove a device from the fleet for good: its name and keys are never accepted again.
@@ -214,7 +202,7 @@ def revoke(
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
     else:
-        _publish_signed(fleet, Tls(ca, cert, key, chunk_bytes))
+        _publish_signed(fleet)
     if json:
         say_json(revoked)
 
@@ -239,10 +227,6 @@ def replace_aggregator(
     ],
     fingerprint: Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")] = "",
     offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Put a new aggregator in the place of one whose machine or directory is lost; prints the grant to carry to it.
@@ -261,7 +245,6 @@ def replace_aggregator(
     else:
         _publish_signed(
             fleet,
-            Tls(ca, cert, key, chunk_bytes),
             again=f"replace-aggregator {directory} {card}",
             replaced=fleet.users.last_replaced,
         )
@@ -275,10 +258,6 @@ def replace_aggregator(
 def rotate(
     directory: Directory,
     offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Draw new secrets without removing a device; the current run uses them from its next round on.
@@ -292,22 +271,18 @@ def rotate(
     if offline:
         note(f"next: shoal-fleet publish {directory}")
     else:
-        _publish_signed(fleet, Tls(ca, cert, key, chunk_bytes))
+        _publish_signed(fleet)
     if json:
         say_json({"roster": fleet.roster.sequence, "published": not offline})
 
 
 def publish(
     directory: Directory,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
     fleet = open_fleet(directory)
-    with _connected(fleet, Tls(ca, cert, key, chunk_bytes)) as connection:
+    with _connected(fleet) as connection:
         connection.publish()
     if json:
         say_json({"roster": fleet.roster.sequence, "keys": len(fleet.cards())})
@@ -391,16 +366,16 @@ def broker_config(
         note("warning: the fleet's broker address begins with mqtt://: passwords are sent unencrypted")
 
 
-def _connected(fleet: FleetDirectory, tls: Tls) -> OwnerConnection:
+def _connected(fleet: FleetDirectory) -> OwnerConnection:
     from shoal.owner.enrolment.connection import OwnerConnection  # loads the MQTT client, which help does not need
 
-    return OwnerConnection(fleet, tls, note)
+    return OwnerConnection(fleet, note)
 
 
-def _publish_signed(fleet: FleetDirectory, tls: Tls, *, again: str = "", replaced: str = "") -> None:
+def _publish_signed(fleet: FleetDirectory, *, again: str = "", replaced: str = "") -> None:
     """Publish what was signed just now; ``again`` is the command that does so later, and ``replaced`` as in `publish`."""
     try:
-        with _connected(fleet, tls) as connection:
+        with _connected(fleet) as connection:
             connection.publish(replaced)
     except ShoalError as error:
         _add_hint(

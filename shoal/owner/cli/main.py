@@ -15,24 +15,22 @@ from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
-from shoal.owner.cli.options import AsJson, Directory
+from shoal.owner.cli.options import Directory
 from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.keys.unlock import ask, open_fleet
 from shoal.owner.keys.vault import ROSTER_FILE, is_under_passphrase
 from shoal.util.console import add_version, note, run_program, say, say_json
+from shoal.util.options import AsJson, new_app
 from shoal.util.progress import working
 from shoal.util.times import day, second
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
 
-app = typer.Typer(
-    help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = new_app(
+    "Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
+    epilog="How commands reach the broker is set once: in settings.toml in the owner's directory, or in the environment.",
 )
 task_app = typer.Typer(help="Compile models into tasks that devices train without torch.", no_args_is_help=True)
 app.add_typer(task_app, name="task")

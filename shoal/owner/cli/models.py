@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal import limits
 from shoal.errors import NotReadyError, UsageError
-from shoal.owner.broker.address import Tls
-from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
+from shoal.owner.broker.address import settings_of
+from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json
+from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
     from shoal.owner.models.reader import ModelReader
@@ -22,16 +22,10 @@ app = typer.Typer(help="List, fetch and choose the trained models of finished ru
 
 WAIT_S = 10.0
 
-Wait = Annotated[float, typer.Option(help="Seconds to wait for the broker's next message.", min=0.1, max=3600)]
-
 
 @app.command("list")
 def list_(
     directory: Directory,
-    wait: Wait = 3.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """List the signed runs, and the models of the one that the broker holds.
@@ -42,7 +36,7 @@ def list_(
     from shoal.owner.models.connection import read_models
 
     fleet = open_fleet(directory)
-    reader = read_models(fleet, Tls(ca, cert, key), wait, note, run=None)
+    reader = read_models(fleet, settings_of(directory).silence, note, run=None)
     try:
         reader.last_round()
     except NotReadyError as error:
@@ -116,10 +110,6 @@ def get(
         int | None, typer.Argument(help="Number of the run; default: the one that the broker holds.", min=1)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the models in the folder.")] = False,
-    wait: Wait = 10.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Fetch the models of a finished run: each as an ONNX file and as parameters by name (.npz), listed in models.json.
@@ -132,7 +122,7 @@ def get(
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
-    reader = read_models(fleet, Tls(ca, cert, key), wait, note, run or 0)
+    reader = read_models(fleet, settings_of(directory).silence, note, run or 0)
     _note_histories(reader)
     found = reader.finished_run()
     written = write_models(found, fleet.path, out, force=force)
@@ -165,11 +155,6 @@ def rollback(
     newest: Annotated[
         bool, typer.Option("--newest", help="End a rollback: each device follows its own rule again.")
     ] = False,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
 ) -> None:
     """Let all devices answer with the finished model of an earlier run, until a later run finishes.
@@ -187,7 +172,7 @@ def rollback(
         raise UsageError("give the number of a run, or --newest", hint="shoal-fleet models list shows the runs")
     fleet = open_fleet(directory)
     signed = sign_choice(fleet, run or 0, note)
-    document, _ = ask(fleet, Tls(ca, cert, key, chunk_bytes), wait, note, RequestAction.CHOOSE, package=signed)
+    document, _ = ask(fleet, settings_of(directory).wait, note, RequestAction.CHOOSE, package=signed)
     known = decoded(RunPage, document).runs
     if json:
         say_json({"run": run, "newest": newest, "finished": None if not known else known[0].phase == "finished"})

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.owner.cli.options import AsJson
 from shoal.util.console import say, say_json
+from shoal.util.options import AsJson
 from shoal.util.progress import working
 
 

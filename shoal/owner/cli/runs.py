@@ -16,14 +16,15 @@ from typer.core import TyperCommand
 
 from shoal import limits
 from shoal.errors import ShoalError, UsageError
-from shoal.owner.broker.address import Tls
-from shoal.owner.cli.options import AsJson, Ca, Cert, ChunkBytes, Directory, Key
+from shoal.owner.broker.address import settings_of
+from shoal.owner.cli.options import Directory
 from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
 from shoal.util.console import note, say, say_json
 from shoal.util.full_help import HelpAll, reveals
+from shoal.util.options import AsJson
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ MOST_ROUNDS: Final = 2**32 - 2
 app = typer.Typer(help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True)
 
 Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=MOST_ROUNDS)]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)]
-WAIT_S: Final = 10.0
 
 
 class RunCommand(TyperCommand):
@@ -201,11 +200,6 @@ def start(
             hidden=True,
         ),
     ] = None,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    chunk_bytes: ChunkBytes = limits.CHUNK_BYTES,
     json: AsJson = False,
     _all: HelpAll = False,
 ) -> None:
@@ -232,9 +226,8 @@ def start(
     if run is None and task is None:
         raise UsageError("--task is missing", hint="shoal-fleet run start --help-all lists all options")
     fleet = open_fleet(directory)
-    link = (ca, cert, key, chunk_bytes, wait)
     if task is None:
-        _deliver(fleet, run or 0, out, link, json=json)
+        _deliver(fleet, run or 0, out, json=json)
         return
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
     from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
@@ -280,7 +273,7 @@ def start(
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         write_run(fleet, plan, bundle, origins)
-    _deliver(fleet, plan.run, out, link, json=json)
+    _deliver(fleet, plan.run, out, json=json)
 
 
 def _origins(
@@ -304,11 +297,7 @@ def _origins(
         return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
 
 
-Link = tuple[Path | None, Path | None, Path | None, int, float]
-"""CA, certificate, key, the largest chunk to send, and the seconds to wait for an answer."""
-
-
-def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, json: bool) -> None:
+def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -> None:
     """Send a signed run to the aggregator, or write it to a file to carry."""
     from shoal.owner.keys.run_files import run_file
     from shoal.util.files import read_private, write_atomic
@@ -326,7 +315,7 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, j
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
     try:
-        (entry,) = _answer(fleet, link, RequestAction.START, package=read_private(path)).runs
+        (entry,) = _answer(fleet, RequestAction.START, package=read_private(path)).runs
     except ShoalError as error:
         stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
         error.hint = f"{error.hint}; {stored}" if error.hint else stored
@@ -339,11 +328,11 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, link: Link, *, j
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
 
 
-def _answer(fleet: FleetDirectory, link: Link, action: RequestAction, **parts: Any) -> RunPage:
+def _answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPage:
     from aggregator.status.answers import RunPage, decoded
     from shoal.owner.console.connection import ask
 
-    return decoded(RunPage, ask(fleet, Tls(*link[:-1]), link[-1], note, action, **parts)[0])
+    return decoded(RunPage, ask(fleet, settings_of(fleet.path).wait, note, action, **parts)[0])
 
 
 def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
@@ -355,9 +344,9 @@ def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
         say(run_line(entry))
 
 
-def _order(directory: Path, run: int, action: str, link: Link, *, json: bool, now: bool = False) -> None:
+def _order(directory: Path, run: int, action: str, *, json: bool, now: bool = False) -> None:
     parts = {"now": True} if now else {}
-    (entry,) = _answer(open_fleet(directory), link, RequestAction[action], run=run, **parts).runs
+    (entry,) = _answer(open_fleet(directory), RequestAction[action], run=run, **parts).runs
     _say_entry(entry, {}, json=json)
 
 
@@ -365,28 +354,20 @@ def _order(directory: Path, run: int, action: str, link: Link, *, json: bool, no
 def pause(
     directory: Directory,
     run: Number,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Let the open round close, and open no other until the run is resumed, also after a restart of the aggregator."""
-    _order(directory, run, "PAUSE", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json)
+    _order(directory, run, "PAUSE", json=json)
 
 
 @app.command()
 def resume(
     directory: Directory,
     run: Number,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Let a paused run go on."""
-    _order(directory, run, "RESUME", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json)
+    _order(directory, run, "RESUME", json=json)
 
 
 @app.command()
@@ -396,32 +377,24 @@ def stop(
     now: Annotated[
         bool, typer.Option("--now", help="Close the open round at once, with the uploads that have arrived.")
     ] = False,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """End a run after its open round, with the usual final round: devices have their models, and `models get` works.
 
     A stopped run can't be resumed. One that has not opened a round is over at once.
     """
-    _order(directory, run, "STOP", (ca, cert, key, limits.CHUNK_BYTES, wait), json=json, now=now)
+    _order(directory, run, "STOP", json=json, now=now)
 
 
 @app.command("list")
 def list_(
     directory: Directory,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """List the runs that the aggregator has: phase, round, and when the last one closed."""
     from shoal.owner.console.words import run_data, run_line
 
-    runs = _answer(open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST).runs
+    runs = _answer(open_fleet(directory), RequestAction.LIST).runs
     if json:
         say_json({"runs": [run_data(entry) for entry in runs]})
         return
@@ -435,10 +408,6 @@ def list_(
 def show(
     directory: Directory,
     run: Number,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Print a run as it was signed, and as the aggregator has it."""
@@ -446,7 +415,7 @@ def show(
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 
     fleet = open_fleet(directory)
-    runs = _answer(fleet, (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LIST).runs
+    runs = _answer(fleet, RequestAction.LIST).runs
     entry = next((found for found in runs if found.run == run), None)
     plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
     if entry is None and plan is None:
@@ -464,17 +433,13 @@ def logs(
     directory: Directory,
     run: Number,
     last: Annotated[int, typer.Option("--last", "-n", help="Rounds to print.", min=1, max=LATEST_RECORDS)] = 20,
-    wait: Wait = WAIT_S,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Print the records of a run's last closed rounds, oldest first."""
     from shoal.owner.console.words import record_data, record_line, run_data
 
     page = _answer(
-        open_fleet(directory), (ca, cert, key, limits.CHUNK_BYTES, wait), RequestAction.LOGS, run=run, records=last
+        open_fleet(directory), RequestAction.LOGS, run=run, records=last
     )
     (entry,) = page.runs
     if json:

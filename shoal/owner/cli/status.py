@@ -7,15 +7,16 @@ problem says who did not answer and the consequence. No device is blamed.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
-from shoal.owner.broker.address import Tls
-from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.broker.address import settings_of
+from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import note, say, say_json
+from shoal.util.options import AsJson
 from shoal.util.times import second
 
 if TYPE_CHECKING:
@@ -32,20 +33,15 @@ BROKER_DOWN: Final = (
 
 def status(
     directory: Directory,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the aggregator's answer.", min=0.1, max=3600)] = 10.0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Print the state of the fleet: aggregator, run, devices, pending approvals, roster and keys, with advice."""
     fleet = open_fleet(directory)
-    tls = Tls(ca, cert, key)
-    pending, trouble = _pending(fleet, tls)
+    pending, trouble = _pending(fleet)
     answer, answered_at_s = None, None
     if trouble is None:
         try:
-            answer, answered_at_s = _answer(fleet, tls, wait)
+            answer, answered_at_s = _answer(fleet)
         except (BrokerUnreachableError, NotReadyError) as error:
             trouble = error
     owner = _owner(fleet, pending, answered_at_s)
@@ -63,12 +59,12 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | None, ShoalError | None]:
+def _pending(fleet: FleetDirectory) -> tuple[list[dict[str, Any]] | None, ShoalError | None]:
     """Return the pending enrolment requests, None if the broker can't be reached, and the error then."""
     from shoal.owner.enrolment.connection import OwnerConnection
 
     try:
-        with OwnerConnection(fleet, tls, note) as connection:
+        with OwnerConnection(fleet, note) as connection:
             connection.listen(LISTEN_S, lambda: True)
             found = connection.registrar.pending.values()
             return [
@@ -79,13 +75,13 @@ def _pending(fleet: FleetDirectory, tls: Tls) -> tuple[list[dict[str, Any]] | No
         return None, error
 
 
-def _answer(fleet: FleetDirectory, tls: Tls, wait: float) -> tuple[FleetStatus, int]:
+def _answer(fleet: FleetDirectory) -> tuple[FleetStatus, int]:
     from aggregator.status.answers import decoded
     from aggregator.status.record import FleetStatus
     from shoal.owner.console.connection import ask
     from shoal.protocol.requests import RequestAction
 
-    document, answered_at_s = ask(fleet, tls, wait, note, RequestAction.STATUS)
+    document, answered_at_s = ask(fleet, settings_of(fleet.path).wait, note, RequestAction.STATUS)
     return decoded(FleetStatus, document), answered_at_s
 
 

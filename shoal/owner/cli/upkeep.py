@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.owner.broker.address import Tls
-from shoal.owner.cli.options import AsJson, Ca, Cert, Directory, Key
+from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import ask
 from shoal.util.console import note, say, say_json
 from shoal.util.files import read_limited, write_atomic
+from shoal.util.options import AsJson
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ def restore(
     ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Do not compare with the fleet at the broker.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only open the backup and print its figures.")] = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Write a backup's files to a new directory, and sign a roster beyond those that the fleet has seen.
@@ -93,7 +90,7 @@ def restore(
         text = f"fleet {found.fleet}, roster {found.roster}, of {figures['made_at']}, {len(found.files)} files"
         say_json(figures) if json else say(text)
         return
-    options = Recovery(roster=newest, older=older, offline=offline, tls=Tls(ca, cert, key))
+    options = Recovery(roster=newest, older=older, offline=offline)
     with working("comparing with the fleet and writing the files"):
         fleet = restored(found, directory, lock, options, note)
     if json:
@@ -104,13 +101,13 @@ def restore(
     note("end any other copy of this directory: two copies sign different rosters")
 
 
-def doctor(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None, json: AsJson = False) -> None:
+def doctor(directory: Directory, json: AsJson = False) -> None:
     """Check keys, disk, clock, roster, devices, runs, backup, broker and TLS; exit status 10 on a failure."""
     from shoal.owner.doctor import diagnose
     from shoal.util.checks import report
 
     with working("checking files and broker"):
-        found = diagnose(directory, Tls(ca, cert, key))
+        found = diagnose(directory)
     report(found, as_json=json)
 
 

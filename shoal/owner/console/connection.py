@@ -15,7 +15,6 @@ from shoal.transport.mqtt import MqttTransport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.requests import RequestAction
     from shoal.transport.base import TransportEvent
@@ -33,13 +32,12 @@ SILENT_HINT: Final = (
 
 
 def ask(
-    fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[str], None], action: RequestAction, **parts: Any
+    fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], action: RequestAction, **parts: Any
 ) -> tuple[bytes, int]:
     """Send a request and return the document of the answer, and its time in unix seconds by the aggregator's clock.
 
     Args:
         fleet: the owner's directory.
-        tls: for mqtts.
         wait_s: seconds to wait for the answer once the broker has the request.
         tell: called with lines of progress.
         action: of the request.
@@ -52,7 +50,7 @@ def ask(
     """
     for attempt in range(ATTEMPTS):
         question = Question(fleet, action, **parts)
-        _exchange(fleet, tls, wait_s, tell, question)
+        _exchange(fleet, wait_s, tell, question)
         if not question.overtaken or attempt == ATTEMPTS - 1:
             break
     document = question.document()
@@ -60,14 +58,14 @@ def ask(
     return document, question.answer.answered_at_s
 
 
-def _exchange(fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[str], None], question: Question) -> None:
+def _exchange(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], question: Question) -> None:
     """Send a request and wait for its answer.
 
     Raises:
         BrokerUnreachableError, NotReadyError: as `ask`.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    transport = MqttTransport(owner_address(fleet, tls), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
+    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
     try:
         transport.start(require=True)
         question.send(transport)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from shoal.errors import BrokerUnreachableError, ShoalError
-from shoal.owner.broker.address import Tls, beside_client_id, owner_address
+from shoal.owner.broker.address import beside_client_id, owner_address
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
@@ -29,7 +29,7 @@ FLUSH_S: Final = 20.0
 """Time for the broker to take all publications; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
 
 
-def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
+def update_users(fleet: FleetDirectory, *, admitted: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
     """Create and remove users of the broker, if it takes them while it runs (`shoal.owner.broker.dynamic`).
 
     Raises:
@@ -37,28 +37,27 @@ def update_users(fleet: FleetDirectory, tls: Tls, *, admitted: Sequence[str] = (
         UntrustedError: the plugin refuses a command.
     """
     if fleet.users.dynamic:
-        with BrokerAdmin(fleet.name, owner_address(fleet, tls)) as admin:
+        with BrokerAdmin(fleet.name, owner_address(fleet)) as admin:
             admin.send([*admit(fleet, admitted), *shut_out(removed)])
 
 
 class OwnerConnection:
     """A `Registrar` with its own connection; a context manager that closes it."""
 
-    def __init__(self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None]) -> None:
+    def __init__(self, fleet: FleetDirectory, complain: Callable[[str], None]) -> None:
         """Connect.
 
         Args:
             fleet: the owner's directory.
-            tls: for mqtts.
             complain: called with warnings, such as messages that are no requests.
 
         Raises:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
-        address = owner_address(fleet, tls)
+        address = owner_address(fleet)
         self._inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self._complain = complain
-        self._fleet, self._tls = fleet, tls
+        self._fleet = fleet
         # An id of its own: several commands may be at work, and the fleet's directory is locked while one changes it.
         self._transport = MqttTransport(address, beside_client_id(fleet.name), self._inbox.put, session_expiry_s=0)
         self.registrar = Registrar(fleet, self._transport, complain, self._drain)
@@ -112,7 +111,7 @@ class OwnerConnection:
         wanted = [text.strip().lower() for text in fingerprints]
         # Before the grants, with which the devices connect as their own users.
         pending = self.registrar.pending
-        update_users(self._fleet, self._tls, admitted=[pending[each].name for each in wanted if each in pending])
+        update_users(self._fleet, admitted=[pending[each].name for each in wanted if each in pending])
         return self.registrar.approve_all(wanted, int(time.time()))
 
     def publish(self, replaced: str = "") -> None:
@@ -135,10 +134,10 @@ class OwnerConnection:
             roster = self._fleet.roster
             if replaced and roster.aggregator is not None:
                 # Two batches: the new one may have the name of the old.
-                update_users(self._fleet, self._tls, removed=[replaced])
-                update_users(self._fleet, self._tls, admitted=[roster.aggregator.name])
+                update_users(self._fleet, removed=[replaced])
+                update_users(self._fleet, admitted=[roster.aggregator.name])
             # After the roster, so that a revoked device can still read that it is.
-            update_users(self._fleet, self._tls, admitted=list(roster.active()), removed=roster.revoked)
+            update_users(self._fleet, admitted=list(roster.active()), removed=roster.revoked)
 
     def flush(self) -> None:
         """Wait until the broker has everything that was published; on failure the connection is closed.

@@ -21,13 +21,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import BrokerUnreachableError, ConfigError, UntrustedError
 from shoal.membership.backup import Backup, write_files
-from shoal.owner.broker.address import Tls
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.owner.keys.vault import is_under_passphrase
@@ -52,13 +51,11 @@ class Recovery:
         roster: the newest roster as signed, from the aggregator's directory; None takes the backup's.
         older: accept that the backup's roster is older than the fleet's.
         offline: do not ask the broker.
-        tls: for mqtts.
     """
 
     roster: bytes | None = None
     older: bool = False
     offline: bool = False
-    tls: Tls = field(default_factory=Tls)
 
 
 def restore(
@@ -116,7 +113,7 @@ def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callab
     """Return the sequence of the owner's newest roster at the broker, 0 if it has none, and take the devices' newest keys."""
     ours = fleet.roster.sequence
     try:
-        with OwnerConnection(fleet, options.tls, lambda _: None) as connection:
+        with OwnerConnection(fleet, lambda _: None) as connection:
             registrar = connection.registrar
             connection.look_for_roster()
             registrar.take_receiving()

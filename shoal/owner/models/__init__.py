@@ -7,5 +7,5 @@ devices sealed and the statements that certify them. All of it is retained until
 - `reader` collects them over any transport; `connection` runs a reader on an MQTT connection for one command.
 - `files` writes the models: ONNX, parameters by name, and models.json.
 
-Example: `read_models(fleet, Tls())` returns a `FinishedRun`, and `write_models(found, folder)` writes its files.
+Example: `read_models(fleet, 3.0, note)` returns a `FinishedRun`, and `write_models(found, folder)` writes its files.
 """

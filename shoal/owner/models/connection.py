@@ -14,7 +14,6 @@ from shoal.transport.mqtt import MqttTransport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.owner.broker.address import Tls
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.transport.base import TransportEvent
 
@@ -23,16 +22,13 @@ TELL_S: Final = 2.0
 """Time between two lines of progress."""
 
 
-def read_models(
-    fleet: FleetDirectory, tls: Tls, wait_s: float, tell: Callable[[str], None], run: int | None = 0
-) -> ModelReader:
+def read_models(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], run: int | None = 0) -> ModelReader:
     """Connect, read what the broker retains, and return the reader.
 
     The client id is random, so that the connection takes over none of another `shoal-fleet`.
 
     Args:
         fleet: the owner's directory.
-        tls: for mqtts.
         wait_s: seconds without any message after which the rest is taken not to come.
         tell: called with lines of progress and with warnings.
         run: see `ModelReader`.
@@ -41,7 +37,7 @@ def read_models(
         BrokerUnreachableError: no broker answers, or it refuses the owner's user.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    transport = MqttTransport(owner_address(fleet, tls), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
+    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
     reader = ModelReader(fleet, signed_plans(fleet, tell), transport, run)
     reader.start()
     try:

@@ -279,17 +279,17 @@ def test_join_warns_where_onnx_runtime_can_not_be_used(tmp_path, said, monkeypat
 
 
 def test_config_takes_the_brokers_address_from_the_grant_and_names_it_as_the_source(directory, said):
-    cli.show_config(directory)
+    cli.show_config(dir=directory)
     lines, _ = said()
     assert [line for line in lines if line.startswith("broker")] == ["broker = mqtt://loopback:1883  # the grant"]
     assert "data = (not set)" in lines
 
 
 def test_config_works_in_a_directory_that_has_not_joined_and_shows_no_password(tmp_path, said, monkeypatch):
-    cli.show_config(tmp_path)
+    cli.show_config(dir=tmp_path)
     assert "the grant" not in "\n".join(said()[0])
     monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://dev-1:s3cret@broker")
-    cli.show_config(tmp_path)
+    cli.show_config(dir=tmp_path)
     (line,) = [text for text in said()[0] if text.startswith("broker")]
     assert "s3cret" not in line
     assert "SHOAL_EDGE_BROKER" in line

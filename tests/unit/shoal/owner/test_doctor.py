@@ -8,7 +8,6 @@ import pytest
 from shoal.errors import BrokerUnreachableError
 from shoal.membership import backup as backups
 from shoal.owner import doctor
-from shoal.owner.broker.address import Tls
 from shoal.owner.doctor import diagnose
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind
@@ -27,7 +26,7 @@ def scene(tmp_path, monkeypatch):
 
 
 def found(scene, path=None):
-    checks = {c.name: c for c in diagnose(path or scene.owner.path, Tls())}
+    checks = {c.name: c for c in diagnose(path or scene.owner.path)}
     assert len(checks) > 1
     return checks
 
@@ -118,13 +117,13 @@ def test_a_broker_that_goes_away_meanwhile_is_a_failure(scene, monkeypatch):
 
 def test_a_directory_of_no_fleet(tmp_path):
     (tmp_path / "d").mkdir(mode=0o700)
-    first, *rest = diagnose(tmp_path / "d", Tls())
+    first, *rest = diagnose(tmp_path / "d")
     assert (first.name, first.result) == ("fleet", "failure")
     assert [c.name for c in rest] == ["directory", "disk"]
-    assert [c.name for c in diagnose(tmp_path / "gone", Tls())] == ["fleet"]
+    assert [c.name for c in diagnose(tmp_path / "gone")] == ["fleet"]
 
 
 def test_a_fleet_without_an_aggregator_is_incomplete(tmp_path):
     FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
-    check = {c.name: c for c in diagnose(tmp_path / "owner", Tls())}["fleet"]
+    check = {c.name: c for c in diagnose(tmp_path / "owner")}["fleet"]
     assert (check.result, check.detail) == ("warning", "fleet reef, 0 devices, no aggregator")

@@ -6,7 +6,6 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.broker.address import Tls
 from shoal.owner.console import connection
 from shoal.owner.console.connection import ask
 from shoal.owner.keys.directory import FleetDirectory
@@ -73,7 +72,7 @@ def replying(outcome, accepted):
 
 def test_a_broker_that_is_down_is_named(fleet):
     with pytest.raises(BrokerUnreachableError):
-        ask(fleet, Tls(), 1.0, lambda _line: None, RequestAction.LIST)
+        ask(fleet, 1.0, lambda _line: None, RequestAction.LIST)
 
 
 def test_an_aggregator_that_is_silent_is_named_and_progress_is_told(fleet, wires, monkeypatch):
@@ -82,7 +81,7 @@ def test_an_aggregator_that_is_silent_is_named_and_progress_is_told(fleet, wires
     monkeypatch.setattr(connection, "TELL_S", 0.0)
     told = []
     with pytest.raises(NotReadyError, match=r"did not answer within 0\.1 s") as caught:
-        ask(fleet, Tls(), 0.1, told.append, RequestAction.LIST)
+        ask(fleet, 0.1, told.append, RequestAction.LIST)
     assert "broker-config" in caught.value.hint
     assert told[0].startswith("waiting for the aggregator's answer")
     assert made[0].closed
@@ -92,7 +91,7 @@ def test_a_lost_connection_is_the_brokers(fleet, wires):
     _, scripts = wires
     scripts.append(lambda wire, _question: wire.sink(Disconnected("gone")))
     with pytest.raises(BrokerUnreachableError, match="was lost before the answer came: gone"):
-        ask(fleet, Tls(), 0.1, lambda _line: None, RequestAction.LIST)
+        ask(fleet, 0.1, lambda _line: None, RequestAction.LIST)
 
 
 def test_a_request_is_sent_again_over_a_new_connection(fleet, wires):
@@ -107,14 +106,14 @@ def test_a_request_is_sent_again_over_a_new_connection(fleet, wires):
             replying(Outcome.DONE, 1)(wire, question)
 
     scripts.append(drop_once)
-    assert ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
+    assert ask(fleet, 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
     assert len(made) == 1
 
 
 def test_a_request_that_was_overtaken_is_sent_again_with_a_new_number(fleet, wires):
     made, scripts = wires
     scripts += [replying(Outcome.REPLAYED, 1), replying(Outcome.DONE, 2)]
-    assert ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
+    assert ask(fleet, 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
     assert len(made) == 2
 
 
@@ -122,7 +121,7 @@ def test_after_three_attempts_it_gives_up(fleet, wires):
     made, scripts = wires
     scripts += [replying(Outcome.REPLAYED, 1)] * 3
     with pytest.raises(NotReadyError):
-        ask(fleet, Tls(), 5.0, lambda _line: None, RequestAction.LIST)
+        ask(fleet, 5.0, lambda _line: None, RequestAction.LIST)
     assert len(made) == 3
 
 
@@ -137,5 +136,5 @@ def test_a_large_request_shows_how_much_is_sent(fleet, wires, monkeypatch):
     monkeypatch.setattr(connection, "TELL_S", 0.0)
     told = []
     with pytest.raises(NotReadyError):
-        ask(fleet, Tls(), 0.05, told.append, RequestAction.LIST)
+        ask(fleet, 0.05, told.append, RequestAction.LIST)
     assert told[0] == "sending the request: 0.0 MB sent, 3 parts left"

@@ -17,7 +17,6 @@ from shoal import limits
 from shoal.errors import BrokerUnreachableError
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
-from shoal.owner.broker.address import Tls
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.enrolment.tokens import TokenStore
@@ -123,7 +122,7 @@ def test_an_optional_kind_of_a_later_version_is_no_complaint(fleet, broker):
     for payload, complaints in ((forge(kind=200), 0), (forge(kind=99), 1)):
         leave(broker, {TOPICS.at(TopicKind.OWNER_ROSTER): payload})
         found = []
-        with OwnerConnection(fleet, Tls(), found.append) as connection:
+        with OwnerConnection(fleet, found.append) as connection:
             connection.listen(1.0, lambda: True)
         assert len([text for text in found if "kind" in text]) == complaints, found
 
@@ -131,7 +130,7 @@ def test_an_optional_kind_of_a_later_version_is_no_complaint(fleet, broker):
 def revoke_and_publish(path, name):
     fleet = FleetDirectory(path)
     fleet.revoke(name)
-    with OwnerConnection(fleet, Tls(), print) as connection:
+    with OwnerConnection(fleet, print) as connection:
         connection.publish()
 
 
@@ -151,7 +150,7 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
         if not began or time.monotonic() - began[0] > 4.0:
             feed(transport, link)
 
-    with OwnerConnection(fleet, Tls(), pytest.fail) as connection:
+    with OwnerConnection(fleet, pytest.fail) as connection:
         connection.listen(0.5)
         monkeypatch.setattr(MqttTransport, "_feed", slowly)
         connection.publish()
@@ -167,7 +166,7 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
 def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, monkeypatch):
     """The fleet is free again then, and something newer may be on its way."""
     monkeypatch.setattr("shoal.owner.enrolment.connection.FLUSH_S", 0.3)
-    with OwnerConnection(fleet, Tls(), pytest.fail) as connection:
+    with OwnerConnection(fleet, pytest.fail) as connection:
         os.kill(broker.pid, signal.SIGSTOP)
         try:
             with pytest.raises(BrokerUnreachableError, match="did not take everything"):
@@ -182,9 +181,9 @@ def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, 
 def test_commands_of_the_owner_work_side_by_side(fleet):
     """`devices --watch` in one window, `approve` in another, and a third that waits."""
     with (
-        OwnerConnection(fleet, Tls(), pytest.fail) as one,
-        OwnerConnection(fleet, Tls(), pytest.fail) as other,
-        OwnerConnection(fleet, Tls(), pytest.fail) as at_work,
+        OwnerConnection(fleet, pytest.fail) as one,
+        OwnerConnection(fleet, pytest.fail) as other,
+        OwnerConnection(fleet, pytest.fail) as at_work,
     ):
         for connection in (one, other, at_work):
             connection.listen(0.5)
@@ -201,7 +200,7 @@ def test_watching_prints_a_request_once(tmp_path, fleet, broker):
     command = "from shoal.owner.cli.main import main; main()"
     with log.open("wb") as out:
         watching = subprocess.Popen(
-            [sys.executable, "-c", command, "devices", str(fleet.path), "--watch", "--wait", "1"],
+            [sys.executable, "-c", command, "devices", str(fleet.path), "--watch"],
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
             stdout=out,
         )

@@ -6,7 +6,6 @@ import pytest
 
 from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, NotReadyError
-from shoal.owner.broker.address import Tls
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.connection import read_models
 from shoal.transport.local_broker import find_mosquitto, start_broker
@@ -44,7 +43,7 @@ def test_it_ends_as_soon_as_all_is_there(tmp_path, broker):
     with make_fleet(tmp_path / "fleet", mode="rotation") as fleet:
         fleet.run(20)
         owner, began = copied(fleet, broker), time.monotonic()
-        reader = read_models(owner, Tls(), WAIT_S, lambda _: None)
+        reader = read_models(owner, WAIT_S, lambda _: None)
         assert time.monotonic() - began < WAIT_S / 2
         (model,) = reader.finished_run().models
         assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
@@ -54,7 +53,7 @@ def test_a_broker_without_a_run_is_left_after_the_wait(tmp_path, broker):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
     fleet.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     told = []
-    reader = read_models(fleet, Tls(), 2.5, told.append)
+    reader = read_models(fleet, 2.5, told.append)
     assert told == ["waiting for the announcement of the last round"]
     with pytest.raises(NotReadyError, match="no round is announced"):
         reader.finished_run()
@@ -63,4 +62,4 @@ def test_a_broker_without_a_run_is_left_after_the_wait(tmp_path, broker):
 def test_no_broker_is_an_error(tmp_path):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
     with pytest.raises(BrokerUnreachableError):
-        read_models(fleet, Tls(), 1.0, lambda _: None)
+        read_models(fleet, 1.0, lambda _: None)
