@@ -68,5 +68,10 @@ def test_a_command_with_some_settings(pond, tmp_path):
 
 def test_a_command_called_as_a_function():
     found = []
-    options_of(Pond)(lambda layers, loud: found.append((layers.config(), loud)))(True, dir=Path("d"))
+
+    @options_of(Pond)
+    def show(layers: Layers[Pond], loud: bool = False) -> None:
+        found.append((layers.config(), loud))
+
+    show(True, dir=Path("d"))
     assert found == [(Pond(Path("d")), True)]
