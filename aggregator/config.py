@@ -21,9 +21,9 @@ class AggregatorConfig:
         Path,
         Setting("Keys, membership, runs and results of this aggregator.", metavar="DIRECTORY", argument=True),
     ]
-    broker: Annotated[str, Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's")] = (
-        field(default="", repr=False)
-    )
+    broker: Annotated[
+        str, Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's", rare=True)
+    ] = field(default="", repr=False)
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None

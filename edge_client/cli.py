@@ -137,9 +137,9 @@ def run(
 
     `shoal-edge config` lists all settings. Those that are no option here are set in the file or the environment.
     """
-    from edge_client.reexec import become
+    from edge_client.serving import serve_and_report
 
-    become(layers.config(), as_json=json)
+    serve_and_report(layers.config(), as_json=json)
 
 
 @app.command()

@@ -50,7 +50,7 @@ class EdgeConfig:
     ] = False
     broker: Annotated[
         str,
-        Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's"),
+        Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's", rare=True),
     ] = field(default="", repr=False)
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None

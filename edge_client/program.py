@@ -1,7 +1,7 @@
 """`shoal-edge`, the program: serves at once when `run` has plain options, and leaves every other command line to typer.
 
-A service's command line is nearly always plain. typer and pydantic take .2 s of a start to read it, and to be rid
-of their memory the process has to start a second time (`edge_client.reexec`).
+A service's command line is nearly always plain. typer and pydantic would take .2 s of a start to read it, and 20 MB for as long
+as the process runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.config import EdgeConfig
-from edge_client.reexec import AS_JSON
 from shoal.util.config import fields_of
 
 RUN: Final = "run"
+AS_JSON: Final = "--json"
 DEBUG: Final = "--debug"
 """Read by `shoal.util.console.run_program`, wherever it stands."""
-UNFIT: Final = frozenset({"dir", "broker"})
-"""Settings that are no plain options: DIRECTORY stands alone, and an address, which may hold a password, must not stay in the
-command line of a process; `become` removes it."""
 CONFIG: Final = "config"
 """The option that names a TOML file; no setting of its own."""
 
@@ -28,19 +25,20 @@ CONFIG: Final = "config"
 def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
     """Return the settings that the arguments of `shoal-edge run` name, as typer reads them; None if they aren't plain.
 
-    Plain are DIRECTORY, ``--name VALUE`` for texts and paths, and switches. All else is for typer: numbers, ``--name=VALUE``, the
-    help, mistakes.
+    Plain are DIRECTORY, ``--name VALUE``, and switches. All else is for typer: ``--name=VALUE``, the help, mistakes.
 
     Args:
         arguments: of the program, without its name.
     """
     if not arguments or arguments[0] != RUN:
         return None
-    fields = [f for f in fields_of(EdgeConfig).values() if not f.setting.rare]
+    fields = [f for f in fields_of(EdgeConfig).values() if not f.setting.rare and not f.setting.argument]
     switches = {
         f"--{word}": (f.name, word == f.name) for f in fields if f.kind is bool for word in (f.name, f.setting.off)
     }
-    kinds = {f"--{f.name}": (f.name, f.kind) for f in fields if f.kind in (str, Path) and f.name not in UNFIT}
+    kinds: dict[str, tuple[str, type[Any]]] = {
+        f"--{f.name.replace('_', '-')}": (f.name, f.kind) for f in fields if f.kind is not bool
+    }
     kinds[f"--{CONFIG}"] = CONFIG, Path
     found = dict[str, Any]()
     words = iter(arguments[1:])
@@ -59,7 +57,10 @@ def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
             if word not in kinds or not text or text.startswith("-"):
                 return None
             name, kind = kinds[word]
-            found[name] = kind(text)
+            try:
+                found[name] = kind(text)
+            except ValueError:
+                return None
     return found
 
 
@@ -80,14 +81,12 @@ def main() -> None:
 
         command_line()
         return
-    from edge_client.reexec import prepare
     from edge_client.serving import serve_and_report
     from shoal.util.config import read
     from shoal.util.console import run_program
 
     def program(**_: object) -> None:
         config = read(EdgeConfig, file=flags.pop(CONFIG, None), flags=flags).config()
-        prepare(config)
         serve_and_report(config, as_json=AS_JSON in sys.argv)
 
     run_program(program, prog="shoal-edge", secret=True)

@@ -1,13 +1,13 @@
-"""Serve a device, in the process that `shoal-edge run` replaces itself by to save memory, or in that of `edge_client.program`."""
+"""Serve a device, in a process that runs for months: with few libraries, and one malloc arena for all threads."""
 
 from __future__ import annotations
 
-import sys
+import ctypes
+import os
 from typing import TYPE_CHECKING, Final
 
-from edge_client.reexec import AS_JSON, inherited_config
-from shoal.util.console import run_program, say_json, setup_logging
-from shoal.util.process import leave_out, no_collection, put_off, trace_crashes
+from shoal.util.console import say_json, setup_logging
+from shoal.util.process import leave_out, no_collection, one_malloc_arena, put_off, trace_crashes
 
 if TYPE_CHECKING:
     from edge_client.config import EdgeConfig
@@ -22,22 +22,18 @@ MISSING: Final = ("socks", "_hashlib")
 """Modules that their importers can do without. paho takes PySocks, if it is installed, for proxies, which a device does not have;
 PySocks would load urllib.request. hmac takes hashlib's OpenSSL, if it is there, also to compare bytes.
 """
-
-
-def main() -> None:
-    """Serve with the configuration that `become` has passed to this process."""
-
-    def program(**_: object) -> None:
-        serve_and_report(inherited_config(sys.argv), as_json=AS_JSON in sys.argv)
-
-    run_program(program, prog="shoal-edge", secret=True)
+MALLOC: Final = {"MALLOC_ARENA_MAX": "1"}
+"""One malloc arena for all threads: they take turns anyway, and each further arena holds free pages of its own."""
+_PR_SET_NAME: Final = 15
+_PROCESS_NAME: Final = b"shoal-edge"
 
 
 def serve_and_report(config: EdgeConfig, *, as_json: bool) -> None:
     """Serve with ``config`` until stopped; with ``as_json`` print the runs that have ended, as one JSON object.
 
-    The environment has to be `become`'s or `prepare`'s, and numpy not loaded yet.
+    numpy must not be loaded yet: see `prepare`.
     """
+    prepare(config)
     setup_logging(config.log)
     trace_crashes()
     for name in MISSING:
@@ -55,5 +51,13 @@ def serve_and_report(config: EdgeConfig, *, as_json: bool) -> None:
         say_json({name: figures.get(name) for name in ("device", "fleet", "ended")})
 
 
-if __name__ == "__main__":
-    main()
+def prepare(config: EdgeConfig) -> None:
+    """Give this process the environment, malloc setting and name of a device.
+
+    It has to come before numpy is loaded, whose BLAS reads its number of threads then, and before the first thread.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
+    os.environ.update({**MALLOC, **threads})
+    one_malloc_arena()
+    # Tools like top and ps would otherwise show the interpreter's name.
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)

@@ -104,16 +104,14 @@ print(*(m for m in ("torch", "onnx", "scipy", "sklearn", "aggregator", "shoal.ow
 
 
 SERVING = """
-import atexit, json, os, sys
+import atexit, os, sys
 unused = sys.argv[1].split(",")
-handle = os.memfd_create("config", 0)
-os.write(handle, json.dumps({"dir": sys.argv[2], "data": sys.argv[3], "broker": "mqtt://127.0.0.1:1"}).encode())
-os.lseek(handle, 0, os.SEEK_SET)
-sys.argv = ["serving.py", sys.argv[2], str(handle)]
+os.environ["SHOAL_EDGE_BROKER"] = "mqtt://127.0.0.1:1"
+sys.argv = ["shoal-edge", "run", sys.argv[2], "--data", sys.argv[3]]
 def loaded(name):
     return sys.modules.get(name) is not None and type(sys.modules[name]).__name__ != "_Deferred"
 atexit.register(lambda: print("loaded:", *filter(loaded, ["paho.mqtt.client", "edge_client.daemon", *unused])))
-from edge_client.serving import main
+from edge_client.program import main
 main()
 """
 SERVING_UNUSED = (
@@ -124,7 +122,7 @@ SERVING_UNUSED = (
 
 @pytest.mark.parametrize("member", [False, True])
 def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, member):
-    """`edge_client.serving` up to its first connection: web clients, TLS, numpy's generators and the command line cost 12 MB.
+    """`shoal-edge run` up to its first connection: web clients, TLS, numpy's generators and the command line cost 12 MB.
 
     The executors come with the first run: a device needs one of them.
     """

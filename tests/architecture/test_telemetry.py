@@ -15,7 +15,7 @@ from tests.helpers.trees import LAB, ONE_THREAD, PACKAGES, ROOT
 LOADER = "shoal/util/telemetry.py"
 PROGRAMS = {
     "device": "from edge_client.cli import main",
-    "serving device": "from edge_client.serving import main",
+    "serving device": "from edge_client.program import main",
     "aggregator": "from aggregator.cli import main",
     "owner": "from shoal.owner.cli.main import main",
     "simulator": "from shoal.cli import main",

@@ -140,8 +140,9 @@ def test_a_link_that_drops_again_and_again_ends_no_program(tmp_path):
     ):
         run = sign(stage, dataclasses.replace(LONG_RUN, quorum=1.0))
         stage.start_aggregator()
+        (tmp_path / "far.toml").write_text(f'[edge]\nbroker = "{proxy.url}"\n')
         for name in NAMES:
-            far = ("--broker", proxy.url) if name == "dev-1" else ()
+            far = ("--config", str(tmp_path / "far.toml")) if name == "dev-1" else ()
             stage.start_device(name, tmp_path / f"{name}.npz", *far)
         device = stage.programs["dev-1"]
         until(lambda: "the broker ends our connections" in device.log.read_text(), device)

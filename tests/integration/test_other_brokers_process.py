@@ -60,9 +60,10 @@ def test_a_device_and_the_aggregator_are_killed_in_mid_run(addresses, tmp_path, 
     rng = np.random.default_rng(1)
     np.savez(data, x=rng.normal(size=(20, INPUTS)).astype(np.float32), y=rng.integers(0, CLASSES, 20))
     bundle, options = logistic(INPUTS, CLASSES), dataclasses.replace(OPTIONS, min_contributors=count)
-    with ForkedStage(tmp_path / "fleet", at_site, devices) as stage:
+    server = {"SHOAL_AGGREGATOR_BROKER": at_server}
+    with ForkedStage(tmp_path / "fleet", at_site, devices, environment=server) as stage:
         plan = stage.add_run(bundle, rng.normal(size=(1, bundle.length)).astype(np.float32), options)
-        stage.start_aggregator("--broker", at_server)
+        stage.start_aggregator()
         log = stage.log_of("aggregator")
         until(stage, lambda: "gathering" in log.read_text(), "the aggregator's wait for devices")
         for name in devices:
@@ -73,7 +74,7 @@ def test_a_device_and_the_aggregator_are_killed_in_mid_run(addresses, tmp_path, 
         back_in = min(stage.closed(plan.run) + 2, OPTIONS.rounds - 1)
         until(stage, lambda: stage.closed(plan.run) >= back_in, "a round with the device that was killed")
         stage.stop("aggregator", signal.SIGKILL)
-        stage.start_aggregator("--broker", at_server)
+        stage.start_aggregator()
         records = stage.wait(plan.run, WAIT_S)
         assert records[-1]["final"]
         assert [r["contributed"] for r in records] == [count] * (OPTIONS.rounds + 1)

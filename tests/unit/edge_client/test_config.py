@@ -1,7 +1,5 @@
 """A device's configuration."""
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +7,7 @@ from typing import Annotated
 import pytest
 from typer.testing import CliRunner
 
-from edge_client import program, reexec
+from edge_client import program
 from edge_client.config import EdgeConfig, ditto_weight
 from shoal.errors import ConfigError
 from shoal.util.config import Layers, Setting, fields_of, read
@@ -77,7 +75,7 @@ class Extended(EdgeConfig):
 
 
 def test_a_new_setting_is_one_declaration(monkeypatch, tmp_path):
-    """Option, variable, key of the file, line of `config`, plain start and the way into the serving process follow from it."""
+    """Option, variable, key of the file, line of `config` and plain start follow from it."""
     app, taken = new_app("A device."), []
 
     @app.command()
@@ -97,14 +95,8 @@ def test_a_new_setting_is_one_declaration(monkeypatch, tmp_path):
     assert "Sand to carry." in CliRunner().invoke(app, ["--help"]).output
     assert read(Extended, environment={}).document()["ballast"] == {"value": None, "source": "default"}
 
-    for module in (program, reexec):
-        monkeypatch.setattr(module, "EdgeConfig", Extended)
+    monkeypatch.setattr(program, "EdgeConfig", Extended)
     assert program.plain_run(["run", *device, "--ballast", "flag"])["ballast"] == Path("flag")
-    handle = os.memfd_create("settings")
-    os.write(handle, json.dumps({"dir": "d", "data": "x", "ballast": "b"}).encode())
-    os.lseek(handle, 0, os.SEEK_SET)
-    monkeypatch.setattr(reexec, "_set_name", lambda: None)
-    assert reexec.inherited_config(["serving", "d", str(handle)]).ballast == Path("b")
 
 
 def test_every_setting_is_explained():
