@@ -15,7 +15,7 @@ import typer
 from aggregator.config import AggregatorConfig
 from shoal.errors import IntegrityError, NotReadyError, ShoalError
 from shoal.util.config import Layers
-from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, setup_logging
+from shoal.util.console import add_version, mask_words, note, run_program, say, say_json, say_result, setup_logging
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.process import trace_crashes
@@ -39,17 +39,9 @@ def init(
 ) -> None:
     """Make this aggregator's keys and print the path of the card to carry to the owner."""
     from aggregator import membership
-    from crypto.seal.identity import fingerprint
-    from shoal.membership.grants import open_card
+    from shoal.membership.cards import say_card
 
-    card = membership.init(directory, name)
-    mine = fingerprint(open_card(card.read_bytes()).member)
-    note(f"fingerprint {mine}")
-    note("next: shoal-fleet add-aggregator FLEET_DIR CARD on the owner's machine")
-    if json:
-        say_json({"aggregator": name, "fingerprint": mine, "card": str(card)})
-    else:
-        say(str(card))
+    say_card("aggregator", name, membership.init(directory, name), as_json=json)
 
 
 @app.command()
@@ -65,10 +57,9 @@ def join(
     data = grant.read_bytes()
     with named(grant, "shoal-fleet add-aggregator prints the path of the grant"):
         member = membership.join(directory, data, owner)
-    if json:
-        say_json({"fleet": member.fleet, "aggregator": member.identity.name})
-    else:
-        say(f"joined fleet {member.fleet}")
+    say_result(
+        {"fleet": member.fleet, "aggregator": member.identity.name}, f"joined fleet {member.fleet}", as_json=json
+    )
     note(f"next: shoal-aggregator serve {directory}; the owner then starts runs: shoal-fleet run start")
 
 
@@ -129,10 +120,11 @@ def restore(
     from aggregator.storage.backup import restore as restored
 
     made = restored(file, directory)
-    if json:
-        say_json({"directory": str(directory), "fleet": made.fleet, "roster": made.roster})
-    else:
-        say(f"{directory}: fleet {made.fleet}, roster {made.roster}")
+    say_result(
+        {"directory": str(directory), "fleet": made.fleet, "roster": made.roster},
+        f"{directory}: fleet {made.fleet}, roster {made.roster}",
+        as_json=json,
+    )
     note(f"next: shoal-aggregator serve {directory}, and end any other copy of this directory")
     note("then start a run: the one in progress has ended, and its devices keep their newest models")
 
@@ -151,17 +143,9 @@ def shard_init(
 ) -> None:
     """Make a worker's keys and print the path of the card to carry to the owner."""
     from aggregator.shards import membership
-    from crypto.seal.identity import fingerprint
-    from shoal.membership.grants import open_card
+    from shoal.membership.cards import say_card
 
-    card = membership.init(directory, name)
-    mine = fingerprint(open_card(card.read_bytes()).member)
-    note(f"fingerprint {mine}")
-    note("next: shoal-fleet add-worker FLEET_DIR CARD on the owner's machine")
-    if json:
-        say_json({"worker": name, "fingerprint": mine, "card": str(card)})
-    else:
-        say(str(card))
+    say_card("worker", name, membership.init(directory, name), as_json=json)
 
 
 @shard.command("join")
@@ -177,15 +161,12 @@ def shard_join(
     data = grant.read_bytes()
     with named(grant, "shoal-fleet add-worker prints the path of the grant"):
         member = membership.join(directory, data, owner)
-    if json:
-        say_json({"fleet": member.fleet, "worker": member.identity.name})
-    else:
-        say(f"joined fleet {member.fleet}")
+    say_result({"fleet": member.fleet, "worker": member.identity.name}, f"joined fleet {member.fleet}", as_json=json)
     note(f"next: shoal-aggregator shard serve {directory} --interface NAME; the owner then signs runs for all workers")
 
 
 @shard.command("serve")
-@options_of(AggregatorConfig, "dir", "interface", "ca", "log")
+@options_of(AggregatorConfig, "dir", "interface", "ca")
 def shard_serve(layers: Layers[AggregatorConfig]) -> None:
     """Serve one worker, as a service manager starts it; torchrun starts all of them with `serve --shards`."""
     from aggregator.shards.daemon import serve as serve_worker

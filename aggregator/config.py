@@ -27,7 +27,7 @@ class AggregatorConfig:
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
-    device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.", rare=True)] = "auto"
     once: Annotated[
         bool, Setting("End when every run is finished, instead of waiting for the next.", off="forever")
     ] = False

@@ -13,7 +13,7 @@ from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 from edge_client.learning.reading import Reading
 from shoal.errors import NotEnrolledError, UsageError
 from shoal.util.config import Layers
-from shoal.util.console import add_version, note, run_program, say, say_json
+from shoal.util.console import add_version, note, run_program, say, say_json, say_result
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.progress import working
@@ -37,18 +37,10 @@ def init(
     json: AsJson = False,
 ) -> None:
     """Make this device's keys; prints the card to carry to the owner."""
-    from crypto.seal.identity import fingerprint
     from edge_client import membership as enrolment
-    from shoal.membership.grants import open_card
+    from shoal.membership.cards import say_card
 
-    card = enrolment.init(directory, name)
-    mine = fingerprint(open_card(card.read_bytes()).member)
-    note(f"fingerprint {mine}")
-    note("next: shoal-fleet add-device FLEET_DIR CARD on the owner's machine")
-    if json:
-        say_json({"device": name, "fingerprint": mine, "card": str(card)})
-    else:
-        say(str(card))
+    say_card("device", name, enrolment.init(directory, name), as_json=json)
 
 
 @app.command()
@@ -78,10 +70,7 @@ def _try_executor() -> None:
 
 
 def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
-    if as_json:
-        say_json({"fleet": fleet, "device": name})
-    else:
-        say(f"joined fleet {fleet} as {name}")
+    say_result({"fleet": fleet, "device": name}, f"joined fleet {fleet} as {name}", as_json=as_json)
 
 
 @app.command()
@@ -98,12 +87,9 @@ def enrol(
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="The device's name in the fleet; default: the directory's name.")] = "",
-    timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for approval, while the line holds.", min=1)
-    ] = 86400.0,
     json: AsJson = False,
 ) -> None:
-    """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves.
+    """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves or the line expires.
 
     The device trusts only the owner and the aggregator that the line names.
     """
@@ -121,7 +107,7 @@ def enrol(
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
     tls = {name: layers.values[name] for name in ("ca", "cert", "key")}
-    member = joining.enrol(directory, token, **tls, timeout_s=timeout, complain=note)
+    member = joining.enrol(directory, token, **tls, complain=note)
     _say_joined(member.fleet, member.name, as_json=json)
 
 
@@ -180,11 +166,7 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
     from edge_client.status import status_lines
 
     data = found(directory, check=check)
-    if json:
-        say_json(data)
-        return
-    for line in status_lines(data):
-        say(line)
+    say_result(data, *status_lines(data), as_json=json)
 
 
 @app.command()
@@ -333,7 +315,7 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
 
 
 @app.command()
-@options_of(EdgeConfig, "dir", "data", "label", "personal")
+@options_of(EdgeConfig, "dir", "data", "personal")
 def personalise(
     layers: Layers[EdgeConfig],
     cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,
@@ -359,10 +341,7 @@ def personalise(
         with working("training candidates"):
             model, choice = choose_again(config)
     document = {"run": model.run, **choice.document()}
-    if json:
-        say_json(document)
-        return
-    say(personal_line(document))
+    say_result(document, personal_line(document), as_json=json)
 
 
 @app.command()
@@ -374,13 +353,9 @@ def models(directory: Directory, json: AsJson = False) -> None:
 
     DeviceMembership(directory)
     found = FinishedModels(directory).standing().documents()
-    if json:
-        say_json({"models": found})
-        return
     if not found:
         note("no run has finished on this device yet")
-    for model in found:
-        say(model_line(model))
+    say_result({"models": found}, *(model_line(model) for model in found), as_json=json)
 
 
 @app.command()
@@ -405,10 +380,11 @@ def rollback(
 
     DeviceMembership(directory)
     chosen = FinishedModels(directory).rollback(run)
-    if json:
-        say_json({"run": chosen.run, "round": chosen.round, "cluster": chosen.own.cluster})
-        return
-    say(f"run {chosen.run}, round {chosen.round} answers until a later run finishes")
+    say_result(
+        {"run": chosen.run, "round": chosen.round, "cluster": chosen.own.cluster},
+        f"run {chosen.run}, round {chosen.round} answers until a later run finishes",
+        as_json=json,
+    )
 
 
 def main() -> None:

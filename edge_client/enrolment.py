@@ -182,7 +182,6 @@ def enrol(
     ca: Path | None,
     cert: Path | None,
     key: Path | None,
-    timeout_s: float,
     complain: Callable[[str], None],
 ) -> DeviceMembership:
     """Send the request, and return when the owner has approved it.
@@ -190,8 +189,7 @@ def enrol(
     Raises:
         ConfigError: the grant can't be stored: the disk is full, or another program uses ``directory``.
         BrokerUnreachableError: no broker answers at the token's address.
-        NotEnrolledError: no grant arrived within ``timeout_s`` seconds, and a later call with the same token continues the
-            wait; or the token has expired; or the owner has refused the request.
+        NotEnrolledError: the token has expired, or the owner has refused the request.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
     address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
@@ -202,14 +200,8 @@ def enrol(
     begun_s, left_s = time.monotonic(), max(0.0, token.expires_at_s - time.time()) + LATE_S
     try:
         while not enrolling.granted:
-            waited_s = time.monotonic() - begun_s
-            if waited_s > left_s:
+            if time.monotonic() - begun_s > left_s:
                 raise expired(token)
-            if waited_s > timeout_s:
-                raise NotEnrolledError(
-                    "the owner has not approved this device yet",
-                    hint="run the same command again to continue waiting",
-                )
             try:
                 event = inbox.get(timeout=POLL_S)
             except queue.Empty:

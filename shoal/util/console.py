@@ -87,6 +87,15 @@ def say_json(data: Any) -> None:
     say(json.dumps({"schema": SCHEMA, "ok": True, "data": data}, allow_nan=False))
 
 
+def say_result(data: Any, *lines: str, as_json: bool) -> None:
+    """Print what a command has found: ``data`` as the one JSON object of ``--json``, else the lines for people."""
+    if as_json:
+        say_json(data)
+        return
+    for line in lines:
+        say(line)
+
+
 def colour_wanted(stream: Any) -> bool:
     """Return whether ``stream`` is a terminal and NO_COLOR is not set."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR")

@@ -153,6 +153,4 @@ def test_a_line_that_expires_ends_the_wait(tmp_path, monkeypatch):
         token = TokenStore(owner).issue(1, 1, int(time.time()))[0]
         joining.prepare(tmp_path / "dev-1", "dev-1")
         with pytest.raises(NotEnrolledError, match="this enrolment line expired on "):
-            joining.enrol(
-                tmp_path / "dev-1", token, ca=None, cert=None, key=None, timeout_s=WAIT_S, complain=pytest.fail
-            )
+            joining.enrol(tmp_path / "dev-1", token, ca=None, cert=None, key=None, complain=pytest.fail)

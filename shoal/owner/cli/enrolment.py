@@ -14,7 +14,7 @@ from shoal.owner.broker.address import MOST_WAIT_S, settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import counted, note, say, say_json
+from shoal.util.console import counted, note, say, say_json, say_result
 from shoal.util.options import AsJson
 from shoal.util.times import second
 
@@ -173,10 +173,7 @@ def reject(
         connection.listen(wait or settings_of(directory).wait, lambda: connection.registrar.knows(request.strip()))
         name = connection.registrar.reject(request.strip())
         connection.flush()
-    if json:
-        say_json({"rejected": name})
-    else:
-        say(f"{name} rejected")
+    say_result({"rejected": name}, f"{name} rejected", as_json=json)
 
 
 def revoke(
@@ -284,10 +281,11 @@ def publish(
     fleet = open_fleet(directory)
     with _connected(fleet) as connection:
         connection.publish()
-    if json:
-        say_json({"roster": fleet.roster.sequence, "keys": len(fleet.cards())})
-    else:
-        say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
+    say_result(
+        {"roster": fleet.roster.sequence, "keys": len(fleet.cards())},
+        f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}",
+        as_json=json,
+    )
 
 
 def broker_config(
@@ -352,10 +350,7 @@ def broker_config(
         home_assistant=home_assistant,
     )
     config = str(made.folder / "shoal.conf")
-    if json:
-        say_json({"config": config, "users": list(made.users), "tls": made.tls})
-    else:
-        say(config)
+    say_result({"config": config, "users": list(made.users), "tls": made.tls}, config, as_json=json)
     note(f"users: {', '.join(made.users)}")
     note(
         f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "

@@ -20,7 +20,7 @@ from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.keys.unlock import ask, open_fleet
 from shoal.owner.keys.vault import ROSTER_FILE, is_under_passphrase
-from shoal.util.console import add_version, note, run_program, say, say_json
+from shoal.util.console import add_version, note, run_program, say, say_json, say_result
 from shoal.util.options import AsJson, new_app
 from shoal.util.progress import working
 from shoal.util.times import day, second
@@ -60,10 +60,11 @@ def init(
     from shoal.owner.keys.directory import FleetDirectory
 
     fleet = FleetDirectory.create(directory, name, broker, ask(twice=True) if passphrase else None)
-    if json:
-        say_json({"fleet": fleet.name, "owner": fleet.fingerprint, "broker": fleet.broker})
-    else:
-        say(f"owner {fleet.fingerprint}")
+    say_result(
+        {"fleet": fleet.name, "owner": fleet.fingerprint, "broker": fleet.broker},
+        f"owner {fleet.fingerprint}",
+        as_json=json,
+    )
     note("next: shoal-aggregator init DIR on the server, then shoal-fleet add-aggregator")
 
 
@@ -122,10 +123,11 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "",
 
 
 def _say_grant(grant: Path, fleet: FleetDirectory, *, as_json: bool) -> None:
-    if as_json:
-        say_json({"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence})
-    else:
-        say(str(grant))
+    say_result(
+        {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence},
+        str(grant),
+        as_json=as_json,
+    )
 
 
 @app.command("add-aggregator")
@@ -153,10 +155,11 @@ def remove_worker(
     """Leave a worker out of the runs that are signed from now on."""
     fleet = open_fleet(directory)
     fleet.remove_worker(name)
-    if json:
-        say_json({"workers": [worker.name for worker in fleet.workers]})
-    else:
-        say(f"workers left: {', '.join(worker.name for worker in fleet.workers) or 'none'}")
+    say_result(
+        {"workers": [worker.name for worker in fleet.workers]},
+        f"workers left: {', '.join(worker.name for worker in fleet.workers) or 'none'}",
+        as_json=json,
+    )
 
 
 @app.command()
@@ -165,10 +168,11 @@ def renew(directory: Directory, json: AsJson = False) -> None:
     fleet = open_fleet(directory)
     fleet.renew()
     path, roster = directory / ROSTER_FILE, fleet.roster
-    if json:
-        say_json({"file": str(path), "roster": roster.sequence, "expires_at": second(roster.expires_at_s)})
-    else:
-        say(str(path))
+    say_result(
+        {"file": str(path), "roster": roster.sequence, "expires_at": second(roster.expires_at_s)},
+        str(path),
+        as_json=json,
+    )
     note(f"next: shoal-fleet publish {directory}, or hand this file to the aggregator, into its directory")
 
 

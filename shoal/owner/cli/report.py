@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.util.console import say, say_json
+from shoal.util.console import say_result
 from shoal.util.options import AsJson
 from shoal.util.progress import working
 
@@ -34,7 +34,4 @@ def report(
 
     with working("reading the rounds"):
         write_atomic(out, run_report(run), mode=READABLE, durable=False)
-    if json:
-        say_json({"run": str(run), "file": str(out), "bytes": out.stat().st_size})
-    else:
-        say(str(out))
+    say_result({"run": str(run), "file": str(out), "bytes": out.stat().st_size}, str(out), as_json=json)

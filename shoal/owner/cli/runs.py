@@ -22,7 +22,7 @@ from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.runs import defaults
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
-from shoal.util.console import note, say, say_json
+from shoal.util.console import note, say, say_json, say_result
 from shoal.util.full_help import HelpAll, reveals
 from shoal.util.options import AsJson
 from shoal.util.progress import working
@@ -307,10 +307,7 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
         raise UsageError(f"there is no signed run {run}", hint="shoal-fleet show DIR lists the runs that are signed")
     if out is not None:
         write_atomic(out, read_private(path))
-        if json:
-            say_json({"run": run, "file": str(out), "sent": False})
-        else:
-            say(str(out))
+        say_result({"run": run, "file": str(out), "sent": False}, str(out), as_json=json)
         note("next: put this file into the aggregator's runs directory; devices get it through the broker")
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
@@ -338,10 +335,7 @@ def _answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPa
 def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
     from shoal.owner.console.words import run_data, run_line
 
-    if json:
-        say_json({**run_data(entry), **more})
-    else:
-        say(run_line(entry))
+    say_result({**run_data(entry), **more}, run_line(entry), as_json=json)
 
 
 def _order(directory: Path, run: int, action: str, *, json: bool, now: bool = False) -> None:
@@ -395,13 +389,9 @@ def list_(
     from shoal.owner.console.words import run_data, run_line
 
     runs = _answer(open_fleet(directory), RequestAction.LIST).runs
-    if json:
-        say_json({"runs": [run_data(entry) for entry in runs]})
-        return
     if not runs:
         note("the aggregator has no run yet")
-    for entry in runs:
-        say(run_line(entry))
+    say_result({"runs": [run_data(entry) for entry in runs]}, *(run_line(entry) for entry in runs), as_json=json)
 
 
 @app.command()
@@ -442,10 +432,10 @@ def logs(
         open_fleet(directory), RequestAction.LOGS, run=run, records=last
     )
     (entry,) = page.runs
-    if json:
-        say_json({**run_data(entry), "records": [record_data(record) for record in page.records]})
-        return
     if not page.records:
         note(f"run {run} has closed no round yet")
-    for record in page.records:
-        say(record_line(record))
+    say_result(
+        {**run_data(entry), "records": [record_data(record) for record in page.records]},
+        *(record_line(record) for record in page.records),
+        as_json=json,
+    )

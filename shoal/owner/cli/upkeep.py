@@ -9,7 +9,7 @@ import typer
 
 from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import ask
-from shoal.util.console import note, say, say_json
+from shoal.util.console import note, say, say_json, say_result
 from shoal.util.files import read_limited, write_atomic
 from shoal.util.options import AsJson
 from shoal.util.progress import working
@@ -93,10 +93,11 @@ def restore(
     options = Recovery(roster=newest, older=older, offline=offline)
     with working("comparing with the fleet and writing the files"):
         fleet = restored(found, directory, lock, options, note)
-    if json:
-        say_json({**figures, "directory": str(directory), "roster": fleet.roster.sequence})
-    else:
-        say(f"{directory}: fleet {fleet.name}, roster {fleet.roster.sequence}, new secrets")
+    say_result(
+        {**figures, "directory": str(directory), "roster": fleet.roster.sequence},
+        f"{directory}: fleet {fleet.name}, roster {fleet.roster.sequence}, new secrets",
+        as_json=json,
+    )
     note(f"next: shoal-fleet show {directory}, compare the devices, then shoal-fleet publish {directory}")
     note("end any other copy of this directory: two copies sign different rosters")
 

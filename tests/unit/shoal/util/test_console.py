@@ -23,6 +23,7 @@ from shoal.util.console import (
     run_program,
     say,
     say_json,
+    say_result,
     setup_logging,
 )
 from tests.helpers.trees import PROGRAMS, ROOT, python
@@ -309,3 +310,10 @@ def test_every_program_tells_its_version(monkeypatch, capsys):
 def test_a_rotation_is_printed_with_what_the_secret_is():
     assert mask_words("rotation") == "rotation (secret permutation, signs, Hadamard)"
     assert mask_words("permutation") == "permutation"
+
+
+def test_a_result_in_both_forms(capsys):
+    say_result({"eels": 2}, "two eels", "no more", as_json=False)
+    assert capsys.readouterr().out == "two eels\nno more\n"
+    say_result({"eels": 2}, "two eels", as_json=True)
+    assert json.loads(capsys.readouterr().out)["data"] == {"eels": 2}

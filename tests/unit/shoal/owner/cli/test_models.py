@@ -19,7 +19,7 @@ def connect(monkeypatch):
     """Let the commands read from a loopback fleet instead of an MQTT broker."""
 
     def to(fleet):
-        def read(_fleet, _tls, _wait_s, _tell, run=0):
+        def read(_fleet, _wait_s, _tell, run=0):
             return reader_of(fleet, run)
 
         monkeypatch.setattr("shoal.owner.models.connection.read_models", read)

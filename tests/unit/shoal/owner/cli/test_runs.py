@@ -25,7 +25,7 @@ def fleet(tmp_path):
 def call(fleet, monkeypatch):
     """Call ``run VERB DIR ...``; returns its output, and the error that ended it, if one did."""
 
-    def ask(_fleet, _tls, _wait, _tell, action, **parts):
+    def ask(_fleet, _wait, _tell, action, **parts):
         question = fleet.ask(action, **parts)
         return question.document(), question.answer.answered_at_s
 

@@ -38,7 +38,7 @@ def call(fleet, monkeypatch):
     """Call `status`; ``silent`` and ``down`` are the errors to meet, and ``pending`` the requests on the broker."""
     faults = SimpleNamespace(silent=None, down=None, pending={})
 
-    def ask(_fleet, _tls, _wait, _tell, action, **parts):
+    def ask(_fleet, _wait, _tell, action, **parts):
         if faults.silent:
             raise faults.silent
         question = fleet.ask(action, **parts)
