@@ -166,7 +166,7 @@ def shard_join(
 
 
 @shard.command("serve")
-@options_of(AggregatorConfig, "dir", "interface", "ca")
+@options_of(AggregatorConfig, "dir", "interface", file=False)
 def shard_serve(layers: Layers[AggregatorConfig]) -> None:
     """Serve one worker, as a service manager starts it; torchrun starts all of them with `serve --shards`."""
     from aggregator.shards.daemon import serve as serve_worker
@@ -404,7 +404,7 @@ def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
 
 
 @app.command()
-@options_of(AggregatorConfig, "dir", "ca")
+@options_of(AggregatorConfig, "dir")
 def doctor(layers: Layers[AggregatorConfig], json: AsJson = False) -> None:
     """Check directory, disk, clock, broker, TLS, service, devices, runs, backup and versions; exit status 10 on a failure."""
     from aggregator.doctor import diagnose

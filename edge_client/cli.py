@@ -12,7 +12,7 @@ from edge_client.config import DATA_HELP, EdgeConfig
 from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
 from edge_client.learning.reading import Reading
 from shoal.errors import NotEnrolledError, UsageError
-from shoal.util.config import Layers
+from shoal.util.config import Layers, read
 from shoal.util.console import add_version, note, run_program, say, say_json, say_result
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
@@ -74,7 +74,7 @@ def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
 
 
 @app.command()
-@options_of(EdgeConfig, "ca")
+@options_of(EdgeConfig, "ca", file=False)
 def enrol(
     layers: Layers[EdgeConfig],
     directory: Directory,
@@ -129,7 +129,7 @@ def run(
 
 
 @app.command()
-@options_of(EdgeConfig, "dir", "data", "ca")
+@options_of(EdgeConfig, "dir", "data")
 def doctor(layers: Layers[EdgeConfig], json: AsJson = False) -> None:
     """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure.
 
@@ -170,9 +170,7 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
 
 
 @app.command()
-@options_of(EdgeConfig, "label", file=False)
 def predict(
-    layers: Layers[EdgeConfig],
     directory: Directory,
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
     node: Node = None,
@@ -199,7 +197,8 @@ def predict(
     from edge_client.inference import choose
 
     chosen = choose(directory, live=live)
-    reading = Reading(layers.values["label"], layers.values["separator"])
+    settings = read(EdgeConfig).values
+    reading = Reading(settings["label"], settings["separator"])
     labels = chosen.bundle.manifest.data.labels
     ask = chosen.probabilities if probabilities else chosen.predict
     with working("computing the answers"):
@@ -315,7 +314,7 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
 
 
 @app.command()
-@options_of(EdgeConfig, "dir", "data", "personal")
+@options_of(EdgeConfig, "dir", "data")
 def personalise(
     layers: Layers[EdgeConfig],
     cluster: Annotated[bool, typer.Option("--cluster", help="Go back to the cluster's model.")] = False,

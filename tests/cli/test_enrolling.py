@@ -112,7 +112,7 @@ def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
     assert "it is signed and stored: shoal-fleet publish owner when the broker is back" in made.err
     assert "dev-1 " in call("shoal-fleet", "show", "owner").out
     assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
-    call("shoal-fleet", "revoke", "owner", "dev-1", "--offline", status=3)
+    call("shoal-fleet", "revoke", "owner", "dev-1", status=3)
     told = " ".join(call("shoal-fleet", "revoke", "--help").out.split())
     assert "opens the next round under the new keys" in told
 
@@ -124,7 +124,7 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
     assert "it is signed and stored: shoal-fleet publish owner" in made.err
     sequence = FleetDirectory(call.home / "owner").roster.sequence
     assert made.out.strip() == f"new secrets since roster {sequence}"
-    again = call("shoal-fleet", "rotate", "owner", "--offline")
+    again = call("shoal-fleet", "rotate", "owner", SHOAL_FLEET_OFFLINE="1")
     assert "shoal-fleet publish owner" in again.err
     after = FleetDirectory(call.home / "owner").secrets
     assert before.version_secret != after.version_secret
@@ -152,7 +152,7 @@ def test_renewing_the_roster_says_how_it_gets_to_the_others(call, fleet):
 
 def test_broker_config_says_what_it_made_and_no_password(call, fleet):
     """And warns of a broker without TLS."""
-    made = call("shoal-fleet", "broker-config", "owner", "--out", "broker", "--device", "dev-2")
+    made = call("shoal-fleet", "broker-config", "owner", "broker", "--device", "dev-2")
     assert made.out == "broker/shoal.conf\n"
     assert "users: owner, enrol, aggregator, dev-1, dev-2" in made.err
     assert "passwords are sent unencrypted" in made.err
@@ -169,14 +169,14 @@ def test_who_comes_and_who_goes_is_for_the_broker_to_learn(call, fleet):
     added = ("shoal-fleet", "add-device", "owner", "dev-2/dev-2.card")
     assert "broker-config" not in call(*added).err
     for _ in range(2):
-        call("shoal-fleet", "broker-config", "owner", "--out", "broker")
+        call("shoal-fleet", "broker-config", "owner", "broker")
     assert "listener 1 127.0.0.1" in (call.home / "broker/shoal.conf").read_text()
     step = (
-        "next: shoal-fleet broker-config owner --out FOLDER again (with the same --installed), then copy the files to the "
+        "next: shoal-fleet broker-config owner FOLDER again, then copy the files to the "
         "broker's host and send mosquitto a SIGHUP: only then the broker"
     )
     assert f"{step} accepts dev-2" in call(*added).err
-    assert f"{step} shuts dev-2 out" in call("shoal-fleet", "revoke", "owner", "dev-2", "--offline").err
+    assert f"{step} shuts dev-2 out" in call("shoal-fleet", "revoke", "owner", "dev-2", SHOAL_FLEET_OFFLINE="1").err
 
 
 def test_a_passphrase_guards_the_owners_keys(call):

@@ -333,7 +333,7 @@ def test_directories_of_an_earlier_version_are_refused(call, fleet):
 
 def test_a_revoked_device_says_so(call, fleet):
     """Status shows it; a start ends with 6, which systemd's unit does not take for a failure to be tried again."""
-    call("shoal-fleet", "revoke", "owner", "dev-1", "--offline")
+    call("shoal-fleet", "revoke", "owner", "dev-1", SHOAL_FLEET_OFFLINE="1")
     write_private(call.home / "dev-1/roster.signed", FleetDirectory(call.home / "owner").roster_bytes)
     assert "stage: revoked" in call("shoal-edge", "status", "dev-1").out
     np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))

@@ -56,7 +56,7 @@ class Fleet:
         assert "server/aggregator.card" in server
         self.call("add-aggregator", "owner", "server/aggregator.card")
         expected = [word for name in (*FIRST, LATER) for word in ("--device", name)]
-        self.call("broker-config", "owner", "--out", "broker", *expected)
+        self.call("broker-config", "owner", "broker", *expected)
         self.call("add-aggregator", "owner", "server/aggregator.card")
         grant = "owner/grants/aggregator.grant"
         self.place.call("server-join", "shoal-aggregator", "join", "server", grant, "--owner", fingerprint)

@@ -70,7 +70,7 @@ class Aftermath:
         call("server-init", "shoal-aggregator", "init", "server")
         call("config", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
         asked = [x for d in DEVICES for x in ("--device", d)]
-        call("config", "shoal-fleet", "broker-config", "owner", "--out", "broker", *asked)
+        call("config", "shoal-fleet", "broker-config", "owner", "broker", *asked)
         call(
             "config", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card"
         )  # its grant now has the password

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from shoal.address import BrokerAddress, check_chunk_bytes
 from shoal.errors import ConfigError
-from shoal.limits import CHUNK_BYTES
+from shoal.limits import CHUNK_BYTES, MAX_TRANSFER_BYTES
 from shoal.membership.grants import OWNER_NAME
 from shoal.util.config import Setting, read
 
@@ -27,7 +27,7 @@ MOST_WAIT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class OwnerConfig:
-    """How the commands of `shoal-fleet` reach the broker: the table [fleet] of SETTINGS_FILE, or the environment."""
+    """The settings of `shoal-fleet`: the table [fleet] of SETTINGS_FILE, or the environment."""
 
     TABLE: ClassVar = "fleet"
 
@@ -39,12 +39,35 @@ class OwnerConfig:
     )
     wait: Annotated[float, Setting("Seconds to wait for the aggregator's answer, or for a device's request.")] = 10.0
     silence: Annotated[float, Setting("Seconds without a message from the broker that end a listing.")] = 3.0
+    offline: Annotated[
+        bool, Setting("Only sign what `revoke`, `rotate` and `replace-aggregator` change; `publish` sends it later.")
+    ] = False
+    broker_folder: Annotated[
+        Path | None,
+        Setting("Folder on the broker's host that holds the files of broker-config.", default="the folder written"),
+    ] = None
+    plugin: Annotated[
+        Path | None,
+        Setting(
+            "Mosquitto's dynamic security plugin on the broker's host.",
+            default="Debian's, for this machine's processor",
+        ),
+    ] = None
+    upload_bytes: Annotated[
+        int | None,
+        Setting(
+            "Size of one upload, 4 bytes for each coordinate of the model; sizes the broker's queues for a round.",
+            default="the largest signed run's, at least 4 MiB",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)
         for name in ("wait", "silence"):
             if not 0 < (value := getattr(self, name)) <= MOST_WAIT_S:
                 raise ConfigError(f"{name} is above 0 and up to {MOST_WAIT_S:g} seconds, not {value:g}")
+        if self.upload_bytes is not None and not 0 < self.upload_bytes <= MAX_TRANSFER_BYTES:
+            raise ConfigError(f"upload_bytes is from 1 to {MAX_TRANSFER_BYTES}, not {self.upload_bytes}")
 
 
 def settings_of(directory: Path) -> OwnerConfig:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UsageError
 from shoal.owner.broker.address import MOST_WAIT_S, settings_of
 from shoal.owner.cli.options import Directory
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 MOST_INVITED = 10_000
 """Most lines of one call."""
-Wait = Annotated[
-    float | None,
-    typer.Option(help="Seconds to wait for requests.", min=0.1, max=MOST_WAIT_S, show_default="the setting's, 10"),
-]
 MOST_LISTED = 10
 """Refused requests that `approve` prints."""
 
@@ -105,7 +100,10 @@ def approve(
             "who got hold of a line is enrolled. Requests that can't be approved are listed and refused, and their devices end.",
         ),
     ] = False,
-    wait: Wait = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(help="Seconds to wait for requests.", min=0.1, max=MOST_WAIT_S, show_default="the setting's, 10"),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
@@ -164,13 +162,12 @@ def _note_refused(registrar: Registrar) -> None:
 def reject(
     directory: Directory,
     request: Annotated[str, typer.Argument(help="Fingerprint, name or token of the request, as `devices` lists it.")],
-    wait: Wait = None,
     json: AsJson = False,
 ) -> None:
     """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
     fleet = open_fleet(directory)
     with _connected(fleet) as connection:
-        connection.listen(wait or settings_of(directory).wait, lambda: connection.registrar.knows(request.strip()))
+        connection.listen(settings_of(directory).wait, lambda: connection.registrar.knows(request.strip()))
         name = connection.registrar.reject(request.strip())
         connection.flush()
     say_result({"rejected": name}, f"{name} rejected", as_json=json)
@@ -179,7 +176,6 @@ def reject(
 def revoke(
     directory: Directory,
     device: Annotated[str, typer.Argument(help="The device's name.")],
-    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
     json: AsJson = False,
 ) -> None:
     """Remove a device from the fleet for good: its name and keys are never accepted again.
@@ -189,7 +185,7 @@ def revoke(
     still has the models that it read before. A run that was signed before and starts later begins under the new keys; sign it
     again only if a later run has already started.
     """
-    fleet = open_fleet(directory)
+    fleet, offline = open_fleet(directory), settings_of(directory).offline
     fleet.revoke(device)
     revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
     if not json:
@@ -223,7 +219,6 @@ def replace_aggregator(
         Path, typer.Argument(help="The card of the new aggregator, from init.", exists=True, dir_okay=False)
     ],
     fingerprint: Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")] = "",
-    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
     json: AsJson = False,
 ) -> None:
     """Put a new aggregator in the place of one whose machine or directory is lost; prints the grant to carry to it.
@@ -232,7 +227,7 @@ def replace_aggregator(
     weeks later, and nobody takes the old one's messages any more. The run in progress ends: each device keeps its newest model.
     Again with the same card it publishes again.
     """
-    fleet = open_fleet(directory)
+    fleet, offline = open_fleet(directory), settings_of(directory).offline
     grant = fleet.replace_aggregator(card.read_bytes(), fingerprint)
     made = {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence}
     if not json:
@@ -254,14 +249,13 @@ def replace_aggregator(
 
 def rotate(
     directory: Directory,
-    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
     json: AsJson = False,
 ) -> None:
     """Draw new secrets without removing a device; the current run uses them from its next round on.
 
     A run that was signed before and starts later begins under them; sign it again only if a later run has already started.
     """
-    fleet = open_fleet(directory)
+    fleet, offline = open_fleet(directory), settings_of(directory).offline
     fleet.rotate()
     if not json:
         say(f"new secrets since roster {fleet.roster.sequence}")
@@ -277,7 +271,7 @@ def publish(
     directory: Directory,
     json: AsJson = False,
 ) -> None:
-    """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
+    """Publish the newest roster and each party's newest keys: after changes that were only signed, or if the broker lost them."""
     fleet = open_fleet(directory)
     with _connected(fleet) as connection:
         connection.publish()
@@ -290,21 +284,9 @@ def publish(
 
 def broker_config(
     directory: Directory,
-    out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)],
-    installed: Annotated[
-        Path | None, typer.Option(help="Folder of the files on the broker's host; default: the same folder.")
-    ] = None,
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.", file_okay=False)],
     device: Annotated[
         list[str] | None, typer.Option(help="Device that is not enrolled yet and gets a user now; repeatable.")
-    ] = None,
-    upload_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="Size of one upload, 4 bytes for each coordinate of the model; sizes the broker's queues for a round.",
-            min=1,
-            max=limits.MAX_TRANSFER_BYTES,
-            show_default="the largest signed run's, at least 4 MiB",
-        ),
     ] = None,
     dynamic: Annotated[
         bool | None,
@@ -314,10 +296,6 @@ def broker_config(
             "broker runs.",
             show_default="as before, at first --static",
         ),
-    ] = None,
-    plugin: Annotated[
-        Path | None,
-        typer.Option(help="The plugin on the broker's host.", show_default="Debian's, for this machine's processor"),
     ] = None,
     home_assistant: Annotated[
         str | None,
@@ -338,23 +316,23 @@ def broker_config(
     """
     from shoal.owner.broker.config import CLIENTS, write_broker_config
 
-    fleet = open_fleet(directory)
+    fleet, config = open_fleet(directory), settings_of(directory)
     made = write_broker_config(
         fleet,
         out,
-        installed=installed,
+        installed=config.broker_folder,
         expected=tuple(device or ()),
-        upload_bytes=upload_bytes,
+        upload_bytes=config.upload_bytes,
         dynamic=dynamic,
-        plugin=plugin,
+        plugin=config.plugin,
         home_assistant=home_assistant,
     )
-    config = str(made.folder / "shoal.conf")
-    say_result({"config": config, "users": list(made.users), "tls": made.tls}, config, as_json=json)
+    file = str(made.folder / "shoal.conf")
+    say_result({"config": file, "users": list(made.users), "tls": made.tls}, file, as_json=json)
     note(f"users: {', '.join(made.users)}")
     note(
-        f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "
-        "belong to the broker's user (for another folder: --installed, each time)"
+        f"next: copy all but the folder of clients to the broker's host, into {(config.broker_folder or out).absolute()}, which "
+        "must belong to the broker's user (for another folder: the setting broker_folder)"
     )
     note(f"addresses with passwords for parties that joined before are in {made.folder / CLIENTS}")
     if not made.tls:

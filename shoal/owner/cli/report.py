@@ -21,7 +21,7 @@ def report(
     run: Annotated[
         Path, typer.Argument(help="The run's directory at the aggregator, such as server/run-000001, or a copy of it.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .html.", dir_okay=False)],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, .html.", dir_okay=False)],
     json: AsJson = False,
 ) -> None:
     """Write a run's pictures as one HTML file: clusters, accuracy and loss, cosines, participation, bytes and times.

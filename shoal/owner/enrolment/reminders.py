@@ -23,7 +23,7 @@ def broker_users(fleet: FleetDirectory, effect: str, *, published: bool) -> None
             note(f"next: shoal-fleet publish {fleet.path}: only then the broker {effect}")
     elif fleet.users:
         note(
-            f"next: shoal-fleet broker-config {fleet.path} --out FOLDER again (with the same --installed), then "
+            f"next: shoal-fleet broker-config {fleet.path} FOLDER again, then "
             "copy the files to the broker's host and send mosquitto a SIGHUP: only then "
             f"the broker {effect}"
         )

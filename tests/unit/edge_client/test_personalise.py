@@ -138,7 +138,8 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
     code, said = call("personalise", folder)
     assert code
     assert "give --data, or --cluster" in said.err
-    code, said = call("personalise", folder, "--data", source, "--personal", "-1")
+    monkeypatch.setenv("SHOAL_EDGE_PERSONAL", "-1")
+    code, said = call("personalise", folder, "--data", source)
     assert code
     assert "a weight above 0" in said.err
 

@@ -18,18 +18,18 @@ def run(tmp_path_factory):
 
 
 def test_the_page_is_written_and_named(run, tmp_path):
-    told = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html")])
+    told = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "r.html")])
     assert told.stdout == f"{tmp_path / 'r.html'}\n"
     assert "<!doctype html>" in (tmp_path / "r.html").read_text()
 
 
 def test_as_json(run, tmp_path):
-    told = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html"), "--json"])
+    told = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "r.html"), "--json"])
     size = (tmp_path / "r.html").stat().st_size
     assert json.loads(told.stdout)["data"] == {"run": str(run), "file": str(tmp_path / "r.html"), "bytes": size}
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    told = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])
+    told = CliRunner().invoke(app, ["report", str(tmp_path), str(tmp_path / "r.html")])
     assert isinstance(told.exception, ShoalError)
     assert not (tmp_path / "r.html").exists()

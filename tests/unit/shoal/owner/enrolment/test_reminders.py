@@ -12,7 +12,7 @@ def test_a_broker_with_users_has_to_be_updated_and_one_without_has_not(tmp_path,
     broker_users(fleet, "accepts dev-1", published=True)
     out, err = capsys.readouterr()
     assert out == "", "stdout is for data"
-    assert err.startswith(f"next: shoal-fleet broker-config {fleet.path} --out FOLDER again")
+    assert err.startswith(f"next: shoal-fleet broker-config {fleet.path} FOLDER again")
     assert err.endswith("send mosquitto a SIGHUP: only then the broker accepts dev-1\n")
 
 

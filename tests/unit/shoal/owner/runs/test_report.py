@@ -40,7 +40,7 @@ def test_a_directory_without_a_run_is_an_error_with_a_hint(tmp_path):
 
 def test_the_command_writes_the_file_and_prints_its_path(directory, tmp_path):
     out = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(directory), "-o", str(out)])
+    done = CliRunner().invoke(app, ["report", str(directory), str(out)])
     assert (done.exit_code, done.output.strip()) == (0, str(out))
     assert embedded(out.read_bytes())["runs"][0]["closed"] == 7
     assert out.stat().st_mode & 0o777 == 0o644
