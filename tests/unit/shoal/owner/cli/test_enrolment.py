@@ -126,8 +126,9 @@ def test_a_hint_is_added_to_the_errors_own():
     assert bare.hint == "then"
 
 
-def test_a_revocation_offline_is_signed_and_says_how_it_is_published(fleet, capsys):
-    enrolment.revoke(fleet.path, "dev-1", offline=True)
+def test_a_revocation_offline_is_signed(fleet, capsys, monkeypatch):
+    monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
+    enrolment.revoke(fleet.path, "dev-1")
     out, err = capsys.readouterr()
     after = FleetDirectory(fleet.path)
     assert out == f"dev-1 revoked by roster {after.roster.sequence}\n"
@@ -135,16 +136,18 @@ def test_a_revocation_offline_is_signed_and_says_how_it_is_published(fleet, caps
     assert f"next: shoal-fleet publish {fleet.path}, or carry roster.signed and grants/" in err
 
 
-def test_a_rotation_offline_draws_new_secrets(fleet, capsys):
-    enrolment.rotate(fleet.path, offline=True)
+def test_a_rotation_offline_draws_new_secrets(fleet, capsys, monkeypatch):
+    monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
+    enrolment.rotate(fleet.path)
     after = FleetDirectory(fleet.path)
     assert after.secrets.version_secret != fleet.secrets.version_secret
     assert capsys.readouterr().out == f"new secrets since roster {after.roster.keys_since}\n"
 
 
-def test_with_users_at_the_broker_a_revocation_says_how_they_are_updated(fleet, capsys):
+def test_a_revocation_with_users_at_the_broker(fleet, capsys, monkeypatch):
+    monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
     fleet.users.make()
-    enrolment.revoke(fleet.path, "dev-1", offline=True)
+    enrolment.revoke(fleet.path, "dev-1")
     assert "only then the broker shuts dev-1 out" in capsys.readouterr().err
 
 
