@@ -13,6 +13,7 @@ from shoal.report.delivery import AsJson, BrokerName, SaveFile, broker_name, del
 from shoal.util.console import add_version, forbid_inspection, note, run_program
 from shoal.util.extensions import COMMANDS_GROUP, extension_names, load_extension
 from shoal.util.files import write_atomic
+from shoal.util.options import new_app
 
 LAB: Final = "shoal-lab"
 LAB_COMMANDS: Final = ("bench", "data", "simulate")
@@ -52,14 +53,7 @@ class Commands(typer.core.TyperGroup):
         return command
 
 
-app = typer.Typer(
-    cls=Commands,
-    help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Clustered federated learning with an aggregator that works blind: try it, and measure it.", cls=Commands)
 app.command("new")(new_cli.new)
 
 
