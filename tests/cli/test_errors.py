@@ -269,15 +269,15 @@ def test_debug_shows_the_traceback(call):
     assert "error: nowhere belongs to no fleet" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("broker-config", "owner"), ("task", "compile", "owner", "linear")])
+@pytest.mark.parametrize("command", [("broker-config", "owner"), ("task", "compile", "owner", "linear", "--out")])
 @pytest.mark.parametrize(
     ("out", "error"),
-    [("owner", "--out owner lies in the owner's directory"), (".", "--out . holds other things, such as dev-1")],
+    [("owner", "owner lies in the owner's directory"), (".", ". holds other things, such as dev-1")],
 )
 def test_config_an_output_among_other_files(call, fleet, command, out, error):
     """Status 3: the folder is copied to other machines as a whole."""
     before = sorted(p.name for p in (call.home / "owner").iterdir())
-    complaint(call("shoal-fleet", *command, "--out", out, status=3), error, "give a separate folder")
+    complaint(call("shoal-fleet", *command, out, status=3), error, "give a separate folder")
     assert sorted(p.name for p in (call.home / "owner").iterdir()) == before
 
 

@@ -428,9 +428,7 @@ def logs(
     """Print the records of a run's last closed rounds, oldest first."""
     from shoal.owner.console.words import record_data, record_line, run_data
 
-    page = _answer(
-        open_fleet(directory), RequestAction.LOGS, run=run, records=last
-    )
+    page = _answer(open_fleet(directory), RequestAction.LOGS, run=run, records=last)
     (entry,) = page.runs
     if not page.records:
         note(f"run {run} has closed no round yet")

@@ -22,7 +22,7 @@ def check_output(owner: Path, folder: Path, *, ours: tuple[str, ...], last: str)
     """
     if folder.resolve().is_relative_to(owner.resolve()):
         raise ConfigError(
-            f"--out {folder} lies in the owner's directory, whose secrets must not be copied with the output",
+            f"{folder} lies in the owner's directory, whose secrets must not be copied with the output",
             hint="give a separate folder next to it",
         )
     try:
@@ -34,5 +34,5 @@ def check_output(owner: Path, folder: Path, *, ours: tuple[str, ...], last: str)
     others = [name for name in there if name not in ours]
     if others and last not in there:
         raise ConfigError(
-            f"--out {folder} holds other things, such as {others[0]}", hint="give a separate folder, new or empty"
+            f"{folder} holds other things, such as {others[0]}", hint="give a separate folder, new or empty"
         )
