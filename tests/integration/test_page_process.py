@@ -35,6 +35,9 @@ def ask(port, path):
         return 0, ""
 
 
+SENSORS = {"SHOAL_AGGREGATOR_HOME_ASSISTANT": "homeassistant"}
+
+
 def until(reached):
     end_s = time.monotonic() + WAIT_S
     while not (found := reached()):
@@ -47,10 +50,10 @@ def test_an_aggregator_is_ready_has_metrics_and_sensors_and_ends_cleanly(tmp_pat
     port, token = free_port(), tmp_path / "page.token"
     token.touch(0o600)
     token.write_text(TOKEN)
-    options = ("--http", f"127.0.0.1:{port}", "--http-token", str(token), "--home-assistant", "homeassistant")
+    options = ("--http", f"127.0.0.1:{port}", "--http-token", str(token))
     with (
         start_broker("mosquitto", tmp_path / "b") as broker,
-        ForkedStage(tmp_path / "s", broker.url, ("dev-0",)) as stage,
+        ForkedStage(tmp_path / "s", broker.url, ("dev-0",), environment=SENSORS) as stage,
     ):
         home = client(broker.url, "home", "homeassistant/#")
         program = stage.start_aggregator(*options)
