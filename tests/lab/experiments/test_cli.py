@@ -60,38 +60,6 @@ def algorithms_of(data):
     return [r["algorithm"] for r in data["results"]]
 
 
-def test_the_defaults_are_the_first_algorithm_seed_0_and_a_permutation(toy, capsys):
-    cli.simulate("toy")
-    (options,) = toy.ran
-    assert (options.algorithm, options.seed, options.mask, options.grid) == ("ifca", 0, "permutation", "default")
-    assert (options.devices, options.samples, options.rounds, options.device) == (None, None, None, "cpu")
-    assert options.settings == {}
-    assert capsys.readouterr().out.startswith("toy: a toy (a paper); seed 0, mask permutation\n")
-
-
-def test_every_option_reaches_the_experiment(toy, tmp_path, capsys):
-    cli.simulate(
-        "toy",
-        algorithm="fedavg",
-        devices=8,
-        samples=50,
-        rounds=2,
-        seed=7,
-        mask="none",
-        data_dir=tmp_path,
-        settings=["eps=0.4", " x = y=z ", "eps=0.5"],
-        grid="paper",
-        threads=3,
-        json=True,
-    )
-    (options,) = toy.ran
-    assert options.threads == 3
-    assert (options.algorithm, options.devices, options.samples, options.rounds) == ("fedavg", 8, 50, 2)
-    assert (options.seed, options.mask, options.data_dir, options.grid) == (7, "none", tmp_path, "paper")
-    assert options.values == {"eps": 0.5, "x": "y=z", "y": 0}
-    assert json.loads(capsys.readouterr().out)["data"]["algorithm"] == "fedavg"
-
-
 def test_only_the_first_process_of_torchrun_prints_and_saves(toy, saved, monkeypatch, capsys):
     """A single process of torchrun is rank 0 of 1, and its result says so."""
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -131,13 +99,6 @@ def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        ({"experiment": None}, "which experiment?", "shoal simulate --list names them"),
-        ({"mask": "rot13"}, "no mask 'rot13'", "use none or permutation or "),
-        ({"device": "tpu"}, "no device 'tpu'", "use cpu or cuda"),
-        ({"grid": "fine"}, "no grid 'fine'", "use default or paper"),
-        ({"experiment": "nothing"}, "no experiment 'nothing'", "there are cfl-congruence, "),
-        ({"algorithm": "sgd"}, "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all for each in turn"),
-        ({"settings": ["eps1"]}, "'eps1' is not NAME=VALUE", "write eps1=VALUE"),
         ({"settings": ["epps=1"]}, "toy has no setting 'epps' with ifca", "do you mean eps? there are eps, x, y"),
         ({"settings": [" =3"]}, "' =3' is not NAME=VALUE", "write NAME=VALUE"),
         (
@@ -237,23 +198,3 @@ def test_a_figure_that_fails_is_reported_after_the_results(toy, monkeypatch, cap
     out, err = capsys.readouterr()
     assert json.loads(out)["ok"]
     assert err == "error: nothing to draw\n"
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_the_list_names_the_data_that_is_missing(toy, monkeypatch, capsys, here):
-    monkeypatch.setattr("shoal_lab.experiments.data.datasets.is_here", lambda _name, _folder: here)
-    cli.simulate(list_=True, json=True)
-    entry = json.loads(capsys.readouterr().out)["data"]["experiments"][-1]
-    assert entry == {
-        "id": "toy",
-        "paper": "a paper",
-        "title": "a toy",
-        "algorithms": ["ifca", "fedavg"],
-        "needs": ["mnist"],
-        "missing": [] if here else ["mnist"],
-        "published": {"ifca": 95.0},
-    }
-    cli.simulate(list_=True)
-    last = capsys.readouterr().out.splitlines()[-1].strip()
-    assert last == f"algorithms: ifca, fedavg; data: mnist{'' if here else ', which is not here'}"
-    assert toy.ran == []

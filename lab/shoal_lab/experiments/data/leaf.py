@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import DataError, UsageError
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.shares import NINETY_TEN, Shares, cut
+from shoal.simulation.shares import NINETY_TEN, Shares, cut, population_of
 from shoal_lab.experiments.data.datasets import locate
 from shoal_lab.experiments.data.text import Vocabulary, words_of
 
@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 FEMNIST_PIXELS: Final = 28 * 28
 FEMNIST_CLASSES: Final = 62
+ALL_TRAIN: Final = Shares(1.0, 0.0, 0.0)
 TWEET_WORDS: Final = 25
 """Number of tokens of a tweet that the LSTM of FedProx and FedGroup reads."""
 VOCABULARY_SIZE: Final = 10_000
@@ -79,15 +80,7 @@ def load_sent140(
     return _joined(shards(train), shards(test)), vocabulary
 
 
-def by_writer(
-    people: Sequence[Person],
-    *,
-    devices: int | None = None,
-    seed: int,
-    least: int = 10,
-    validation: float = 0.0,
-    shares: Shares = NINETY_TEN,
-) -> Population:
+def by_writer(people: Sequence[Person], *, devices: int | None = None, seed: int, least: int = 10) -> Population:
     """Make each person a device, with LEAF's own division into training and test samples.
 
     Args:
@@ -95,8 +88,6 @@ def by_writer(
         devices: number of people to draw from those with ``least`` samples; None takes all of these.
         seed: seed of that draw and of every split.
         least: fewest samples, in total, of a person.
-        validation: fraction of the training samples that is set aside for validation.
-        shares: split of a person without test samples (LEAF's division by user).
 
     Raises:
         UsageError: there are too few people.
@@ -109,14 +100,12 @@ def by_writer(
     chosen = able if devices is None else [able[int(i)] for i in np.sort(rng.permutation(len(able))[:count])]
     parts = []
     for person in chosen:
+        # LEAF's division by user gives a person either training or test samples.
+        alone = len(person.test) == 0
         order = rng.permutation(len(person.train))
-        if len(person.test) == 0:  # LEAF's division by user gives a person either training or test samples
-            parts.append(cut(person.train.x, person.train.y, order, shares))
-            continue
-        kept = cut(person.train.x, person.train.y, order, Shares(1 - validation, validation, 0.0))
-        parts.append((kept[0], kept[1], person.test))
-    train, held_out, test = zip(*parts, strict=True)
-    return Population(train, held_out, test)
+        train, validation, test = cut(person.train.x, person.train.y, order, NINETY_TEN if alone else ALL_TRAIN)
+        parts.append((train, validation, test if alone else person.test))
+    return population_of(parts, None)
 
 
 def _joined(train: dict[str, Shard], test: dict[str, Shard]) -> tuple[Person, ...]:

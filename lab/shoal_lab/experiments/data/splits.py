@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.simulation.data import Population, Shard, shards_of
-from shoal.simulation.shares import (
-    CFL_SHARES,
-    NINETY_TEN,
-    Shares,
-    by_shard,
-    cut,
-    dirichlet_rows,
-    population_of,
-    statistics,
-)
+from shoal.simulation.shares import CFL_SHARES, NINETY_TEN, Shares, cut, population_of
 from shoal_lab.experiments.data.datasets import CLASSES, Dataset
 
 Images = NDArray[np.float32]
@@ -81,71 +72,77 @@ def rotation(
     )
 
 
-def plain(data: Dataset, *, devices: int, samples: int | None, seed: int, shares: Shares = CFL_SHARES) -> Population:
-    """Deal random samples without any groups: a clustering must leave all devices in one cluster."""
-    return _relabelled(data, devices, samples, seed, shares, [np.arange(CLASSES)])
-
-
-def label_swap(
+def relabelled(
     data: Dataset,
+    how: str,
     *,
-    devices: int = 20,
+    devices: int,
     groups: int = 4,
     samples: int | None,
     seed: int,
     shares: Shares = CFL_SHARES,
-    pairs: Sequence[tuple[int, int]] | None = None,
 ) -> Population:
-    """Deal random samples, and swap two labels in each group (CFL, section VI-A).
+    """Deal random samples, and rename the labels of each group (CFL, sections VI-A and VI-C).
 
     Args:
         data: images.
+        how: ``swap`` (two labels of each group, disjoint pairs if there are enough labels), ``permutation`` (of all labels), or
+            ``plain``: without groups, which a clustering must leave in one cluster.
         devices: m; groups differ in size by at most one, and are independent of the devices' order.
         groups: k.
         samples: a device's samples in total, cut by ``shares``; None deals every training sample.
-        seed: seed of samples, groups and pairs.
+        seed: seed of samples, groups and names.
         shares: fractions for training, validation and test.
-        pairs: the labels that each group swaps; by default disjoint random pairs, or random ones if there are too few labels.
 
     Raises:
-        UsageError: there are too few samples, or the pairs are not ``groups`` pairs of different labels.
+        UsageError: there are too few samples or devices.
     """
+    renamed = _RENAMED[how](groups, seed)
+    if devices < len(renamed):
+        raise UsageError(f"{devices} devices can't form {len(renamed)} groups")
+    each = len(data.x_train) // devices if samples is None else samples
+    if each < 1 or devices * each > len(data.x_train):
+        raise UsageError(
+            f"{devices} devices of {each} samples need more than the {len(data.x_train)} of {data.name}",
+            hint="take fewer --devices or --samples",
+        )
+    rng = np.random.default_rng(seed)
+    truth = rng.permutation(np.arange(devices) % len(renamed))
+    order = rng.permutation(len(data.x_train))[: devices * each].reshape(devices, each)
+    x = _flat(data.x_train)
+    return population_of(
+        [cut(x, data.y_train, rows, shares, renamed[g]) for rows, g in zip(order, truth, strict=True)],
+        tuple(int(g) for g in truth),
+    )
+
+
+def _unchanged(_groups: int, _seed: int) -> list[NDArray[np.int64]]:
+    return [np.arange(CLASSES)]
+
+
+def _swaps(groups: int, seed: int) -> list[NDArray[np.int64]]:
     rng = np.random.default_rng([seed, 1])  # a stream of its own: pairs must not depend on how samples are dealt
-    if pairs is None:
-        labels = np.concatenate([rng.permutation(CLASSES) for _ in range(-(-2 * groups // CLASSES))])
-        chosen = [(int(a), int(b)) for a, b in labels[: 2 * groups].reshape(groups, 2)]
-    else:
-        chosen = list(pairs)
-    if len(chosen) != groups or any(a == b or not {a, b} <= set(range(CLASSES)) for a, b in chosen):
-        raise UsageError(f"{groups} groups need as many pairs of different labels, not {chosen}")
+    labels = np.concatenate([rng.permutation(CLASSES) for _ in range(-(-2 * groups // CLASSES))])
     renamed = []
-    for a, b in chosen:
+    for a, b in labels[: 2 * groups].reshape(groups, 2):
         names = np.arange(CLASSES)
         names[[a, b]] = b, a
         renamed.append(names)
-    return _relabelled(data, devices, samples, seed, shares, renamed)
+    return renamed
 
 
-def label_permutation(
-    data: Dataset,
-    *,
-    devices: int = 20,
-    groups: int = 4,
-    samples: int | None,
-    seed: int,
-    shares: Shares = CFL_SHARES,
-) -> Population:
-    """Deal random samples, and rename the labels of each group by a random permutation (CFL, section VI-C).
-
-    The arguments are those of `label_swap`.
-    """
-    rng = np.random.default_rng([seed, 2])  # as in `label_swap`
+def _permutations(groups: int, seed: int) -> list[NDArray[np.int64]]:
+    rng = np.random.default_rng([seed, 2])  # as in `_swaps`
     renamed: list[NDArray[np.int64]] = []
     while len(renamed) < groups:
         names = rng.permutation(CLASSES)
         if not any(np.array_equal(names, other) for other in renamed):
             renamed.append(names)
-    return _relabelled(data, devices, samples, seed, shares, renamed)
+    return renamed
+
+
+_RENAMED: Final = {"plain": _unchanged, "swap": _swaps, "permutation": _permutations}
+"""The names of the labels in each group, by the way of renaming."""
 
 
 def classes_power_law(
@@ -155,15 +152,13 @@ def classes_power_law(
     classes: int = 2,
     seed: int,
     sigma: float = POWER_LAW_SIGMA,
-    per_class: bool = True,
 ) -> Population:
     """Deal ``classes`` classes to each device, in sizes that follow a power law (FedGroup, sections III-A and V-A).
 
     Follows FedProx's MNIST generator, generalised from two classes to c. All images, training and test, are standardised per
     pixel; device u holds classes u, u + 1, ... u + c - 1 modulo 10. It first gets about ten samples of them; then each device
     gets a lognormal(0, sigma) share of a class's remaining samples, in file order. Nine tenths of its samples, shuffled, are
-    for training. FedProx's generator has no seed; this one has. Without ``per_class`` a device draws one share for all of its
-    classes: with ten classes its labels are then balanced, and only its size follows the power law (FedGroup's IID case).
+    for training. FedProx's generator has no seed; this one has.
 
     Returns:
         The population; its groups are the devices with the same classes, at most ten.
@@ -193,12 +188,7 @@ def classes_power_law(
     if any(dealt[c] > len(rows[c]) for c in range(CLASSES)):
         raise UsageError(f"{devices} devices need more images than {data.name} has")
     left = np.array([len(rows[c]) - dealt[c] for c in range(CLASSES)])
-    blocks = devices // CLASSES
-    if per_class:
-        weights = rng.lognormal(0.0, sigma, (CLASSES, blocks, classes))
-    else:
-        holder = (np.arange(CLASSES)[:, None] - np.arange(classes)) % CLASSES  # devices whose j-th class is this label
-        weights = rng.lognormal(0.0, sigma, (blocks, CLASSES))[:, holder].transpose(1, 0, 2)
+    weights = rng.lognormal(0.0, sigma, (CLASSES, devices // CLASSES, classes))
     counts = (left[:, None, None] * weights / weights.sum((1, 2), keepdims=True)).astype(np.int64)
     for u in range(devices):
         for j in range(classes):
@@ -213,22 +203,6 @@ def classes_power_law(
     return population_of(parts, tuple(0 if same else u % CLASSES for u in range(devices)))
 
 
-def dirichlet(
-    data: Dataset, *, devices: int, alpha: float, seed: int, shares: Shares = CFL_SHARES, least: int = 10
-) -> Population:
-    """Deal each class to the devices in shares drawn from Dirichlet(alpha); a smaller alpha is more skewed.
-
-    Raises:
-        UsageError: no draw gave every device ``least`` samples.
-    """
-    if alpha <= 0 or devices < 1:
-        raise UsageError(f"{devices} devices and alpha {alpha} make no split")
-    rng = np.random.default_rng(seed)
-    x, y = _flat(data.x_train), data.y_train
-    rows = dirichlet_rows(y, range(CLASSES), devices=devices, alpha=alpha, rng=rng, least=least)
-    return population_of([cut(x, y, mine, shares) for mine in rows], None)
-
-
 def standardised(x: Images) -> Images:
     """Flatten pixels (n, ...) in [0, 1], subtract their mean over n and divide by their deviation (FedProx's generator)."""
     flat = _flat(x) * np.float32(255.0)  # the generator works on pixels in 0..255, which STANDARD_OFFSET assumes
@@ -239,34 +213,6 @@ def standardised(x: Images) -> Images:
     return flat
 
 
-def _relabelled(
-    data: Dataset,
-    devices: int,
-    samples: int | None,
-    seed: int,
-    shares: Shares,
-    renamed: Sequence[NDArray[np.int64]],
-) -> Population:
-    """Deal ``samples`` random images to each device, and rename the labels of each group by ``renamed[group][label]``."""
-    groups = len(renamed)
-    if devices < groups:
-        raise UsageError(f"{devices} devices can't form {groups} groups")
-    each = len(data.x_train) // devices if samples is None else samples
-    if each < 1 or devices * each > len(data.x_train):
-        raise UsageError(
-            f"{devices} devices of {each} samples need more than the {len(data.x_train)} of {data.name}",
-            hint="take fewer --devices or --samples",
-        )
-    rng = np.random.default_rng(seed)
-    truth = rng.permutation(np.arange(devices) % groups)
-    order = rng.permutation(len(data.x_train))[: devices * each].reshape(devices, each)
-    x = _flat(data.x_train)
-    return population_of(
-        [cut(x, data.y_train, rows, shares, renamed[g]) for rows, g in zip(order, truth, strict=True)],
-        tuple(int(g) for g in truth),
-    )
-
-
 def _flat(x: Images) -> Images:
     return x.reshape(len(x), -1)
 
@@ -274,19 +220,3 @@ def _flat(x: Images) -> Images:
 def _turned(x: Images, quarters: int) -> Images:
     """Return images (n, ..., h, w), turned by ``quarters``, as a contiguous (n, pixels)."""
     return np.ascontiguousarray(np.rot90(x, quarters, axes=(-2, -1))).reshape(len(x), -1)
-
-
-__all__ = [
-    "CFL_SHARES",
-    "NINETY_TEN",
-    "Shares",
-    "by_shard",
-    "classes_power_law",
-    "dirichlet",
-    "label_permutation",
-    "label_swap",
-    "plain",
-    "rotation",
-    "standardised",
-    "statistics",
-]

@@ -61,7 +61,7 @@ def deal(
         if count < TURNS or count % TURNS:
             raise UsageError(f"{count} {name} can't be turned by {TURNS} angles in equal numbers")
     # Upright images are dealt first and rotated afterwards, so that the split does not depend on the angles.
-    upright = splits.plain(data, devices=founders + newcomers, samples=samples, seed=seed)
+    upright = splits.relabelled(data, "plain", devices=founders + newcomers, samples=samples, seed=seed)
     rng = np.random.default_rng([seed, 3])
     turns = np.concatenate([rng.permutation(np.arange(count) % TURNS) for count in (founders, newcomers)])
 

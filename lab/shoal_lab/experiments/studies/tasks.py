@@ -65,13 +65,8 @@ def _relabelled(options: Options) -> Task:
     data, groups = datasets.load(options.values["dataset"], options.data_dir), options.values["groups"]
     if groups < 1:
         raise UsageError(f"{groups} groups", hint="1 deals data without groups")
-    dealt = options.of("devices", "samples", "seed")
-    if groups == 1:
-        population = splits.plain(data, **dealt)
-    elif one_of(options, "relabel", ("permutation", "swap")) == "swap":
-        population = splits.label_swap(data, groups=groups, **dealt)
-    else:
-        population = splits.label_permutation(data, groups=groups, **dealt)
+    how = "plain" if groups == 1 else one_of(options, "relabel", ("permutation", "swap"))
+    population = splits.relabelled(data, how, groups=groups, **options.of("devices", "samples", "seed"))
     shares = {"train": population.train, "validation": population.validation, "test": population.test}
     return Task(population, network_for(options, data), {name: len(share[0]) for name, share in shares.items()})
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shoal_lab.experiments.data.generators import synthetic
-from shoal_lab.experiments.data.splits import statistics
 
 from shoal.errors import UsageError
+from shoal.simulation.shares import statistics
 
 
 def test_it_has_the_papers_shape():

@@ -58,11 +58,6 @@ def test_a_writer_is_a_device(femnist):
         by_writer(load_femnist(femnist), seed=0, least=10, devices=3)
 
 
-def test_validation_is_taken_from_training(femnist):
-    population = by_writer(load_femnist(femnist), seed=0, least=10, validation=0.25)
-    assert (len(population.train[0]), len(population.validation[0]), len(population.test[0])) == (6, 3, 1)
-
-
 @pytest.fixture
 def sent140(tmp_path):
     """Two accounts."""

@@ -99,7 +99,6 @@ def pixels(count: int) -> Dataset:
         y_train=np.zeros(count, np.int64),
         x_test=x[:1],
         y_test=np.zeros(1, np.int64),
-        origin=Path(),
     )
 
 
