@@ -143,7 +143,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
     [
         ([], "which experiment?", "shoal simulate --list names them"),
         (["cfl-news2"], "no experiment 'cfl-news2'", "do you mean cfl-news? there are cfl-congruence, "),
-        (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all"),
+        (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "there are fedavg, ifca"),
         (["toy", "--mask", "rot13"], "no mask 'rot13'", "use none or permutation or "),
         (["toy", "--grid", "huge"], "no grid 'huge'", "use default or paper"),
         (["toy", "--device", "tpu"], "no device 'tpu'", "use cpu or cuda"),
@@ -213,8 +213,8 @@ def test_a_scenario_runs_with_every_strategy(tmp_path, no_data):
     ("arguments", "error"),
     [
         (["wild"], "which scenario?\nhint: shoal simulate wild --list"),
-        (["wild", "--scenario", "x"], "wild has no scenario 'x'\nhint: shoal simulate wild --list"),
-        (["toy", "--scenario", "x"], "toy has no scenario 'x'\nhint: leave --scenario out"),
+        (["wild", "--scenario", "alik"], "wild has no scenario 'alik'\nhint: do you mean alike? there are "),
+        (["toy", "--scenario", "x"], "toy has no scenario 'x'\nhint: there are none"),
         (["wild", "--scenario", "alike", "--devices", "5"], "a scenario fixes the number of devices"),
     ],
 )

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -140,7 +141,6 @@ def simulate(
     _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
-    _check_scenario(chosen, scenario)
     _check_outputs(device, save, plot, page)  # before hours of work, not after
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
@@ -159,6 +159,8 @@ def simulate(
         checkpoint=checkpoint,
         scenario=scenario,
     )
+    for name in algorithms:
+        chosen.resolved(replace(options, algorithm=name))
     recorder = None if page is None else RunRecorder()
     results, kept = _run(chosen, algorithms, options, save if rank == 0 else None, recorder)
     if rank:
@@ -204,8 +206,6 @@ def _run(
 
     A failure to save is printed and does not stop the run. Returns the results, and whether all of them were saved.
     """
-    import dataclasses
-
     from shoal.report import record
     from shoal.simulation.engine.ranks import torchrun_ranks
     from shoal.simulation.engine.threads import limited_threads
@@ -219,7 +219,7 @@ def _run(
         progress = terminal if ranks.rank == 0 else Quiet()
         for name in algorithms:
             with nullcontext() if recorder is None else watched_by(recorder.round_closed):
-                result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
+                result = chosen.run(replace(options, algorithm=name), progress)
             results.append(result.data() | ({"world": ranks.world} if _torchrun() else {}))
             if save is not None:
                 kept = _done(record.save, save, _document(chosen, results, len(algorithms) > 1))
@@ -234,21 +234,9 @@ def _algorithms(chosen: Study, asked: str | None) -> tuple[str, ...]:
     if asked == ALL:
         return tuple(chosen.algorithms)
     names = tuple(name.strip() for name in asked.split(",")) if asked else tuple(chosen.algorithms[:1])
-    for name in names:
-        if name not in chosen.algorithms:
-            raise UsageError(
-                f"{chosen.id} has no algorithm {name!r}",
-                hint=f"it has {', '.join(chosen.algorithms)}, or {ALL} for each in turn",
-            )
     if len(set(names)) < len(names):
         raise UsageError(f"--strategy {asked} names an algorithm twice", hint="name each once")
     return names
-
-
-def _check_scenario(chosen: Study, asked: str | None) -> None:
-    if asked is not None and asked not in chosen.scenarios:
-        hint = f"shoal simulate {chosen.id} --list names them" if chosen.scenarios else "leave --scenario out"
-        raise UsageError(f"{chosen.id} has no scenario {asked!r}", hint=hint)
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:

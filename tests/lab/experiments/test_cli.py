@@ -60,7 +60,7 @@ def algorithms_of(data):
     return [r["algorithm"] for r in data["results"]]
 
 
-def test_only_the_first_process_of_torchrun_prints_and_saves(toy, saved, monkeypatch, capsys):
+def test_only_rank_0_prints_and_saves(toy, saved, monkeypatch, capsys):
     """A single process of torchrun is rank 0 of 1, and its result says so."""
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
@@ -74,7 +74,7 @@ def test_only_the_first_process_of_torchrun_prints_and_saves(toy, saved, monkeyp
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_of_another_process_than_the_first_is_on_stderr_with_its_rank(toy, monkeypatch, capsys):
+def test_other_ranks_errors_name_their_rank(toy, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "3")
     toy.broken = ("ifca",)
@@ -88,7 +88,7 @@ def test_an_error_of_another_process_than_the_first_is_on_stderr_with_its_rank(t
         cli.simulate("toy", json=True)
 
 
-def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
+def test_a_checkpoint_reaches_resumable_runs(toy, tmp_path):
     registry._added["toy"] = toy_study(toy, resumable=("fedavg",))
     cli.simulate("toy", algorithm="fedavg", checkpoint=tmp_path / "run.npz")
     assert toy.ran[0].checkpoint == tmp_path / "run.npz"
@@ -108,7 +108,7 @@ def test_a_checkpoint_reaches_the_runs_that_can_be_resumed(toy, tmp_path):
         ),
     ],
 )
-def test_a_call_that_makes_no_sense_is_refused_before_anything_runs(toy, arguments, message, hint):
+def test_nonsense_is_refused_before_a_run(toy, arguments, message, hint):
     with pytest.raises(UsageError) as caught:
         cli.simulate(**{"experiment": "toy", **arguments})
     assert str(caught.value) == message
@@ -117,13 +117,13 @@ def test_a_call_that_makes_no_sense_is_refused_before_anything_runs(toy, argumen
 
 
 @pytest.mark.parametrize("option", ["save", "plot"])
-def test_outputs_without_a_folder_are_refused_before_anything_runs(toy, tmp_path, option):
+def test_outputs_need_a_folder(toy, tmp_path, option):
     with pytest.raises(UsageError, match="there is no folder"):
         cli.simulate("toy", **{option: tmp_path / "none" / "x.png"})
     assert toy.ran == []
 
 
-def test_a_machine_without_cuda_is_refused_before_anything_runs(toy, monkeypatch):
+def test_a_machine_without_cuda_is_refused(toy, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
     with pytest.raises(ConfigError, match="there is no CUDA device here") as caught:
         cli.simulate("toy", device="cuda")
@@ -131,7 +131,7 @@ def test_a_machine_without_cuda_is_refused_before_anything_runs(toy, monkeypatch
     assert toy.ran == []
 
 
-def test_all_algorithms_are_one_document_and_one_is_itself(toy, saved, capsys, tmp_path):
+def test_all_algorithms_are_one_document(toy, saved, capsys, tmp_path):
     cli.simulate("toy", algorithm="all", json=True, save=tmp_path / "x.json")
     data = json.loads(capsys.readouterr().out)["data"]
     assert (data["experiment"], algorithms_of(data)) == ("toy", ["ifca", "fedavg"])
@@ -141,19 +141,19 @@ def test_all_algorithms_are_one_document_and_one_is_itself(toy, saved, capsys, t
     assert (path, document["algorithm"]) == (tmp_path / "y.json", "ifca")
 
 
-def test_several_algorithms_run_in_the_order_given(toy, saved, tmp_path):
+def test_algorithms_run_in_the_order_given(toy, saved, tmp_path):
     cli.simulate("toy", algorithm="fedavg, ifca", save=tmp_path / "x.json")
     assert algorithms_of(saved[-1][1]) == ["fedavg", "ifca"]
 
 
 @pytest.mark.parametrize(("asked", "message"), [("ifca,nobody", "no algorithm 'nobody'"), ("ifca,ifca", "twice")])
-def test_unknown_and_repeated_algorithms_are_refused(toy, asked, message):
+def test_wrong_algorithms_are_refused(toy, asked, message):
     with pytest.raises(UsageError, match=message):
         cli.simulate("toy", algorithm=asked)
     assert toy.ran == []
 
 
-def test_a_failure_keeps_the_results_of_the_algorithms_before(toy, saved, tmp_path):
+def test_a_failure_keeps_earlier_results(toy, saved, tmp_path):
     toy.broken = ("fedavg",)
     with pytest.raises(ConfigError, match="broken"):
         cli.simulate("toy", algorithm="all", save=tmp_path / "x.json")
@@ -161,7 +161,7 @@ def test_a_failure_keeps_the_results_of_the_algorithms_before(toy, saved, tmp_pa
 
 
 @pytest.mark.parametrize(("failures", "status"), [(1, None), (2, ConfigError.exit_code)])
-def test_a_file_that_can_not_be_saved_stops_no_run(toy, monkeypatch, capsys, tmp_path, failures, status):
+def test_a_failed_save_stops_no_run(toy, monkeypatch, capsys, tmp_path, failures, status):
     """Results are printed, and only the last save decides on the exit status: it holds all of them."""
     calls = []
 
@@ -182,7 +182,7 @@ def test_a_file_that_can_not_be_saved_stops_no_run(toy, monkeypatch, capsys, tmp
     assert err == "error: the disk is full\nhint: make room\n" * failures
 
 
-def test_a_figure_that_fails_is_reported_after_the_results(toy, monkeypatch, capsys, tmp_path):
+def test_a_failed_figure_comes_after_results(toy, monkeypatch, capsys, tmp_path):
     drawn = []
 
     def plot(results, path, figure):

@@ -39,7 +39,7 @@ def toy(monkeypatch):
     return study
 
 
-def test_a_registered_study_is_found_and_runs(toy):
+def test_a_registered_study_runs(toy):
     assert registry.find("toy") is toy
     assert registry.ids()[-1] == "toy"
     assert toy.run(Options(), Quiet()).accuracy == 91.5
@@ -71,7 +71,7 @@ def test_a_table_names_what_there_is(name):
         assert study.resolved(Options(algorithm=algorithm)).algorithm == algorithm
 
 
-def test_a_list_of_names_does_not_pay_for_torch():
+def test_a_list_of_names_needs_no_torch():
     check = "import sys; from shoal_lab.experiments import registry; registry.ids(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
 

@@ -25,14 +25,14 @@ def clock(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_first_round_is_shown_without_an_estimate(capsys):
+def test_the_first_round_has_no_estimate(capsys):
     with TerminalProgress() as progress:
         progress.round("ifca", 1, 10, {"round": 1, "accuracy": 51.2345, "sizes": (1, 2), "clusters": 2, "purity": None})
         assert capsys.readouterr().err == f"{CLEAR}ifca 1/10, accuracy 51.23, clusters 2"
     assert capsys.readouterr().err == CLEAR
 
 
-def test_the_time_left_follows_from_the_rounds_of_the_same_algorithm(capsys, clock):
+def test_the_time_left_is_of_one_algorithm(capsys, clock):
     """Two rounds took 4 s, so eight take 16 s; another algorithm's clock starts with it."""
     progress = TerminalProgress()
     progress.round("ifca", 0, 10, None)
@@ -45,7 +45,7 @@ def test_the_time_left_follows_from_the_rounds_of_the_same_algorithm(capsys, clo
     assert capsys.readouterr().err == f"{CLEAR}fedavg 1/10"
 
 
-def test_the_line_is_drawn_ten_times_a_second_and_at_the_end(capsys, clock):
+def test_the_line_is_drawn_ten_times_a_second(capsys, clock):
     progress = TerminalProgress()
     progress.round("ifca", 1, 9, None)
     clock.now += 0.09
@@ -74,7 +74,7 @@ def test_a_step_erases_the_line_before_it(capsys):
     assert capsys.readouterr().err == f"reading mnist\n{CLEAR}ifca 1/1{CLEAR}drawing\ndone\n"
 
 
-def test_without_a_terminal_nothing_is_printed(capsys):
+def test_no_terminal_no_line(capsys):
     with TerminalProgress() as progress:
         progress.stage("reading mnist")
         progress.round("ifca", 1, 1, {"accuracy": 1.0})
@@ -113,7 +113,7 @@ def lines_of(capsys, *results):
     return out[2:]
 
 
-def test_the_table_has_a_row_an_algorithm_under_its_heads(capsys):
+def test_the_table_has_a_row_an_algorithm(capsys):
     head, first, second = lines_of(capsys, result(), result(algorithm="a-longer-name", accuracy_last=90.5))
     assert head.split() == [
         *["algorithm", "accuracy", "last", "published", "purity", "ARI", "clusters", "rounds", "cpu"],
@@ -127,12 +127,12 @@ def test_the_table_has_a_row_an_algorithm_under_its_heads(capsys):
         assert first[end : end + 1] in ("", " ")
 
 
-def test_figures_that_were_not_measured_are_dashes(capsys):
+def test_unmeasured_figures_are_dashes(capsys):
     _, row = lines_of(capsys, result(accuracy=None, published=None, purity=None, ari=None))
     assert row.split() == ["ifca", "-", "-", "-", "-", "-", "4", "30", "0.123"]
 
 
-def test_figures_without_a_column_stand_below_the_table(capsys):
+def test_other_figures_stand_below_the_table(capsys):
     """Short ones only; several published figures are no column."""
     extra = {
         "gap": 0.123456,
@@ -162,7 +162,7 @@ def test_a_switch_is_no_published_number(capsys):
     assert rest[-1] == "  published: True"
 
 
-def test_curves_of_success_have_a_line_a_point(capsys):
+def test_success_has_a_line_a_point(capsys):
     points = [{"n": 100, "R": 0.25, "probability": 0.125, "trials": 40}] * 61
     curves = {"a": {"k": 2, "line": "n", "axis": "R", "points": points}}
     *_, last = lines = lines_of(capsys, result(success=curves))
@@ -170,7 +170,7 @@ def test_curves_of_success_have_a_line_a_point(capsys):
     assert len([line for line in lines if "curve" in line]) == 60
 
 
-def test_fleets_have_mean_and_worst_device_with_and_without_their_finish(capsys):
+def test_fleets_have_mean_and_worst_device(capsys):
     fleet = {"strategy": "cfl", "measure": "accuracy", "mean": 78.4, "worst": 22.0, "scenario": "x", "seed": 0}
     fleet |= {"personal_mean": 84.41, "personal_worst": 70.5, "standing_still": 2}
     report("a fleet", [result(algorithm="cfl", ari=0.9, clusters=2, rounds=3, **fleet)])

@@ -46,7 +46,7 @@ def embedded(path):
     return json.loads(text)
 
 
-def test_each_run_becomes_a_history_with_clusters_losses_and_cosines(tmp_path):
+def test_each_run_becomes_a_history(tmp_path):
     recorder = RunRecorder()
     with watched_by(recorder.round_closed):
         first = simulated()
@@ -67,7 +67,7 @@ def test_each_run_becomes_a_history_with_clusters_losses_and_cosines(tmp_path):
     assert fedavg["points"]["seconds"] == [None] * 3
 
 
-def test_of_several_starts_the_kept_one_is_shown():
+def test_of_starts_the_kept_one_is_shown():
     recorder = RunRecorder()
     settings = {"k": "2", "restarts": "3", "restart_rounds": "2"}
     with watched_by(recorder.round_closed):
@@ -78,7 +78,7 @@ def test_of_several_starts_the_kept_one_is_shown():
     assert found["loss"] == pytest.approx([r.loss for r in done.history], rel=1e-4)
 
 
-def test_a_sweep_shows_its_first_runs_and_says_so(tmp_path):
+def test_a_sweep_shows_its_first_runs(tmp_path):
     recorder = RunRecorder()
     with watched_by(recorder.round_closed):
         for _ in range(MOST_RUNS + 2):
@@ -89,7 +89,7 @@ def test_a_sweep_shows_its_first_runs_and_says_so(tmp_path):
     assert f"The first {MOST_RUNS} of {MOST_RUNS + 2} runs." in embedded(path)["note"]
 
 
-def test_without_simulated_runs_the_results_own_histories_are_drawn(tmp_path):
+def test_results_histories_stand_in_for_runs(tmp_path):
     history = [{"round": 1, "accuracy": 50.0, "loss": 1.0}, {"round": 2, "accuracy": None, "loss": 0.5}, {"n": 3}]
     path = tmp_path / "page.html"
     write_page(path, "x", RunRecorder(), [{"algorithm": "ifca", "rounds": 2, "history": history}], "x")

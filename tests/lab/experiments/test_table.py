@@ -18,7 +18,7 @@ def run(experiment="cfl-noise", algorithm="cfl", accuracy=90.0, **more):
     return of | {"ari": None, "published": None, "parameters": {}} | more
 
 
-def test_runs_are_read_in_order_of_files_and_split_by_algorithm(tmp_path):
+def test_runs_are_read_in_order_of_files(tmp_path):
     keep(tmp_path, "b", ["shoal", "simulate", "x", "--seed", "2"], run())
     keep(tmp_path, "a", ["shoal", "simulate", "y"], {"experiment": "y", "results": [run(algorithm="p"), run()]})
     keep(tmp_path, "c", ["shoal", "bench", "load"], {"any": "thing"})
@@ -41,7 +41,7 @@ def test_runs_are_read_in_order_of_files_and_split_by_algorithm(tmp_path):
         (["x", "--mask", "none"], ("x", "--mask", "none"), 0),
     ],
 )
-def test_options_that_differ_between_runs_of_one_setting_are_left_out(command, words, seed):
+def test_seeds_and_files_are_left_out(command, words, seed):
     assert table._words(command) == (words, seed)
 
 
@@ -54,7 +54,7 @@ def row(*runs):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_runs_of_one_setting_are_one_line_in_order_of_seeds():
+def test_runs_of_one_setting_are_one_line():
     runs = [kept(7, accuracy=80.0, ari=1.0), kept(0, accuracy=91.256, ari=0.5), kept(3, accuracy=85.0, ari=0.75)]
     assert row(*runs) == [
         "`cfl-noise`",
@@ -67,7 +67,7 @@ def test_runs_of_one_setting_are_one_line_in_order_of_seeds():
     ]
 
 
-def test_settings_and_algorithms_have_lines_of_their_own_in_the_papers_order():
+def test_lines_are_in_the_papers_order():
     runs = [
         kept(words=("cfl-noise", "--set", "trials=9")),
         kept(words=("newcomers",), experiment="newcomers", algorithm="fedavg"),
@@ -89,7 +89,7 @@ def test_settings_and_algorithms_have_lines_of_their_own_in_the_papers_order():
     ("aris", "shown"),
     [([None, None], "-"), ([1.0, 1.0], "1.00"), ([None, 0.5], "0.50"), ([-0.02, -0.1], "-0.10 to -0.02")],
 )
-def test_one_index_is_shown_once_and_none_is_a_dash(aris, shown):
+def test_one_index_is_shown_once(aris, shown):
     assert row(*[kept(i, ari=ari) for i, ari in enumerate(aris)])[4] == shown
 
 
@@ -119,7 +119,7 @@ CLASSES = {"1": {"max": 91.26, "median": 80.0}, "3": {"max": 95.0, "median": 90.
         ({"accuracy": 0.0}, "0.00"),
     ],
 )
-def test_our_figure_is_the_one_that_the_experiment_has(data, shown):
+def test_our_figure_is_the_experiments(data, shown):
     if "classes" in data:
         data = {**data, "published": data["classes"]}
     assert row(kept(**data))[3] == f"0: {shown}"
@@ -141,7 +141,7 @@ def test_the_published_figures_are_shown(data, shown):
     assert row(kept(**data))[2] == shown
 
 
-def test_only_the_text_between_the_marks_is_replaced(tmp_path, monkeypatch):
+def test_only_text_between_marks_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "load", lambda: [kept()])
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")

@@ -260,22 +260,9 @@ class Study:
     published_by: str = ""
 
     def run(self, options: Options, progress: Progress) -> Result:
-        """Run one algorithm, ``options.algorithm`` or the default.
-
-        Raises:
-            UsageError: there is no such algorithm or setting, the study refuses an option, or a checkpoint is requested and
-                the algorithm's run can't be saved in one.
-        """
-        chosen = self.resolved(options)
-        algorithm = chosen.algorithm
-        if chosen.checkpoint is not None and algorithm not in self.resumable:
-            names = ", ".join(self.resumable)
-            raise UsageError(
-                f"{self.id} can't save a run of {algorithm} in a checkpoint",
-                hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
-            )
+        """Run one algorithm, ``options.algorithm`` or the default; raises UsageError as `resolved`."""
         runner = imported(self.runner) if isinstance(self.runner, str) else self.runner
-        result: Result = runner(self, chosen, progress)
+        result: Result = runner(self, self.resolved(options), progress)
         return result
 
     def result(self, options: Options, parameters: Mapping[str, Any] = _NOTHING, **figures: Any) -> Result:
@@ -294,13 +281,28 @@ class Study:
         return Result(**{"rounds": options.rounds or 0, **fixed, **figures})
 
     def resolved(self, options: Options) -> Options:
-        """Return the options with the study's defaults, its own values apart from the strategy's settings."""
+        """Return the options with the study's defaults, its own values apart from the strategy's settings.
+
+        Raises:
+            UsageError: there is no such algorithm, scenario or setting, the study refuses an option, or a checkpoint is
+                requested and the algorithm's run can't be saved in one.
+        """
         algorithm = options.algorithm or self.algorithms[0]
         if algorithm not in self.algorithms:
             raise UsageError(f"{self.id} has no algorithm {algorithm!r}", hint=nearest(algorithm, self.algorithms))
         for name, reason in self.refuses.items():
             if getattr(options, name) is not None:
                 raise UsageError(reason, hint=f"leave --{name} out")
+        if options.scenario is not None and options.scenario not in self.scenarios:
+            raise UsageError(
+                f"{self.id} has no scenario {options.scenario!r}", hint=nearest(options.scenario, self.scenarios)
+            )
+        if options.checkpoint is not None and algorithm not in self.resumable:
+            names = ", ".join(self.resumable)
+            raise UsageError(
+                f"{self.id} can't save a run of {algorithm} in a checkpoint",
+                hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
+            )
         method = self.methods.get(algorithm, {})
         of_strategy = _settings_of(method.get("strategy", ""))
         values, settings = {**self.values, **method.get("values", {})}, {}

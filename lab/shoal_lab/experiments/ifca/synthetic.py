@@ -83,18 +83,6 @@ CURVES: Final[Mapping[str, Curve]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How trials are run: iterations, starts, seed, whether starts stop early, and in which way they are masked."""
-
-    iterations: int
-    starts: int
-    seed: int
-    settle: bool
-    mask: str
-    device: str
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One trial.
@@ -139,24 +127,25 @@ def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float]
             yield {"R": at["R"], "sigma": at["sigma"], "m": m, "n": n}, point
 
 
-def run_trial(point: Point, number: int, plan: Plan) -> Trial:
+def run_trial(point: Point, number: int, options: Options) -> Trial:
     """Run trial ``number`` of a point until its first success or until no start is left."""
-    mixture = make_mixture(point, (plan.seed, number), plan.device)
-    starts = random_starts(plan.starts, point.k, point.d, (plan.seed, number), plan.device)
-    rates = torch.tensor(RATES[point.k], device=plan.device)
+    most = options.values["starts"]
+    mixture = make_mixture(point, (options.seed, number), options.device)
+    starts = random_starts(most, point.k, point.d, (options.seed, number), options.device)
+    rates = torch.tensor(RATES[point.k], device=options.device)
     threshold = SUCCESS * point.sigma
     best, purity, begun, steps = float("inf"), 0.0, 0, 0
-    for some in _batches(plan.starts):
+    for some in _batches(most):
         chosen = starts[begun : begun + some]
         endings = run_starts(
             mixture,
             chosen.repeat_interleave(len(rates), 0),
             rates.repeat(some),
-            iterations=plan.iterations,
+            iterations=options.rounds or 0,
             threshold=threshold,
-            masks=round_masks(point.d, plan, f"ifca-synthetic {number} {begun}".encode()),
-            settle=plan.settle,
-            first_success=plan.settle,
+            masks=round_masks(point.d, options, f"ifca-synthetic {number} {begun}".encode()),
+            settle=options.values["settle"],
+            first_success=options.values["settle"],
         )
         begun += some
         steps += int(endings.iterations.sum())
@@ -185,29 +174,29 @@ def _purity(choices: list[int], groups: list[int]) -> float:
     return sum(max(cluster.values()) for cluster in counts.values()) / len(choices)
 
 
-def round_masks(d: int, plan: Plan, run_id: bytes) -> RoundMasks | None:
-    """Return the masks of a run's rounds on ``d`` coordinates; None if the plan has no mask."""
-    if plan.mask == "none":
+def round_masks(d: int, options: Options, run_id: bytes) -> RoundMasks | None:
+    """Return the masks of a run's rounds on ``d`` coordinates; None if there is no mask."""
+    if options.mask == "none":
         return None
     return RoundMasks(
         fleet="simulated",
         run_id=run_id,
-        seed=plan.seed,
+        seed=options.seed,
         task_digest=hashlib.sha256(b"ifca-synthetic").digest(),
-        mode=plan.mask,
+        mode=options.mask,
         segments=(Segment("cluster", d),),
     )
 
 
-def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
+def cost(point: Point, options: Options, iterations: int = 3) -> dict[str, float]:
     """Return the CPU seconds of one iteration of one start, computed in three ways, and the speed-up of the batch.
 
     ``batched_s``: all starts and step sizes of a trial together, none stopped early. ``simulator_s``: one run at a
     time through the strategy and the simulator's plain loop. ``numpy_s``: one run at a time in bare matrix-vector
     products, without a strategy. Stopping early, and at a trial's first success, saves on top.
     """
-    mixture = make_mixture(point, (plan.seed, 0))
-    starts = random_starts(plan.starts, point.k, point.d, (plan.seed, 0))
+    mixture = make_mixture(point, (options.seed, 0))
+    starts = random_starts(options.values["starts"], point.k, point.d, (options.seed, 0))
     rates = torch.tensor(RATES[point.k])
     batch = Batch(mixture, starts.repeat_interleave(len(rates), 0), rates.repeat(len(starts)))
     batch.step()
@@ -220,9 +209,9 @@ def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
     numpy_s = (time.process_time() - begin_s) / iterations
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
     recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
-    options = paper_options(rounds=iterations, local=recipe, mask=plan.mask, evaluate_every=0, trainer="loop")
+    sim_options = paper_options(rounds=iterations, local=recipe, mask=options.mask, evaluate_every=0, trainer="loop")
     settings = {"k": str(point.k), "option": "gradient"}
-    run_ = simulate("ifca", settings, population, Linear(point.d), options, start=starts[0].numpy())
+    run_ = simulate("ifca", settings, population, Linear(point.d), sim_options, start=starts[0].numpy())
     return {
         "batched_s": batched_s,
         "simulator_s": run_.cpu_seconds_per_round,
@@ -238,15 +227,9 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     names = values["curves"]
     if not names or not set(names) <= set(CURVES):
         raise UsageError(f"curves {names!r}: there are {''.join(CURVES)}")
-    plan = Plan(
-        iterations=options.rounds or 0,
-        starts=values["starts"],
-        seed=options.seed,
-        settle=options.grid == "default" if values["settle"] == "auto" else parsed("settle", values["settle"], True),
-        mask=options.mask,
-        device=options.device,
-    )
-    if plan.starts < 1:
+    settle = options.grid == "default" if values["settle"] == "auto" else parsed("settle", values["settle"], True)
+    options = dataclasses.replace(options, values={**values, "settle": settle})
+    if values["starts"] < 1:
         raise UsageError("a trial needs at least one start")
     panels = {name: list(points_of(CURVES[name], options)) for name in names}
     trials = {name: values["trials"] or _trials(CURVES[name].k, options.grid) for name in names}
@@ -260,7 +243,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
         for at, point in points:
             results = []
             for number in range(trials[name]):
-                results.append(run_trial(point, number, plan))
+                results.append(run_trial(point, number, options))
                 done += 1
                 progress.round("ifca", done, total, {"curve": name, **at, "success": results[-1].success})
             steps += sum(t.steps for t in results)
@@ -276,11 +259,10 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     spent_s = time.process_time() - began_s
     extra: dict[str, Any] = {"success": success, "cpu_seconds": spent_s, "start_iterations": steps}
     if values["cost"]:
-        extra["cost"] = {name: cost(points[-1][1], plan) for name, points in panels.items()}
+        extra["cost"] = {name: cost(points[-1][1], options) for name, points in panels.items()}
     return study.result(
         options,
         {
-            **dataclasses.asdict(plan),
             "grid": options.grid,
             "trials": trials,
             "rates": {str(k): list(v) for k, v in RATES.items()},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,18 +46,9 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 """The results of one scenario: strategy -> one mapping a seed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Means over the seeds of one strategy's figures, and of its smallest and largest index ARI."""
-
-    seeds: int
-    mean: float
-    worst: float
-    personal_mean: float
-    personal_worst: float
-    aris: tuple[float, ...]
-    clusters: tuple[int, ...]
-    still: tuple[int, ...]
+Figures = Mapping[str, Any]
+"""Means over the seeds of one strategy's figures, and the lists ``aris``, ``clusters`` and ``still`` of each seed's."""
+MEANS: Final = ("mean", "worst", "personal_mean", "personal_worst")
 
 
 def load(folder: Path = table.RESULTS) -> dict[str, Runs]:
@@ -73,31 +63,20 @@ def load(folder: Path = table.RESULTS) -> dict[str, Runs]:
 def figures(runs: Sequence[Mapping[str, Any]]) -> Figures:
     """Return the means over the runs of one strategy; faulty devices are left out."""
     sound = [run.get("sound", run) for run in runs]
-
-    def mean(key: str) -> float:
-        return sum(float(one[key]) for one in sound) / len(sound)
-
-    return Figures(
-        seeds=len(runs),
-        mean=mean("mean"),
-        worst=mean("worst"),
-        personal_mean=mean("personal_mean"),
-        personal_worst=mean("personal_worst"),
-        aris=tuple(float(run["ari"]) for run in runs),
-        clusters=tuple(int(run["clusters"]) for run in runs),
-        still=tuple(int(run["standing_still"]) for run in runs),
-    )
+    means = {name: sum(float(one[name]) for one in sound) / len(sound) for name in MEANS}
+    lists = {"aris": "ari", "clusters": "clusters", "still": "standing_still"}
+    return means | {name: [run[key] for run in runs] for name, key in lists.items()}
 
 
 def models_table(results: Mapping[str, Runs]) -> str:
     """Return the table of the clusters' own models: mean and worst device, and the clusters that CFL found."""
     head = [*COLUMNS.values(), "CFL: clusters, ARI"]
-    return _table(results, head, lambda f: (f.mean, f.worst), _found)
+    return _table(results, head, lambda f: (f["mean"], f["worst"]), _found)
 
 
 def personal_table(results: Mapping[str, Runs]) -> str:
     """Return the table of the models that devices choose at the end: mean and worst device."""
-    return _table(results, list(COLUMNS.values()), lambda f: (f.personal_mean, f.personal_worst), None)
+    return _table(results, list(COLUMNS.values()), lambda f: (f["personal_mean"], f["personal_worst"]), None)
 
 
 def _table(
@@ -129,7 +108,7 @@ def _table(
 
 
 def _found(found: Figures) -> str:
-    return f"{' '.join(map(str, found.clusters))}; {' '.join(f'{ari:.2f}' for ari in found.aris)}"
+    return f"{' '.join(map(str, found['clusters']))}; {' '.join(f'{ari:.2f}' for ari in found['aris'])}"
 
 
 def same_seeds(runs: Runs, strategies: Sequence[str]) -> tuple[Figures, ...] | None:
@@ -158,7 +137,7 @@ def _kinds(
         if fleets:
             columns = list(zip(*fleets, strict=True))
             means, worst = (
-                [sum(getattr(one, name) for one in column) / len(fleets) for column in columns]
+                [sum(one[name] for one in column) / len(fleets) for column in columns]
                 for name in ("personal_mean", "personal_worst")
             )
             yield title, len(fleets), means, worst
@@ -205,20 +184,20 @@ def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
         return value > than * (1 + ERROR_SHARE) if error else value < than - by
 
     decimals = 2 if error else 1
-    peers = {"FedAvg with the finish": fedavg.personal_mean, "local training": local.mean}
+    peers = {"FedAvg with the finish": fedavg["personal_mean"], "local training": local["mean"]}
     peer, best = min(peers.items(), key=lambda p: p[1]) if error else max(peers.items(), key=lambda p: p[1])
     checks = [
-        ("mean with the finish", own.personal_mean, peer, best, BEHIND_PEERS),
-        ("mean with the finish", own.personal_mean, "true groups", truth.mean, BEHIND_TRUE_GROUPS),
-        ("worst device with the finish", own.personal_worst, "local training", local.worst, BEHIND_LOCAL_WORST),
+        ("mean with the finish", own["personal_mean"], peer, best, BEHIND_PEERS),
+        ("mean with the finish", own["personal_mean"], "true groups", truth["mean"], BEHIND_TRUE_GROUPS),
+        ("worst device with the finish", own["personal_worst"], "local training", local["worst"], BEHIND_LOCAL_WORST),
     ]
     if scenario.kind == "none":
-        checks.append(("mean of the models", own.mean, "FedAvg", fedavg.mean, BEHIND_FEDAVG))
+        checks.append(("mean of the models", own["mean"], "FedAvg", fedavg["mean"], BEHIND_FEDAVG))
     for what, value, of, reference, by in checks:
         if worse(value, reference, by):
             yield f"{what} {value:.{decimals}f}, {of} {reference:.{decimals}f}"
-    if any(own.still):
-        yield f"devices whose model stands still: {' '.join(map(str, own.still))}"
+    if any(own["still"]):
+        yield f"devices whose model stands still: {' '.join(map(str, own['still']))}"
 
 
 def goals_table(results: Mapping[str, Runs]) -> str:

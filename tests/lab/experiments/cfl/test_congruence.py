@@ -67,7 +67,7 @@ def test_the_summary_is_of_the_last_tenth() -> None:
     }
 
 
-def test_gradients_missing_at_the_end_are_none() -> None:
+def test_missing_gradients_are_none() -> None:
     rows = [row(2.0, mean_gradients=8.0, largest_gradients=8.0), row(1.0)]
     found = cfl_congruence.summary(rows)
     assert found["mean_gradients"] is found["largest_gradients"] is None

@@ -10,7 +10,7 @@ from shoal.errors import UsageError
 from tests.helpers.studies import run
 
 
-def test_the_noisiest_device_has_the_noise_asked() -> None:
+def test_the_noisiest_device_is_as_asked() -> None:
     """Eq. 16's gamma is exact for the noisiest device; without noise the groups' gradients add up to zero."""
     rows, groups = cfl_noise.draw(4, 0.0, 50, np.random.default_rng(1))
     assert len(groups) == 12
@@ -39,7 +39,7 @@ def chances(k: int, *pairs: tuple[float, float]) -> list[dict[str, float]]:
     return [{"k": k, "gamma": gamma, "chance": chance} for gamma, chance in pairs]
 
 
-def test_gamma_counts_up_to_the_first_failure() -> None:
+def test_gamma_counts_to_the_first_failure() -> None:
     """A later success does not count, nor does another number of groups; 95 % is enough."""
     history = [*chances(3, (2.0, 1.0), (0.5, 1.0), (1.0, 0.95), (1.5, 0.94)), *chances(4, (0.5, 0.2), (1.0, 1.0))]
     assert cfl_noise.largest_gamma(history, 3) == 1.0

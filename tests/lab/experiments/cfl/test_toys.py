@@ -20,7 +20,7 @@ def toys() -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cfl_toys.TOYS)
-def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str) -> None:
+def test_one_line_fits_no_toy(toys: dict[str, Any], name: str) -> None:
     """FedAvg stays far below the accuracy of a line for each group."""
     toy = toys[f"toy_{name}"]
     assert toy["ari"] == 1.0
@@ -29,7 +29,7 @@ def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str)
     assert toy["accuracy_fedavg"] < 80
 
 
-def test_norms_part_congruent_from_incongruent_paths(toys: dict[str, Any]) -> None:
+def test_norms_tell_congruent_paths(toys: dict[str, Any]) -> None:
     """Both paths end at a stationary point; only the incongruent devices still pull, in opposite directions (Eq. 13)."""
     apart, together = toys["path_incongruent"], toys["path_congruent"]
     assert apart["mean_gradient"] < 1e-3

@@ -28,7 +28,7 @@ def test_extras_hide_no_fixed_name():
         result(extra={"purity": 0.3}).data()
 
 
-def test_numpys_values_and_infinities_become_json():
+def test_numpys_values_become_json():
     """A result is always one JSON object, for any values of an experiment."""
     odd = {"a": np.float32(0.5), "b": np.arange(2), "c": float("nan"), "d": (1, np.int64(2)), 3: np.bool_(True)}
     data = result(extra={"odd": odd}, accuracy=np.float64("inf")).data()
@@ -59,7 +59,7 @@ def test_a_setting_is_read_as_its_default_is(text, default, value):
     ("text", "default"),
     [("x", 1), ("1.5", 1), ("nan", 1.0), ("inf", 1.0), ("maybe", True), ("", 2), ("3,", [1]), ("0", [1]), ("", [1])],
 )
-def test_a_setting_of_another_type_is_refused(text, default):
+def test_a_setting_of_other_type_is_refused(text, default):
     with pytest.raises(UsageError, match=f"--set knob={text}: it takes") as caught:
         parsed("knob", text, default)
     assert caught.value.hint == f"the default is knob={default}"
@@ -118,7 +118,7 @@ def test_few_samples_take_more_rounds():
         ({"checkpoint": "x"}, "toy can't save a run of cfl in a checkpoint", "leave --checkpoint out"),
     ],
 )
-def test_what_a_table_does_not_have_is_refused(options, message, hint):
+def test_what_a_table_lacks_is_refused(options, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
         resolved(**options)
     assert caught.value.hint.startswith(hint)

@@ -17,7 +17,7 @@ FOLDER = Path(shoal_lab.experiments.__file__).parent
 LOCAL = LocalTraining()
 
 
-def test_papers_average_single_devices_and_limit_nothing():
+def test_papers_limit_nothing():
     made = paper_options(rounds=1, local=LOCAL)
     assert (made.min_contributors, made.weight_cap, made.norm_screen) == (1, 0.0, False)
     assert made.norm_limit > SimOptions(rounds=1, local=LOCAL).norm_limit
@@ -27,7 +27,7 @@ def test_an_experiment_may_choose_otherwise():
     assert paper_options(rounds=1, local=LOCAL, weight_cap=2.0).weight_cap == 2.0
 
 
-def test_each_option_is_another_than_a_fleets():
+def test_each_option_is_not_a_fleets():
     fleet = SimOptions(rounds=1, local=LOCAL)
     assert all(getattr(fleet, name) != value for name, value in PAPER.items())
 
@@ -42,12 +42,12 @@ def test_each_option_is_another_than_a_fleets():
         ({"mask": "nothing leaves a device"}, ", no mask"),
     ],
 )
-def test_a_row_of_a_table_says_what_its_run_sets_differently(parameters, more):
+def test_a_row_says_what_it_sets_differently(parameters, more):
     shown = unlike_a_fleet(parameters)
     assert shown == f"min_contributors 1, no weight cap, no norm limits, robust off{more}"
 
 
-def test_no_experiment_makes_its_options_past_the_two_functions():
+def test_options_come_from_two_functions():
     """`paper_options` for papers and `fleet_options` for the others: no third set of defaults."""
     found = [
         file.name

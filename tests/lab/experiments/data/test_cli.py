@@ -24,7 +24,7 @@ def empty_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "SOURCES", bare)
 
 
-def test_the_list_has_the_folder_of_each_set_or_the_way_to_get_it(tmp_path, capsys):
+def test_the_list_has_folders_or_ways_to_get_them(tmp_path, capsys):
     digits(tmp_path / "sets" / "mnist")
     cli.list_data(tmp_path / "sets", json=True)
     found = {d["name"]: d for d in json.loads(capsys.readouterr().out)["data"]["datasets"]}
@@ -35,7 +35,7 @@ def test_the_list_has_the_folder_of_each_set_or_the_way_to_get_it(tmp_path, caps
     assert found["cifar10"]["places"][0] == f"{tmp_path}/sets/cifar10"
 
 
-def test_the_lines_are_aligned_and_say_which_sets_are_missing(tmp_path, capsys):
+def test_lines_say_which_sets_are_missing(tmp_path, capsys):
     digits(tmp_path / "sets" / "mnist")
     cli.list_data(tmp_path / "sets")
     lines = capsys.readouterr().out.splitlines()
@@ -45,7 +45,7 @@ def test_the_lines_are_aligned_and_say_which_sets_are_missing(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "ag-news"])
-def test_a_set_that_is_not_fetched_says_how_to_get_it(tmp_path, monkeypatch, name):
+def test_other_sets_say_how_to_get_them(tmp_path, monkeypatch, name):
     monkeypatch.setattr(download, "fetch_mnist", lambda *_, **__: pytest.fail("nothing is fetched"))
     with pytest.raises(UsageError, match=f"{name} can't be fetched") as caught:
         cli.fetch(name, to=tmp_path / "here")
@@ -55,7 +55,7 @@ def test_a_set_that_is_not_fetched_says_how_to_get_it(tmp_path, monkeypatch, nam
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_fetched_set_is_reported_file_by_file(monkeypatch, capsys, as_json):
+def test_a_fetch_is_reported_file_by_file(monkeypatch, capsys, as_json):
     """Steps are reported on stderr, the result on stdout."""
     given = {}
 

@@ -21,7 +21,7 @@ def bare_machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_and_labels_are_those_of_the_files(tmp_path, packed):
+def test_images_are_those_of_the_files(tmp_path, packed):
     x_train, y_train, x_test, y_test = digits(tmp_path / "d", packed=packed)
     made = datasets.load("mnist", tmp_path / "d")
     assert np.array_equal(made.x_train, x_train.astype(np.float32) / np.float32(255))
@@ -61,14 +61,14 @@ def test_absent_data_says_what_where_and_how(tmp_path):
     assert "shoal data fetch mnist" in caught.value.hint
 
 
-def test_a_file_that_is_missing_among_others_is_the_one_named(tmp_path):
+def test_the_missing_file_is_named(tmp_path):
     digits(tmp_path / "d")
     (tmp_path / "d" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(datasets.MissingDataError, match=r"d/t10k-labels-idx1-ubyte is missing"):
         datasets.load("mnist", tmp_path / "d")
 
 
-def test_mnist_does_not_pass_for_fashion_mnist(tmp_path, monkeypatch):
+def test_mnist_is_not_fashion_mnist(tmp_path, monkeypatch):
     """Both have the same file names; only the official training labels tell them apart."""
     import hashlib
 
@@ -87,7 +87,7 @@ def test_a_cut_file_is_refused(tmp_path):
         datasets.load("mnist", tmp_path / "d")
 
 
-def test_labels_that_do_not_fit_the_images_are_refused(tmp_path):
+def test_labels_must_fit_the_images(tmp_path):
     digits(tmp_path / "d", packed=False)
     labels = tmp_path / "d/train-labels-idx1-ubyte"
     labels.write_bytes(idx(np.zeros(59, np.uint8)))
@@ -124,13 +124,7 @@ def test_a_cut_cifar_batch_is_refused(tmp_path):
         datasets.load("cifar10", tmp_path / "c")
 
 
-def test_the_folder_of_a_data_set(tmp_path):
-    digits(tmp_path / "all" / "mnist")
-    assert datasets.folder_of("mnist", tmp_path / "all") == tmp_path / "all" / "mnist"
-    assert datasets.folder_of("cifar10", tmp_path / "all") is None
-
-
-def test_names_that_are_no_data_set_are_refused():
+def test_unknown_data_sets_are_refused():
     with pytest.raises(UsageError, match="no data set 'imagenet'"):
         datasets.locate("imagenet")
     with pytest.raises(UsageError, match="'sent140' is no data set of images"):

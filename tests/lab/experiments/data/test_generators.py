@@ -21,7 +21,7 @@ def test_it_has_the_papers_shape():
     assert figures["test"] == pytest.approx(0.1 * figures["samples"], rel=0.02)
 
 
-def test_a_devices_labels_come_from_one_linear_model():
+def test_labels_come_from_one_linear_model():
     """Multinomial regression on its own data fits a device almost perfectly, and its neighbour badly."""
     from sklearn.linear_model import LogisticRegression
 

@@ -38,7 +38,7 @@ def held(population, device):
     return (population.train[device], population.validation[device], population.test[device])
 
 
-def test_every_rotation_deals_every_image_once(data):
+def test_a_rotation_deals_every_image_once(data):
     """IFCA: each of the four groups re-partitions all images, and turns them."""
     population = splits.rotation(data, devices=40, samples=40, seed=1)
     for group in range(4):
@@ -51,7 +51,7 @@ def test_every_rotation_deals_every_image_once(data):
     assert {len(s) for s in population.train} == {40}
 
 
-def test_rotations_are_tested_on_machines_of_their_own(data):
+def test_rotations_have_test_machines(data):
     population = splits.rotation(data, devices=4, samples=25, seed=1, turns=(0, 2))
     assert population.probe_groups == (0,) * 4 + (1,) * 4
     assert not any(map(len, population.test))
@@ -62,14 +62,14 @@ def test_rotations_are_tested_on_machines_of_their_own(data):
         assert np.array_equal(first.x[3].reshape(SIDE, SIDE), np.rot90(data.x_test[rows(first)[3] - TRAIN], quarters))
 
 
-def test_rotations_that_can_not_be_dealt_are_refused(data):
+def test_impossible_rotations_are_refused(data):
     with pytest.raises(UsageError, match="6 devices can't form 4 rotations"):
         splits.rotation(data, devices=6, samples=10, seed=0)
     with pytest.raises(UsageError, match="need more than the 400 of toy"):
         splits.rotation(data, devices=40, samples=41, seed=0)
 
 
-def test_two_labels_are_swapped_in_each_group(data):
+def test_each_group_swaps_two_labels(data):
     """CFL's label swap: a group exchanges one pair of labels and no group shares a label with another."""
     population = splits.relabelled(data, "swap", devices=20, samples=20, seed=3)
     truth = all_y(data)
@@ -84,7 +84,7 @@ def test_two_labels_are_swapped_in_each_group(data):
     assert len({label for p in pairs.values() for pair in p for label in pair}) == 8
 
 
-def test_each_group_has_a_permutation_of_its_own(data):
+def test_each_group_has_its_permutation(data):
     """CFL's label permutation: all of a group's devices rename the ten labels alike, on training, validation and test."""
     population = splits.relabelled(data, "permutation", devices=8, groups=4, samples=50, seed=3)
     truth = all_y(data)
@@ -99,7 +99,7 @@ def test_each_group_has_a_permutation_of_its_own(data):
 
 
 @pytest.mark.parametrize("how", ["swap", "permutation", "plain"])
-def test_samples_are_cut_sixty_twenty_twenty_and_dealt_once(data, how):
+def test_samples_are_cut_and_dealt_once(data, how):
     population = splits.relabelled(data, how, devices=20, samples=20, seed=5)
     assert {(len(a), len(b), len(c)) for a, b, c in (held(population, i) for i in range(20))} == {(12, 4, 4)}
     dealt = np.concatenate([rows(s) for i in range(20) for s in held(population, i)])
@@ -107,7 +107,7 @@ def test_samples_are_cut_sixty_twenty_twenty_and_dealt_once(data, how):
 
 
 @pytest.mark.parametrize("how", ["swap", "permutation"])
-def test_groups_are_of_equal_size_and_not_in_order(data, how):
+def test_groups_are_equal_and_not_in_order(data, how):
     groups = splits.relabelled(data, how, devices=20, samples=20, seed=5).groups
     assert [groups.count(g) for g in range(4)] == [5] * 4
     assert list(groups) != sorted(groups)
@@ -121,7 +121,7 @@ def test_without_groups_nothing_is_renamed(data):
     assert sum(map(len, population.train)) == TRAIN * 6 // 10
 
 
-def test_more_samples_than_there_are_is_refused(data):
+def test_too_many_samples_are_refused(data):
     with pytest.raises(UsageError, match="20 devices of 21 samples need more than the 400"):
         splits.relabelled(data, "plain", devices=20, samples=21, seed=0)
     with pytest.raises(UsageError, match="3 devices can't form 4 groups"):
@@ -138,7 +138,7 @@ def many():
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 5, 10])
-def test_a_device_holds_its_classes_and_nobody_elses_samples(many, classes):
+def test_a_device_holds_its_classes_alone(many, classes):
     """User u holds classes u, u + 1, ... modulo 10, nine tenths of them to train on, each sample dealt once at most."""
     population = splits.classes_power_law(many, devices=100, classes=classes, seed=1)
     dealt = []
@@ -162,7 +162,7 @@ def test_sizes_follow_a_power_law(many):
     assert figures["min"] >= 10
 
 
-def test_pixels_are_standardised_over_all_images(data):
+def test_pixels_are_standardised(data):
     made = splits.standardised(data.x_train)
     pixels = data.x_train.reshape(TRAIN, -1).astype(np.float64) * 255
     expected = (pixels - pixels.mean(0)) / (pixels.std(0) + 0.001)
@@ -170,7 +170,7 @@ def test_pixels_are_standardised_over_all_images(data):
     assert made.dtype == np.float32
 
 
-def test_a_power_law_that_makes_no_sense_is_refused(many):
+def test_an_impossible_power_law_is_refused(many):
     for devices, classes in ((100, 0), (100, 11), (15, 2), (5, 1)):
         with pytest.raises(UsageError, match="take a multiple of 10"):
             splits.classes_power_law(many, devices=devices, classes=classes, seed=0)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.data.datasets import MissingDataError
 from shoal_lab.experiments.data.text import END, News, Vocabulary, by_topic, load_news, words_of
 
 from shoal.errors import DataError, UsageError
 
 
-def test_words_are_lower_case_and_marks_stand_alone():
+def test_words_are_lower_case():
     assert words_of("Fed's rate: 3.5%\n<b>OK</b>") == [
         "fed's",
         "rate",
@@ -30,7 +29,7 @@ def test_words_are_lower_case_and_marks_stand_alone():
     ]
 
 
-def test_a_vocabulary_ranks_by_frequency_then_spelling():
+def test_a_vocabulary_ranks_by_frequency():
     vocabulary = Vocabulary.of([["b", "a"], ["c", "b"]], 6)
     assert vocabulary.ids == {"b": 3, "a": 4, "c": 5}
     assert vocabulary.tokens(["c", "zebra"]) == [5, 1]
@@ -39,7 +38,7 @@ def test_a_vocabulary_ranks_by_frequency_then_spelling():
         Vocabulary.of([["a"]], 3)
 
 
-def test_long_texts_are_cut_and_empty_ones_are_all_padding():
+def test_texts_are_cut_or_padded():
     vocabulary = Vocabulary.of([["a", "b", "c"]], 9)
     assert vocabulary.padded([["a", "b", "c"], [], ["c"]], 2).tolist() == [[3, 4], [0, 0], [0, 5]]
 
@@ -91,7 +90,7 @@ def test_a_window_predicts_the_next_word(corpus):
     assert END in shard.y
 
 
-def test_the_vocabulary_is_of_training_articles_only():
+def test_the_vocabulary_is_of_training_articles():
     """A word that only validation or test articles have stays unknown."""
     articles = tuple((f"w{i}",) for i in range(10))
     population, vocabulary = by_topic(News(articles, np.zeros(10, np.int64)), devices=1, seed=0, words=2)
@@ -115,11 +114,6 @@ def test_too_few_articles_are_refused(corpus):
         by_topic(news, devices=3, seed=0)
     with pytest.raises(UsageError, match="fill no window of 900 words"):
         by_topic(news, devices=20, seed=0, words=900)
-
-
-def test_absent_files_are_named(tmp_path):
-    with pytest.raises(MissingDataError, match=r"train.csv is missing"):
-        load_news(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_it_reports_table_one(data_sets):
     assert data["populations"]["10"]["groups"] == 1
 
 
-def test_the_iid_split_keeps_sizes_and_mixes_classes():
+def test_the_iid_split_mixes_classes():
     def shards(*sizes):
         return tuple(Shard(np.full((n, 1), 10 * i, np.float32), np.full(n, i, np.int64)) for i, n in enumerate(sizes))
 

@@ -57,7 +57,7 @@ def both(mnist: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, Any
 
 
 @pytest.mark.slow
-def test_every_newcomer_joins_its_angles_group(both: dict[str, dict[str, Any]]) -> None:
+def test_newcomers_join_their_angles_group(both: dict[str, dict[str, Any]]) -> None:
     """All eight, by direction: for FedGroup in the round after their arrival, for CFL within one for each edge of its tree."""
     data = both["permutation"]
     founders, found = data["founders"], data["newcomers"]

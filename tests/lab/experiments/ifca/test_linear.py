@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from shoal_lab.experiments.common.experiment import Options
 from shoal_lab.experiments.common.paper import paper_options
 from shoal_lab.experiments.ifca import synthetic
 from shoal_lab.experiments.ifca.linear import (
@@ -30,8 +31,7 @@ def starts_of(point, count, rates):
 
 
 def masks(d, mask="permutation", seed=0):
-    plan = synthetic.Plan(iterations=25, starts=2, seed=seed, settle=False, mask=mask, device="cpu")
-    return synthetic.round_masks(d, plan, b"run")
+    return synthetic.round_masks(d, Options(seed=seed, mask=mask), b"run")
 
 
 def test_a_batch_equals_one_start_at_a_time():
@@ -46,7 +46,7 @@ def test_a_batch_equals_one_start_at_a_time():
         np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)
 
 
-def test_blocks_of_devices_give_the_same_sums(monkeypatch):
+def test_blocks_give_the_same_sums(monkeypatch):
     mixture = make_mixture(SMALL, (0, 2))
     starts, rates = starts_of(SMALL, 2, [0.5])
     whole = Batch(mixture, starts, rates)
@@ -58,7 +58,7 @@ def test_blocks_of_devices_give_the_same_sums(monkeypatch):
     torch.testing.assert_close(whole.models, pieces.models, rtol=1e-5, atol=1e-6)
 
 
-def test_each_round_has_a_mask_which_hides_its_moves_and_changes_nothing_else():
+def test_a_rounds_mask_hides_its_moves_alone():
     mixture = make_mixture(SMALL, (0, 3))
     starts, rates = starts_of(SMALL, 2, [0.5])
     clear, masked = Batch(mixture, starts, rates), Batch(mixture, starts, rates, masks(SMALL.d, seed=9))
@@ -74,7 +74,7 @@ def test_each_round_has_a_mask_which_hides_its_moves_and_changes_nothing_else():
     assert len(set(orders)) == 30
 
 
-def test_the_distance_is_under_the_best_matching():
+def test_the_distance_is_of_the_best_matching():
     truth = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     swapped = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])
     assert float(matched_distance(swapped, truth)) == 0
@@ -82,7 +82,7 @@ def test_the_distance_is_under_the_best_matching():
     assert float(matched_distance(both, truth)) == pytest.approx(2.5)
 
 
-def test_points_that_differ_in_scale_alone_share_their_draws():
+def test_points_of_one_size_share_draws():
     low, high = make_mixture(SMALL, (0, 0)), make_mixture(Point(k=2, m=8, n=12, scale=1.0, sigma=0.1, d=20), (0, 0))
     assert torch.equal(low.x, high.x)
     torch.testing.assert_close(low.truth * 2, high.truth)
@@ -99,7 +99,7 @@ def test_the_noise_and_the_norm_are_as_asked():
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_settling_early_does_not_change_a_verdict(number):
+def test_settling_early_changes_no_verdict(number):
     """Every start that is stopped early is on the side of the threshold on which it would have ended."""
     point = Point(k=2, m=20, n=40, scale=0.3, sigma=0.1, d=60)
     mixture = make_mixture(point, (5, number))
@@ -111,7 +111,7 @@ def test_settling_early_does_not_change_a_verdict(number):
     assert int(early.iterations.sum()) < int(full.iterations.sum())
 
 
-def test_an_overflowing_start_ends_at_an_infinite_distance():
+def test_an_overflowing_start_ends_at_infinity():
     mixture = make_mixture(SMALL, (0, 0))
     starts, rates = starts_of(SMALL, 1, [1e6, 0.1])
     ended = run_starts(mixture, starts, rates, iterations=60, threshold=0.06)
@@ -122,7 +122,7 @@ def test_an_overflowing_start_ends_at_an_infinite_distance():
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("point", [SMALL, Point(k=4, m=12, n=6, scale=0.5, sigma=0.1, d=20)])
-def test_the_batch_ends_at_the_models_of_a_simulated_run(point, mask):
+def test_the_batch_ends_at_a_simulated_run(point, mask):
     """Each start, through the strategy, the simulator's devices and masks, ends at the same choices and models."""
     mixture = make_mixture(point, (0, 6))
     starts, rates = starts_of(point, 2, [0.5, 0.1])
@@ -140,7 +140,7 @@ def test_the_batch_ends_at_the_models_of_a_simulated_run(point, mask):
         assert batch.choices[r].tolist() == list(done.clusters.values())
 
 
-def test_a_mask_that_mixes_coordinates_is_refused():
+def test_a_mixing_mask_is_refused():
     """The batch gathers moves by a permutation; a rotation has none."""
 
     class Mixing:
@@ -151,18 +151,7 @@ def test_a_mask_that_mixes_coordinates_is_refused():
         permutation_of(Mixing(), 6)
 
 
-def test_a_permutations_gathers_undo_each_other():
-    class Reversed:
-        def apply(self, vector, out):
-            out[:] = np.roll(vector, 2)
-
-    mask, unmask = permutation_of(Reversed(), 6)
-    values = np.random.default_rng(0).standard_normal(6)
-    np.testing.assert_array_equal(values[mask], np.roll(values, 2))
-    np.testing.assert_array_equal(values[mask][unmask], values)
-
-
-def test_starts_that_are_dropped_leave_the_others_as_they_were():
+def test_dropped_starts_leave_the_others():
     mixture = make_mixture(SMALL, (0, 4))
     starts, rates = starts_of(SMALL, 3, [0.5])
     batch, whole = Batch(mixture, starts, rates), Batch(mixture, starts, rates)
@@ -175,7 +164,7 @@ def test_starts_that_are_dropped_leave_the_others_as_they_were():
     assert torch.equal(batch.choices, whole.choices[[0, 2]])
 
 
-def test_starting_points_are_zeros_and_ones_by_the_seed():
+def test_starts_are_zeros_and_ones_by_the_seed():
     starts = random_starts(3, 2, 50, (7,))
     assert starts.shape == (3, 2, 50)
     assert set(starts.flatten().tolist()) == {0.0, 1.0}

@@ -11,18 +11,14 @@ from tests.helpers.studies import run
 
 SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
 EASY = Point(k=2, m=20, n=40, scale=1.0, sigma=0.1, d=20)
-PLAN = synthetic.Plan(iterations=120, starts=4, seed=3, settle=True, mask="none", device="cpu")
+OPTIONS = Options(rounds=120, seed=3, values={"starts": 4, "settle": True})
 
 
-def test_an_easy_trial_succeeds_and_a_hopeless_one_fails():
-    assert synthetic.run_trial(EASY, 0, PLAN).success
-    hopeless = synthetic.run_trial(Point(k=2, m=4, n=2, scale=1.0, sigma=0.01, d=60), 0, PLAN)
+def test_easy_trials_succeed_hopeless_ones_fail():
+    assert synthetic.run_trial(EASY, 0, OPTIONS).success
+    hopeless = synthetic.run_trial(Point(k=2, m=4, n=2, scale=1.0, sigma=0.01, d=60), 0, OPTIONS)
     assert not hopeless.success
-    assert hopeless.starts == PLAN.starts
-
-
-def test_a_success_has_found_the_clusters():
-    assert synthetic.run_trial(EASY, 1, PLAN).purity == 1
+    assert hopeless.starts == OPTIONS.values["starts"]
 
 
 def small(settings, mask="permutation"):
@@ -31,7 +27,7 @@ def small(settings, mask="permutation"):
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_the_result_holds_the_success_of_every_point(mask):
+def test_results_hold_every_points_success(mask):
     data = small({"curves": "ab", "norm": "off"}, mask)
     assert list(data["success"]) == ["a", "b"]
     for name, k in (("a", 2), ("b", 4)):
@@ -44,19 +40,14 @@ def test_the_result_holds_the_success_of_every_point(mask):
     assert data["parameters"]["mask"] == mask
 
 
-def test_masked_and_clear_runs_agree_on_every_point():
+def test_masked_and_clear_points_agree():
     runs = [small({"curves": "a"}, mask) for mask in ("none", "permutation")]
     points = [[(p["successes"], p["purity"]) for p in r["success"]["a"]["points"]] for r in runs]
     assert points[0] == points[1]
 
 
-def test_the_same_seed_gives_the_same_result():
-    first, second = (small({"curves": "c"})["success"] for _ in range(2))
-    assert first == second
-
-
 @pytest.mark.parametrize("grid", ["default", "paper"])
-def test_every_curve_has_at_least_two_lines_of_three_points(grid):
+def test_curves_have_two_lines_of_three_points(grid):
     for curve in synthetic.CURVES.values():
         points = list(synthetic.points_of(curve, registry.find("ifca-synthetic").resolved(Options(grid=grid))))
         along, across = curve.grids[grid]
@@ -92,7 +83,7 @@ def test_impossible_options_are_refused(changes, match):
 
 
 def test_the_cost_is_measured_for_both_ways():
-    costs = synthetic.cost(SMALL, PLAN)
+    costs = synthetic.cost(SMALL, OPTIONS)
     assert costs["simulator_ratio"] == pytest.approx(costs["simulator_s"] / costs["batched_s"])
     assert costs["numpy_ratio"] == pytest.approx(costs["numpy_s"] / costs["batched_s"])
     assert min(costs.values()) > 0

@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from shoal_lab.experiments.studies import alone
-from shoal_lab.experiments.studies.alone import dual_descent, train_alone
+from shoal_lab.experiments.studies.alone import train_alone
 
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import Ranks
@@ -17,29 +16,6 @@ from shoal.task.manifest import LocalTraining
 def shards_of(sizes, seed=0, inputs=9, classes=4):
     rng = np.random.default_rng(seed)
     return tuple(Shard(rng.standard_normal((n, inputs)).astype(np.float32), rng.integers(0, classes, n)) for n in sizes)
-
-
-def plain_descent(network, start, x, y, steps, lr):
-    """Return theta (d,) after full-batch steps by autograd."""
-    module = network.module()
-    torch.nn.utils.vector_to_parameters(start.clone(), module.parameters())
-    optimiser = torch.optim.SGD(module.parameters(), lr=lr)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(module(x), y).backward()
-        optimiser.step()
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
-@pytest.mark.slow
-def test_the_dual_form_equals_plain_descent():
-    network = OneHidden(9, 5, 4)
-    shards = shards_of([6, 6, 6])
-    x, y = torch.from_numpy(np.stack([s.x for s in shards])), torch.from_numpy(np.stack([s.y for s in shards]))
-    start = torch.from_numpy(network.init(4))
-    ended = dual_descent(network, start, x, y, 200, 0.2)
-    for i in range(3):
-        torch.testing.assert_close(ended[i], plain_descent(network, start, x[i], y[i], 200, 0.2), atol=2e-5, rtol=1e-4)
 
 
 def test_both_ways_of_training_alone_agree():
@@ -54,7 +30,7 @@ def test_both_ways_of_training_alone_agree():
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e9], ids=["dual form", "strategy"])
-def test_each_rank_trains_some_of_the_devices(monkeypatch, clip):
+def test_each_rank_trains_some_devices(monkeypatch, clip):
     """Three ranks together have the results of a single process; the third has no device."""
     network = OneHidden(9, 5, 4)
     population = Population(shards_of([6, 8]), test=shards_of([20, 20], seed=1))
@@ -73,7 +49,7 @@ def test_each_rank_trains_some_of_the_devices(monkeypatch, clip):
     np.testing.assert_array_equal(together, np.column_stack((whole.accuracies, whole.losses)))
 
 
-def test_probes_of_another_group_do_not_count():
+def test_other_groups_probes_do_not_count():
     """With inverted labels in the second group, a device's accuracy is high only on its own group's probes."""
     rng = np.random.default_rng(0)
 
@@ -99,7 +75,7 @@ def test_probes_of_another_group_do_not_count():
 ONE_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
 
 
-def test_a_device_without_test_samples_has_no_accuracy():
+def test_no_test_samples_no_accuracy():
     """It is NaN, and the others have theirs; training goes on."""
     population = Population(shards_of([6, 6]), test=(Shard.none(), *shards_of([5], seed=1)))
     ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
@@ -107,13 +83,13 @@ def test_a_device_without_test_samples_has_no_accuracy():
     assert np.isfinite(ended.losses).all()
 
 
-def test_a_group_without_probes_has_no_accuracy():
+def test_no_probes_no_accuracy():
     population = Population(shards_of([6, 6]), groups=(0, 1), probes=shards_of([5], seed=1), probe_groups=(1,))
     ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
     assert np.isnan(ended.accuracies).tolist() == [True, False]
 
 
-def test_devices_start_alike_and_learn_nothing_from_each_other():
+def test_devices_learn_nothing_from_others():
     """A device's model is the same whether others train beside it or not."""
     shards = shards_of([6, 6, 8])
     tests = shards_of([20] * 3, seed=1)
@@ -137,7 +113,7 @@ def test_devices_start_alike_and_learn_nothing_from_each_other():
         (Softmax(9, 4), {}, False),
     ],
 )
-def test_the_dual_form_is_for_plain_descent_of_one_hidden_layer(monkeypatch, network, changes, dual):
+def test_the_dual_form_is_for_plain_descent(monkeypatch, network, changes, dual):
     """Any other recipe would be ignored by it."""
     used = []
     descend = alone.dual_descent
@@ -147,7 +123,7 @@ def test_the_dual_form_is_for_plain_descent_of_one_hidden_layer(monkeypatch, net
     assert bool(used) is dual
 
 
-def test_blocks_of_the_dual_form_hold_equal_shards_and_fit_the_caches(monkeypatch):
+def test_dual_blocks_hold_equal_shards(monkeypatch):
     """Room for two devices of 6 samples at a time; another size starts a block."""
     monkeypatch.setattr(alone, "BLOCK_BYTES", 2 * 4 * 6 * (6 + 4 * 5))
     blocks = []

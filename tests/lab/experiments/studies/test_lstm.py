@@ -10,7 +10,7 @@ from shoal.simulation.trainers.networks import unflatten
 pytestmark = pytest.mark.torch
 
 
-def test_the_lstm_has_the_published_size_and_the_biases_that_torch_adds():
+def test_the_lstm_has_the_published_size():
     network = TweetLstm(50)
     assert network.length == 243_861 + 2 * 400 + 31
     assert len(network.init(3)) == network.length
@@ -26,7 +26,7 @@ def test_the_lstm_equals_its_module():
     torch.testing.assert_close(network.forward(list(module.parameters()), x), expected)
 
 
-def test_word_vectors_are_the_same_on_every_device_and_no_part_of_the_model():
+def test_word_vectors_are_fixed():
     one, other = TweetLstm(20, 5, 4), TweetLstm(20, 5, 4)
     assert torch.equal(one.vectors, other.vectors)
     assert one == other
@@ -34,7 +34,7 @@ def test_word_vectors_are_the_same_on_every_device_and_no_part_of_the_model():
     assert one.length == TweetLstm(2000, 5, 4).length
 
 
-def test_the_answer_depends_on_the_order_of_the_words():
+def test_the_order_of_words_matters():
     """The state after the last word is read, not a mean."""
     network = TweetLstm(20, 5, 4)
     params = unflatten(network, torch.from_numpy(network.init(1)))
@@ -44,7 +44,7 @@ def test_the_answer_depends_on_the_order_of_the_words():
     assert not torch.allclose(outputs[0], outputs[1])
 
 
-def test_the_dense_layers_have_no_activation_between_them():
+def test_dense_layers_have_no_activation():
     """As published: the answer is linear in the first dense layer, also where its outputs are negative."""
     network = TweetLstm(20, 5, 4)
     params = unflatten(network, torch.from_numpy(network.init(1)))

@@ -103,7 +103,7 @@ def groups_found(data_sets, **settings):
     return tiny("cfl-label-permutation", data_sets, devices=10, samples=100, rounds=45, settings=given)
 
 
-def test_groups_are_found_and_splits_reported(data_sets):
+def test_groups_are_found(data_sets):
     """The clusters are the hidden groups, and the split raised its devices' accuracy."""
     data = groups_found(data_sets)
     assert (data["ari"], data["purity"], data["clusters"]) == (1.0, 1.0, 2)
@@ -117,7 +117,7 @@ def test_groups_are_found_and_splits_reported(data_sets):
     assert [data["parameters"][share] for share in ("train", "validation", "test")] == [60, 20, 20]
 
 
-def test_data_without_groups_stays_in_one_piece(data_sets):
+def test_data_without_groups_stay_together(data_sets):
     """No candidate survives its trial where devices differ by chance alone."""
     data = groups_found(data_sets, groups=1)
     assert (data["clusters"], data["splits"], data["true_partition"]) == (1, [], True)
@@ -215,7 +215,7 @@ def simulated(monkeypatch):
         ("fedavg", "fedavg", {"discrepancy": "true"}, 0.0, "samples"),
     ],
 )
-def test_each_method_is_its_column_of_table_3(simulated, algorithm, strategy, settings, mu, weighting):
+def test_methods_are_columns_of_table_3(simulated, algorithm, strategy, settings, mu, weighting):
     """Only FedProx and its groups have a proximal term, and pre-training never has one; the papers limit nothing."""
     seen = simulated("fedgroup-synthetic", algorithm=algorithm, devices=10, settings={"cohort": 5, "mu": 0.7})
     given = seen["options"]
@@ -249,7 +249,7 @@ def test_a_watched_run_stores_every_update(simulated, data_sets):
 @pytest.mark.parametrize(
     ("accuracies", "mean", "spread"), [([50.0, np.nan, 70.0], 60.0, 10.0), ([np.nan, np.nan, np.nan], None, None)]
 )
-def test_devices_alone_train_as_long_as_they_would_take_part(data_sets, monkeypatch, accuracies, mean, spread):
+def test_devices_alone_train_for_their_share(data_sets, monkeypatch, accuracies, mean, spread):
     """Their mean is over those that were tested."""
     seen = {}
 

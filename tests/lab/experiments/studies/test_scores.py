@@ -14,7 +14,7 @@ from tests.helpers.plans import contribution
 from tests.helpers.studies import run
 
 
-def test_a_decided_device_is_left_its_clusters_model_alone():
+def test_a_decided_device_keeps_its_model():
     """IFCA's devices would choose again; one with a single candidate has no cluster to look up."""
     models = {3: ClusterModel(), 8: ClusterModel()}
     many = final_assignment((3, 8))
@@ -67,7 +67,7 @@ def observed(round_, *devices, events=(), norms=None):
     )
 
 
-def test_devices_are_tested_from_their_first_round_on(final_rounds):
+def test_devices_are_tested_once_they_are_met(final_rounds):
     """Also those of rounds that don't count, and in the order of their names."""
     scores = Scores(everybody=False, every=1, rounds=9)
     scores(observed(0, "c"))
@@ -79,20 +79,20 @@ def test_devices_are_tested_from_their_first_round_on(final_rounds):
     assert [(r["accuracy"], r["tested"]) for r in scores.rows.values()] == [(20.0, 2), (20.0, 2), (30.0, 3)]
 
 
-def test_baselines_are_tested_on_everybody_at_once(final_rounds):
+def test_baselines_are_tested_on_everybody(final_rounds):
     scores = Scores(everybody=True, every=1, rounds=9)
     scores(observed(1, "b"))
     assert final_rounds.asked == [(3, ("a", "b", "c"))]
 
 
-def test_the_last_round_is_tested_in_any_case(final_rounds):
+def test_the_last_round_is_always_tested(final_rounds):
     scores = Scores(everybody=True, every=2, rounds=5)
     for round_ in range(1, 6):
         scores(observed(round_, "a"))
     assert [r for r, row in scores.rows.items() if "accuracy" in row] == [2, 4, 5]
 
 
-def test_discrepancies_are_means_of_norms_in_training_alone(final_rounds):
+def test_discrepancies_are_means_in_training(final_rounds):
     scores = Scores(everybody=True, every=1, rounds=9)
     seen = observed(1, "a", "b", "c", norms=[1.0, 4.0, 100.0], events=[Event(1, "discrepancy", {"mean_after": 0.5})])
     third = dataclasses.replace(seen.contributions[2], phase=Phase.PRETRAIN)
@@ -102,20 +102,20 @@ def test_discrepancies_are_means_of_norms_in_training_alone(final_rounds):
     assert not {"discrepancy", "discrepancy_after"} & scores.rows[2].keys()
 
 
-def test_the_cold_start_is_kept_also_from_a_round_that_does_not_count(final_rounds):
+def test_the_cold_start_is_kept_from_any_round(final_rounds):
     scores = Scores(everybody=True, every=1, rounds=9)
     scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
     assert scores.cold_start == {"groups": 3}
 
 
-def test_the_best_round_of_most_tested_leaves_out_rounds_of_few_devices():
+def test_the_best_of_most_tested_skips_few():
     """95 of 100 suffice, 94 do not."""
     rows = [{"accuracy": a, "tested": n} for a, n in ((99.0, 10), (98.0, 94), (80.0, 95), (70.0, 100))]
     assert module.best_of_most(rows) == 80.0
 
 
 @pytest.mark.parametrize("every", ["1", "2"])
-def test_the_result_is_the_best_round_and_the_last(every):
+def test_the_result_is_the_best_round(every):
     settings = {"epochs": 1, "trainer": "loop", "evaluate_every": every, "cohort": 4}
     found = run("fedgroup-synthetic", algorithm="fedavg", devices=4, rounds=3, settings=settings)
     tested = [row for row in found["history"] if row["accuracy"] is not None]
@@ -127,7 +127,7 @@ def test_the_result_is_the_best_round_and_the_last(every):
     assert "cold_start" not in found
 
 
-def test_the_group_cold_start_takes_everybody():
+def test_the_cold_start_takes_everybody():
     settings = {"epochs": 1, "cohort": 6, "pretrain_steps": 5}
     data = run("fedgroup-synthetic", devices=12, rounds=3, seed=7, settings=settings)
     assert data["cold_start"]["devices"] == 12

@@ -29,7 +29,7 @@ def upload(device: str, vector: list[float], model: int = 0, phase: Phase = Phas
     )
 
 
-def test_gaps_are_taken_cluster_by_cluster_and_not_of_trials() -> None:
+def test_gaps_are_taken_cluster_by_cluster() -> None:
     """Two groups at right angles in one cluster have a gap of 1; a cluster on trial or of one device has none."""
     group_of = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 0, "f": 0, "g": 0}
     given = [
@@ -44,7 +44,7 @@ def test_gaps_are_taken_cluster_by_cluster_and_not_of_trials() -> None:
     assert cluster_gaps(given, group_of) == {"0": pytest.approx(1.0)}
 
 
-def test_a_device_that_waits_for_its_place_in_the_tree_is_in_no_cluster() -> None:
+def test_a_waiting_device_is_in_no_cluster() -> None:
     """With few drawn, some have no fresh update when their cluster is cut; all others are looked at as ever."""
     rng = np.random.default_rng(3)
     shares: list[list[Shard]] = [[], [], []]
@@ -81,7 +81,7 @@ def watch_with(aris: list[float]) -> CflWatch:
     ("aris", "expected"),
     [([0.0, 0.0, 1.0, 1.0], 3), ([0.0, 1.0, 0.4, 1.0], 4), ([0.0, 1.0, 0.4], None), ([1.0, 1.0], 1), ([0.0], None)],
 )
-def test_the_true_partition_counts_from_when_it_stays(aris: list[float], expected: int | None) -> None:
+def test_a_partition_counts_from_when_it_stays(aris: list[float], expected: int | None) -> None:
     """A partition that is lost again has not been reached."""
     assert watch_with(aris).partition_round() == expected
     report = watch_with(aris).report()
@@ -89,7 +89,7 @@ def test_the_true_partition_counts_from_when_it_stays(aris: list[float], expecte
     assert report["rounds_after_partition"] == (None if expected is None else len(aris) - expected)
 
 
-def test_splits_are_judged_and_their_devices_followed() -> None:
+def test_splits_are_judged() -> None:
     """A split is right, wrong, or of a cluster that was pure; accuracy is of its own devices alone."""
     watch = CflWatch((0, 0, 1, 1))
     group_of = {"a": 0, "b": 0, "c": 1, "d": 1}

@@ -31,7 +31,7 @@ def test_figures_are_read_from_a_run(read, figure):
     assert goals.figure(RUN, read) == figure
 
 
-def test_a_run_that_was_not_measured_in_the_round_says_so():
+def test_an_unmeasured_round_is_an_error():
     with pytest.raises(KeyError, match="no accuracy after round 50"):
         goals.figure({"history": []}, "half")
 
@@ -40,17 +40,17 @@ def test_a_run_that_was_not_measured_in_the_round_says_so():
     ("every", "figures", "reached"),
     [(False, (79, 81), True), (True, (79, 81), False), (True, (80, 81), True), (False, (), False)],
 )
-def test_a_goal_is_for_the_mean_or_for_each_seed(every, figures, reached):
+def test_a_goal_is_for_mean_or_each_seed(every, figures, reached):
     goal = Goal("alike", "cfl", "the models", "mean", 80.0, every=every)
     assert goal.reached([{"mean": one} for one in figures]) is reached
 
 
-def test_goals_are_for_known_fleets_and_strategies():
+def test_goals_are_for_known_fleets():
     assert {g.scenario for g in GOALS} <= SCENARIOS.keys()
     assert {g.strategy for g in GOALS} <= COLUMNS.keys()
 
 
-def test_the_table_says_what_is_reached_and_what_has_no_run():
+def test_the_table_says_what_is_reached():
     found = goals.table({"alike-dirichlet-0.1": {"cfl": [RUN, {"personal_mean": 96.0}]}}, COLUMNS).splitlines()
     single = found[2 : 2 + len(GOALS)]
     assert single[-1] == "| `alike-dirichlet-0.1` | CFL | with the finish | 94.0 | 90.0; 84.0 96.0 | no |"
@@ -62,6 +62,6 @@ def test_the_table_says_what_is_reached_and_what_has_no_run():
     ("clusters", "end"),
     [((1, 1, 1, 1, 1), "5 of 5 | yes |"), ((1, 2, 1, 1, 1), "4 of 5 | no |"), ((1, 1), "2 of 2 | - |")],
 )
-def test_the_number_of_groups_is_counted_over_all_seeds(clusters, end):
+def test_groups_are_counted_over_all_seeds(clusters, end):
     runs = [{"clusters": n, "parameters": {"groups": 1}} for n in clusters]
     assert goals.table({"alike": {"ifca": runs}}, COLUMNS).splitlines()[-3].endswith(f"| 5 of 5 | {end}")

@@ -30,7 +30,7 @@ def shift(name, group, **changes):
     return x, *images.shifted(scenario, group, x, np.array([0, 1, 2]), np.random.default_rng(0), 5)
 
 
-def test_a_device_has_60_20_percent_of_its_images_and_fresh_tests(deal):
+def test_a_device_has_shares_and_fresh_tests(deal):
     population = deal().population
     assert [len(s) for s in population.train] == [12] * 3
     assert [len(s) for s in population.validation] == [4] * 3
@@ -53,7 +53,7 @@ def test_the_seed_decides_everything(deal):
     assert not np.array_equal(first.train[0].x, other.train[0].x)
 
 
-def test_devices_may_have_different_numbers_of_images(deal):
+def test_devices_may_have_unequal_images(deal):
     unequal = dataclasses.replace(PLAIN, samples=(10, 20, 30))
     assert [len(s) for s in deal(unequal).population.train] == [6, 12, 18]
     assert [len(s) for s in deal(unequal, samples=10).population.train] == [6] * 3
@@ -87,7 +87,7 @@ def test_permuted_labels_are_the_groups_own():
 
 
 @pytest.mark.parametrize("name", ["turned", "features", "background", "dimmed", "rotated"])
-def test_shifts_of_inputs_keep_labels_and_range(name):
+def test_shifts_keep_labels_and_range(name):
     for group in (1, 2, 3):
         x, moved, y = shift(name, group, degrees=15)
         assert moved.shape == x.shape
@@ -102,7 +102,7 @@ def test_an_unknown_shift_is_refused():
         shift("x", 0)
 
 
-def test_faulty_devices_have_no_group_and_random_labels(deal):
+def test_faulty_devices_have_random_labels(deal):
     sound, faulty = deal(), deal(dataclasses.replace(PLAIN, faulty=1))
     (place,) = [i for i, g in enumerate(faulty.population.groups) if g == NO_GROUP]
     assert np.array_equal(sound.population.train[place].x, faulty.population.train[place].x)
@@ -112,7 +112,7 @@ def test_faulty_devices_have_no_group_and_random_labels(deal):
     assert np.array_equal(sound.population.train[place].y, noisy.train[place].y)
 
 
-def test_later_data_are_the_same_images_in_another_group(deal):
+def test_later_data_are_the_same_images(deal):
     moved = dataclasses.replace(PLAIN, shift="rotated", groups=(0, 1, 1), later=(1, 1, 0))
     fleet = deal(moved)
     assert (fleet.population.groups, fleet.last.groups) == ((0, 1, 1), (1, 1, 0))
@@ -120,7 +120,7 @@ def test_later_data_are_the_same_images_in_another_group(deal):
     assert np.array_equal(after, np.rot90(before, 1, axes=(1, 2)))
 
 
-def test_every_scenario_of_mnist_can_be_dealt(deal):
+def test_every_mnist_scenario_can_be_dealt(deal):
     for scenario in SCENARIOS.values():
         if scenario.data == "mnist":
             fleet = deal(scenario, samples=5, test_images=1)

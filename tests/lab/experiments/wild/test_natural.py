@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name, s in SCENARIOS.items() if s.data in ("cmapss", "air")])
-def test_every_device_has_its_shares_in_the_scale_of_the_fleet(name, folder):
+def test_shares_are_in_the_fleets_scale(name, folder):
     fleet = natural.deal(SCENARIOS[name], seed=0, data_dir=folder)
     shares = fleet.population.train, fleet.population.validation, fleet.population.test
     assert [{len(s) for s in shards} for shards in shares] == [{180}, {60}, {200}]
@@ -44,7 +44,7 @@ def test_every_device_has_its_shares_in_the_scale_of_the_fleet(name, folder):
     assert fleet.population.groups == ((0, 1, 1) if "cmapss" in name else (1, *[0] * 11))
 
 
-def test_no_engine_is_in_two_shares_or_devices(folder):
+def test_no_engine_is_in_two_shares(folder):
     population = natural.deal(SCENARIOS["cmapss"], seed=1, data_dir=folder).population
     engines = [
         {round(float(v), 4) for v in s.x[:, 0]} for s in (*population.train, *population.validation, *population.test)
@@ -53,7 +53,7 @@ def test_no_engine_is_in_two_shares_or_devices(folder):
     assert len(set.union(*engines)) == sum(map(len, engines))
 
 
-def test_validation_and_test_are_later_than_training(folder):
+def test_validation_and_test_are_later(folder):
     population = natural.deal(SCENARIOS["air"], seed=1, data_dir=folder).population
     for train, validation, test in zip(population.train, population.validation, population.test, strict=True):
         assert train.x[:, 1].max() < validation.x[:, 1].min()

@@ -52,16 +52,16 @@ def test_only_the_number_of_groups_is_given():
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
 
 
-def test_a_scenarios_owner_may_allow_means_of_two():
+def test_a_scenario_may_allow_means_of_two():
     assert run("few-3-2")["parameters"]["min_contributors"] == [2]
     assert run("few-3-2", settings={"min_contributors": "3"})["parameters"]["min_contributors"] == [3]
 
 
-def test_where_there_are_no_groups_two_are_given():
+def test_without_groups_two_are_given():
     assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
 
 
-def test_local_devices_have_models_of_their_own():
+def test_local_devices_have_own_models():
     data = run(algorithm="local")
     assert (data["clusters"], data["parameters"]["min_contributors"]) == (6, [1])
     assert "alone" not in data["choices"]
@@ -80,7 +80,7 @@ def test_a_regression_has_a_squared_error():
     assert data["history"][-1]["test_loss"] == pytest.approx(data["mean"], rel=0.05)
 
 
-def test_a_lone_device_is_its_true_groups_mean(bars):
+def test_a_lone_device_is_its_groups_mean(bars):
     data = small("unequal-10-9-1", bars, "true-groups")
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
@@ -94,7 +94,7 @@ def test_no_group_is_too_small_for_a_mean(bars):
     assert STANDS_STILL not in kinds(found) | kinds(one)
 
 
-def test_a_fifth_of_twenty_is_a_mean_of_three(bars):
+def test_a_fifth_of_20_is_a_mean_of_three(bars):
     moving = small("part-0.2-of-20", bars, rounds=11)
     assert (moving["standing_still"], moving["parameters"]["participation"]) == (0, 0.2)
     with pytest.raises(ConfigError, match="4 devices take part in a round, and a mean takes 5"):

@@ -44,7 +44,7 @@ def test_devices_have_groups_sizes_and_pairs():
             assert s.later is None or (len(s.later) == len(s.groups) and not s.faulty), name
 
 
-def test_power_laws_run_from_12_to_600_images():
+def test_power_laws_run_from_12_to_600():
     for name in ("power-permuted", "power-turned", "power-none"):
         train = [int(images.TRAIN * count) for count in SCENARIOS[name].samples]
         assert (train[0], train[-1]) == (12, 600)

@@ -11,7 +11,7 @@ TABLES = [name for name, s in SCENARIOS.items() if not s.needs]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_device_has_all_shares_in_the_networks_shape(name):
+def test_devices_have_all_shares(name):
     fleet = tables.deal(SCENARIOS[name], seed=0)
     population = fleet.population
     kind = np.float32 if fleet.network.kind == "regression" else np.int64
@@ -21,27 +21,27 @@ def test_every_device_has_all_shares_in_the_networks_shape(name):
     assert np.isfinite(population.train[0].x).all()
 
 
-def test_groups_take_turns_and_differ_in_their_labels():
+def test_groups_take_turns():
     first, second = (tables.deal(SCENARIOS["table-wine"], seed=s).population for s in (0, 0))
     assert first.groups == (0, 1, 0, 1, 0, 1)
     assert np.array_equal(first.train[1].y, second.train[1].y)
     assert tables.deal(SCENARIOS["table-iris"], seed=0).population.groups == (0,) * 6
 
 
-def test_drawn_tables_have_a_large_test_share():
+def test_drawn_tables_have_large_tests():
     population = tables.deal(SCENARIOS["table-planes"], seed=3).population
     assert [len(s[0]) for s in (population.train, population.validation, population.test)] == [36, 12, 212]
     assert len(set(population.groups)) == 3
 
 
-def test_given_groups_decide_the_number_of_devices_and_their_labels():
+def test_given_groups_decide_the_devices():
     three, four = (tables.deal(SCENARIOS[name], seed=0).population for name in ("few-3-2", "few-4-1"))
     assert (three.groups, four.groups) == ((0, 0, 0, 1, 1), (0, 0, 0, 0, 1))
     assert np.array_equal(four.train[3].y, (three.train[3].y - 1) % 10)
     assert len(tables.deal(SCENARIOS["few-3-3-regression"], seed=0).population) == 6
 
 
-def test_groups_may_differ_in_the_scale_of_their_features_alone():
+def test_groups_may_differ_in_scale_alone():
     fleet = tables.deal(SCENARIOS["scaled-groups"], seed=0).population
     spread = np.array([shard.x.std(0) for shard in fleet.test])
     same = np.array(fleet.groups)[:, None] == np.array(fleet.groups)
@@ -52,7 +52,7 @@ def test_groups_may_differ_in_the_scale_of_their_features_alone():
     assert np.allclose(together.std(0), 1, atol=0.01), "in the scale of the fleet"
 
 
-def test_a_series_remembers_and_its_validation_is_a_later_stretch():
+def test_a_series_remembers():
     fleet = tables.deal(SCENARIOS["series"], seed=0)
     population = fleet.population
     whole = np.concatenate([share[0].x for share in (population.train, population.validation, population.test)])
