@@ -45,7 +45,7 @@ def test_the_time_left_is_of_one_algorithm(capsys, clock):
     assert capsys.readouterr().err == f"{CLEAR}fedavg 1/10"
 
 
-def test_the_line_is_drawn_ten_times_a_second(capsys, clock):
+def test_the_line_is_drawn_in_turns(capsys, clock):
     progress = TerminalProgress()
     progress.round("ifca", 1, 9, None)
     clock.now += 0.09

@@ -24,7 +24,7 @@ def empty_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "SOURCES", bare)
 
 
-def test_the_list_has_folders_or_ways_to_get_them(tmp_path, capsys):
+def test_the_list_has_folders_or_ways(tmp_path, capsys):
     digits(tmp_path / "sets" / "mnist")
     cli.list_data(tmp_path / "sets", json=True)
     found = {d["name"]: d for d in json.loads(capsys.readouterr().out)["data"]["datasets"]}

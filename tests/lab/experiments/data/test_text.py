@@ -90,7 +90,7 @@ def test_a_window_predicts_the_next_word(corpus):
     assert END in shard.y
 
 
-def test_the_vocabulary_is_of_training_articles():
+def test_the_vocabulary_is_of_training():
     """A word that only validation or test articles have stays unknown."""
     articles = tuple((f"w{i}",) for i in range(10))
     population, vocabulary = by_topic(News(articles, np.zeros(10, np.int64)), devices=1, seed=0, words=2)

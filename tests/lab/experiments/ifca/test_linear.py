@@ -74,7 +74,7 @@ def test_a_rounds_mask_hides_its_moves_alone():
     assert len(set(orders)) == 30
 
 
-def test_the_distance_is_of_the_best_matching():
+def test_the_distance_is_the_best_matchings():
     truth = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     swapped = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])
     assert float(matched_distance(swapped, truth)) == 0
@@ -111,7 +111,7 @@ def test_settling_early_changes_no_verdict(number):
     assert int(early.iterations.sum()) < int(full.iterations.sum())
 
 
-def test_an_overflowing_start_ends_at_infinity():
+def test_an_overflow_ends_at_infinity():
     mixture = make_mixture(SMALL, (0, 0))
     starts, rates = starts_of(SMALL, 1, [1e6, 0.1])
     ended = run_starts(mixture, starts, rates, iterations=60, threshold=0.06)
@@ -164,7 +164,7 @@ def test_dropped_starts_leave_the_others():
     assert torch.equal(batch.choices, whole.choices[[0, 2]])
 
 
-def test_starts_are_zeros_and_ones_by_the_seed():
+def test_starts_are_zeros_and_ones():
     starts = random_starts(3, 2, 50, (7,))
     assert starts.shape == (3, 2, 50)
     assert set(starts.flatten().tolist()) == {0.0, 1.0}

@@ -14,7 +14,7 @@ EASY = Point(k=2, m=20, n=40, scale=1.0, sigma=0.1, d=20)
 OPTIONS = Options(rounds=120, seed=3, values={"starts": 4, "settle": True})
 
 
-def test_easy_trials_succeed_hopeless_ones_fail():
+def test_easy_trials_succeed():
     assert synthetic.run_trial(EASY, 0, OPTIONS).success
     hopeless = synthetic.run_trial(Point(k=2, m=4, n=2, scale=1.0, sigma=0.01, d=60), 0, OPTIONS)
     assert not hopeless.success
@@ -47,7 +47,7 @@ def test_masked_and_clear_points_agree():
 
 
 @pytest.mark.parametrize("grid", ["default", "paper"])
-def test_curves_have_two_lines_of_three_points(grid):
+def test_curves_have_lines_of_three_points(grid):
     for curve in synthetic.CURVES.values():
         points = list(synthetic.points_of(curve, registry.find("ifca-synthetic").resolved(Options(grid=grid))))
         along, across = curve.grids[grid]

@@ -67,7 +67,7 @@ def observed(round_, *devices, events=(), norms=None):
     )
 
 
-def test_devices_are_tested_once_they_are_met(final_rounds):
+def test_devices_that_were_met_are_tested(final_rounds):
     """Also those of rounds that don't count, and in the order of their names."""
     scores = Scores(everybody=False, every=1, rounds=9)
     scores(observed(0, "c"))
@@ -102,7 +102,7 @@ def test_discrepancies_are_means_in_training(final_rounds):
     assert not {"discrepancy", "discrepancy_after"} & scores.rows[2].keys()
 
 
-def test_the_cold_start_is_kept_from_any_round(final_rounds):
+def test_any_rounds_cold_start_is_kept(final_rounds):
     scores = Scores(everybody=True, every=1, rounds=9)
     scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
     assert scores.cold_start == {"groups": 3}

@@ -24,6 +24,6 @@ def test_starts_are_read_off_the_events():
     ("purities", "expected"),
     [([1.0, 0.5, 0.5, 1.0, 1.0], 4), ([1.0, 1.0], 1), ([0.5, 1.0, 0.5], None), ([None, 1.0], 2), ([1.0, 0.75], None)],
 )
-def test_pure_counts_after_the_last_impure_round(purities, expected):
+def test_pure_counts_after_the_last_impure(purities, expected):
     """A round in which they were pure for a while does not count, nor does one without clusters."""
     assert pure_from(list(enumerate(purities, 1))) == expected

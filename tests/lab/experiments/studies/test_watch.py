@@ -81,7 +81,7 @@ def watch_with(aris: list[float]) -> CflWatch:
     ("aris", "expected"),
     [([0.0, 0.0, 1.0, 1.0], 3), ([0.0, 1.0, 0.4, 1.0], 4), ([0.0, 1.0, 0.4], None), ([1.0, 1.0], 1), ([0.0], None)],
 )
-def test_a_partition_counts_from_when_it_stays(aris: list[float], expected: int | None) -> None:
+def test_a_partition_counts_once_it_stays(aris: list[float], expected: int | None) -> None:
     """A partition that is lost again has not been reached."""
     assert watch_with(aris).partition_round() == expected
     report = watch_with(aris).report()

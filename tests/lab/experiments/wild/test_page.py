@@ -148,7 +148,7 @@ def test_a_larger_error_is_worse():
     ]
 
 
-def test_nothing_is_compared_without_references():
+def test_without_references_no_comparison():
     assert list(page.misses(SCENARIOS["alike"], {"cfl": [result(mean=1.0)]}, "cfl")) == []
     assert page.misses_table({"alike": runs_of(mean=1.0)}).splitlines()[2].startswith("| `alike` | CFL | mean of the")
 
