@@ -28,7 +28,7 @@ from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
 from aggregator.storage.corruption import reads
-from aggregator.storage.upload import OpenedUpload
+from aggregator.storage.upload import NOTHING, OpenedUpload
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
 from aggregator.strategies.base import ClientUpdate, contribution_of
 from shoal.errors import IntegrityError
@@ -182,7 +182,7 @@ class Store:
         start = self._updates.append(upload.header.round, body) if len(body) else 0
         cut = FLOAT_BYTES * upload.header.coordinates
         found = checksum(body[:cut]) + checksum(body[cut:])
-        return dataclasses.replace(upload, body=memoryview(b""), start=start, checksum=found)
+        return dataclasses.replace(upload, body=NOTHING, start=start, checksum=found)
 
     def append(self, upload: OpenedUpload) -> None:
         """Buffer the row of an upload that is written for the next `commit`."""

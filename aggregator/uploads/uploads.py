@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
 from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
-from aggregator.storage.upload import UploadRef
+from aggregator.storage.upload import NOTHING, UploadRef
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.parts_gate import PartsGate
 from aggregator.uploads.retransmission import Retransmission
@@ -198,7 +199,7 @@ class Uploads:
             except ShoalError as error:
                 return error
             decision, _ = self._engine.validate(state, upload.header, upload.digest, pending)
-            return self._store.write(upload) if decision is Decision.STORE else upload
+            return self._store.write(upload) if decision is Decision.STORE else replace(upload, body=NOTHING)
 
         self._intake.submit(opened, partial(self._on_opened, ref, number), key=device, size=chunks.header.size)
 
