@@ -23,6 +23,7 @@ from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
+    from aggregator.status.facts import RunStatus
     from aggregator.status.record import FleetStatus, StoredRun
     from shoal.protocol.documents import RunPlan
 
@@ -199,11 +200,7 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
         *text.version_lines(fleet),
     ):
         say(line)
-    # The record knows more of the open round; the line of the run itself remains for a daemon that wrote no record.
-    now = {r["run"]: f"run {r['run']} now: {r['waiting']}" for r in runs if r["waiting"]}
-    line = "" if fleet.run is None else text.round_line(fleet.run)
-    if fleet.run is not None and line:
-        now[fleet.run.run] = line
+    now = {} if fleet.run is None else {fleet.run.run: text.round_line(fleet.run)}
     for name, reason in refused.items():
         say(f"{name} is no run of this fleet: {reason}")
     for r in runs:
@@ -239,13 +236,15 @@ def _document(directory: Path) -> tuple[dict[str, Any], FleetStatus]:
     """Return the data of ``status --json``, and the record in it."""
     from aggregator.membership import AggregatorMembership
     from aggregator.status.gathering import fleet_status
+    from aggregator.status.live_file import read_live
     from aggregator.storage.signed_runs import RunFiles
     from shoal.util.locks import in_use
 
     member = AggregatorMembership(directory)
     refused: dict[str, str] = {}
-    serving = in_use(directory)
-    read = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
+    live = read_live(directory) if in_use(directory) else None
+    served = None if live is None or live.ended_at_s is not None else live.run
+    read = [_standing(member, run.plan, served) for run in RunFiles(member, refused.__setitem__).all()]
     runs = [figures for figures, _ in read]
     fleet = fleet_status(member, [stored for _, stored in read if stored is not None])
     return {**fleet.document(), "serving": fleet.running, "runs": runs, "refused": refused}, fleet
@@ -301,8 +300,10 @@ def _obstacle(r: dict[str, Any]) -> str:
     return "".join(f"; {reason}" for reason in (declined_by(r["declined"]), *told) if reason)
 
 
-def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> tuple[dict[str, Any], StoredRun | None]:
-    """Return the status of a run by its last closed round, and the same for the fleet's record.
+def _standing(
+    member: AggregatorMembership, plan: RunPlan, served: RunStatus | None
+) -> tuple[dict[str, Any], StoredRun | None]:
+    """Return the status of a run by its last closed round and by the one that is served, and the same for the fleet's record.
 
     If the run's directory can't be read, "damage" says why, and the second is None; the second is also None for a run that can
     no longer be served.
@@ -311,7 +312,7 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> tup
     from aggregator.status.gathering import stored_run
     from aggregator.storage.corruption import readable
     from aggregator.storage.owner_orders import read_orders
-    from aggregator.storage.run_status import read_records, read_waiting
+    from aggregator.storage.run_status import read_records
     from aggregator.storage.signed_runs import directory_of, is_void
 
     order = read_orders(member.directory).of(plan.run_id)
@@ -319,7 +320,8 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> tup
     run["order"] = WORDS[order]
     run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
-    run["waiting"], run["shortage"] = read_waiting(directory) if serving else ("", None)
+    known = None if served is None or served.run != plan.run else served
+    run["waiting"], run["shortage"] = ("", None) if known is None else (known.line, known.lacks)
     try:
         records = read_records(directory)
         with readable(directory):

@@ -32,7 +32,7 @@ from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.owner_orders import OwnerOrders
-from aggregator.storage.run_status import forget_waiting, read_key_version, read_last_record
+from aggregator.storage.run_status import read_key_version, read_last_record
 from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, is_void, log_refused
 from aggregator.storage.store import erase_updates
 from aggregator.strategies.registry import TooManyComparedError
@@ -175,7 +175,6 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             # The handler only queues the request: an exception raised in it could cut a commit short.
             signal.signal(number, lambda *_: self._inbox.put(None))
-        forget_waiting(self._membership.directory)
         self._page.start()
         self._keep_status()
         self._mail.subscribe(self._transport)

@@ -73,27 +73,21 @@ class RunLog:
 
     Args:
         run: the owner's run plan.
-        keep: called with the waiting line when it changes, and with an empty string when the run no longer waits.
         clock: returns unix seconds.
 
     Attributes:
-        figures: JSON form of the line last given to ``keep``; empty before the deadline has passed.
+        line: the last waiting line; empty when the run no longer waits.
+        figures: the shortage that it names, as JSON has it; empty before the deadline has passed.
     """
 
-    def __init__(
-        self,
-        run: RunPlan,
-        keep: Callable[[str], None] = lambda _line: None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, run: RunPlan, clock: Callable[[], float] = time.time) -> None:
         self._run = run
-        self._keep = keep
         self._clock = clock
+        self.line = ""
         self.figures: dict[str, Any] = {}
         self._off_since: dict[str, str] = {}
         self._opened_at = self._deadline_passed = ""
         self._asked_s = self._again_s = self._pause_s = 0.0
-        self._said: str | None = None
         self._declined: dict[str, str] = {}
         self._capped: set[str] = set()
         self._too_long: set[str] = set()
@@ -116,11 +110,7 @@ class RunLog:
         return second(int(self._clock()))
 
     def _go_on(self) -> None:
-        self.figures = {}
-        if self._said != "":
-            self._keep("")
-        self._said = ""
-        self._deadline_passed = ""
+        self.line, self.figures, self._deadline_passed = "", {}, ""
 
     def _missing_since(self, device: str, state: EngineState) -> str:
         """Return when a device went offline, as far as is known; when the round opened if it is online and has not uploaded."""
@@ -176,14 +166,13 @@ class RunLog:
         line, figures = (BROKER_LOST, {}) if lost else self._waiting_line(state, computing=computing)
         if workers and not lost:
             line, figures = f"round {state.round}: {workers}", {}
-        if line == self._said and now_s < self._again_s:
+        if line == self.line and now_s < self._again_s:
             return
-        self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
-        LOG.log(logging.WARNING if figures and line != self._said else logging.INFO, line)
-        if line != self._said:
-            self.figures = figures
-            self._keep(line)
-        self._said, self._again_s = line, now_s + self._pause_s
+        self._pause_s = STATUS_AFTER_S if line != self.line else min(2 * self._pause_s, MOST_PAUSE_S)
+        LOG.log(logging.WARNING if figures and line != self.line else logging.INFO, line)
+        if line != self.line:
+            self.line, self.figures = line, figures
+        self._again_s = now_s + self._pause_s
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
         """Log the result of a closed round, and warn of declines, limits and clusters whose model has stalled."""

@@ -54,7 +54,6 @@ from aggregator.shards.space import Shards, ShardsUnavailableError
 from aggregator.status.open_round import run_facts
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.corruption import readable
-from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.robust import RobustMean
@@ -196,7 +195,7 @@ class RunService:
         self.computing = False
         self.obstacle = self.odd = ""
         self._opened_at_s = 0.0
-        self._lines: RunLog = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
+        self._lines = RunLog(run)
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._since_s = int(self.watch.clock())
@@ -412,7 +411,8 @@ class RunService:
         deadline_at_s = self._since_s + int(self._run.deadline_s)
         facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
         if not self.finished:
-            facts = dataclasses.replace(facts, workers=self._messages.facts(self.uploads.lacks))
+            workers, said = self._messages.facts(self.uploads.lacks), self._lines
+            facts = dataclasses.replace(facts, workers=workers, line=said.line, lacks=said.figures or None)
         if self.obstacle:
             return dataclasses.replace(facts, computing=False, shortage=self.obstacle, advice=UNCLOSABLE_HINT)
         if self.odd:
@@ -611,6 +611,5 @@ class RunService:
 
     def close(self) -> None:
         """Close the store; retained messages stay on the broker."""
-        keep_waiting(self._store.directory, "")
         self._inbound.close()
         self._store.close()

@@ -156,6 +156,8 @@ class RunStatus:
         shortage, advice: why the run can't go on after its deadline, or at once if the fleet is too small, and advice to
             the operator; empty if it can.
         workers: the aggregator's workers, in the order of the plan; none without workers, and once the run is finished.
+        line: the last waiting line of the log; empty if the run goes on.
+        lacks: the shortage that it names, as JSON has it (`aggregator.run_log`); None without one.
         missing: built: the devices that it waits for; empty while the aggregator can't know.
         clusters: built: by id.
     """
@@ -180,6 +182,8 @@ class RunStatus:
     shortage: str = _internal("")
     advice: str = _internal("")
     workers: tuple[WorkerStatus, ...] = _internal(())
+    line: str = _internal("")
+    lacks: Mapping[str, Any] | None = _internal(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -413,7 +413,7 @@ class _Builder:
         last = stored.closed if served.phase == RunPhase.FINISHED.value else served.round
         missing = tuple(self._missing(served, devices)) if self.watched else ()
         # An answer to the owner has a limited length: what has been decided by is left out of it.
-        known = dataclasses.replace(served, waiting=(), not_waited_for=(), workers=())
+        known = dataclasses.replace(served, waiting=(), not_waited_for=(), workers=(), lacks=None)
         return dataclasses.replace(known, round=last, missing=missing, clusters=clusters)
 
     def _missing(self, served: RunStatus, devices: Mapping[str, DeviceStatus]) -> list[MissingDevice]:

@@ -1,4 +1,4 @@
-"""Read a run's directory from another process while the aggregator writes it, and record its waiting line for `status`.
+"""Read a run's directory from another process while the aggregator writes it.
 
 Readers open the database read-only and never wait for the writer for long: SQLite's write-ahead log lets both work at once.
 """
@@ -11,20 +11,16 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from aggregator.storage import records
 from aggregator.storage.corruption import is_system_failure, readable
 from aggregator.storage.store import BUSY_TIMEOUT_MS, DATABASE, SnapshotHead, check_version
 from aggregator.storage.vector_log import FLOAT_BYTES
-from shoal.errors import ConfigError, text_of
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Upload
-from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state
 
-WAITING_FILE: Final = "waiting.json"
-"""Holds the waiting line while a round waits, and after the deadline the missing devices and advice. Only `status` reads it."""
 LOG = logging.getLogger("shoal.aggregator")
 R = TypeVar("R")
 
@@ -93,37 +89,6 @@ def read_plan(directory: Path) -> bytes | None:
     """Return the encoded run plan of the run that was started in ``directory``; None if none was."""
     found = _read(directory, lambda reader: reader.execute("SELECT value FROM facts WHERE name = 'plan'").fetchone())
     return None if found is None else found[0]
-
-
-def keep_waiting(directory: Path, line: str, figures: dict[str, Any] | None = None) -> None:
-    """Write the waiting line for `status`, or remove it if ``line`` is empty. A write error is logged, not raised."""
-    path = directory / WAITING_FILE
-    try:
-        if line:
-            write_atomic(path, json.dumps({"line": line, "shortage": figures or None}).encode(), durable=False)
-        else:
-            path.unlink(missing_ok=True)
-    except (ConfigError, OSError) as error:
-        LOG.warning("the waiting line for status can't be written", extra={"kv": {"reason": error}})
-
-
-def forget_waiting(root: Path) -> None:
-    """Remove the waiting lines that a killed aggregator left in the runs below its directory."""
-    for path in root.glob(f"run-*/{WAITING_FILE}"):
-        keep_waiting(path.parent, "")
-
-
-def read_waiting(directory: Path) -> tuple[str, dict[str, Any] | None]:
-    """Return a run's waiting line, empty if it does not wait, and the shortage as figures if the deadline has passed."""
-    try:
-        kept = json.loads((directory / WAITING_FILE).read_bytes())
-        return str(kept["line"]), kept["shortage"]
-    except FileNotFoundError:
-        return "", None
-    except OSError as error:
-        return text_of(error), None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"{directory / WAITING_FILE} is damaged: {text_of(error)}", None
 
 
 def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None:

@@ -9,7 +9,9 @@ from aggregator import cli
 from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.standstill import NAMES_SHOWN
 from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, STANDS_APART_HINT
-from aggregator.storage.run_status import keep_waiting
+from aggregator.status.facts import RunStatus
+from aggregator.status.live_file import LiveFile
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.store import DATABASE, Store
 from crypto.seal.identity import fingerprint
 from crypto.seal.signed import sign_document
@@ -218,15 +220,17 @@ def test_records_of_an_earlier_version_without_limits_are_shown(place):
     assert (run["closed"], run["declined"], run["capped"]) == (2, {}, {})
 
 
-def test_the_waiting_line_is_shown_only_while_the_aggregator_runs(place):
-    """A killed one leaves its line behind."""
+def test_a_killed_aggregator_waits_for_nothing(place):
+    """It leaves its line behind."""
     place.run(records=[{}])
-    keep_waiting(place.folder(), "round 2: 1 of 2, waiting for dev-2", {"here": 1})
-    assert len(place.status()) == 1
-    assert place.data()["runs"][0]["shortage"] is None
+    line = "round 2: 1 of 2, waiting for dev-2"
+    here = RunStatus(run=1, algorithm="fedavg", round=2, rounds=3, phase="round", line=line, lacks={"here": 1})
+    LiveFile(place.directory, FleetWatch()).keep_up(lambda: here, 0.0)
+    (run,) = place.data()["runs"]
+    assert (run["waiting"], run["shortage"]) == ("", None)
     with exclusive(place.directory, wait_s=0, hint="-"):
-        assert place.status()[-1] == "run 1 now: round 2: 1 of 2, waiting for dev-2"
-        assert place.data()["runs"][0]["shortage"] == {"here": 1}
+        (run,) = place.data()["runs"]
+    assert (run["waiting"], run["shortage"]) == (line, {"here": 1})
 
 
 def test_an_unfinished_run_that_a_later_one_has_overtaken_says_why_it_waits_for_nothing(place):

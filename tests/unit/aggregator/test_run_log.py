@@ -52,22 +52,18 @@ def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
     assert not caplog.records
 
 
-def test_what_is_waited_for_is_kept_while_it_lasts():
-    """Once for every change; what an earlier life may have left is cleared first."""
+def test_the_line_lasts_until_the_run_goes_on():
     engine, state = opened()
-    kept = []
-    lines = RunLog(run_plan(), kept.append)
+    lines = RunLog(run_plan())
     lines.opened(0)
-    assert kept == [""]
     for second in range(100):
         lines.waiting(state, second)
+    assert lines.line.startswith("round 1: 0 of 5")
     state, _ = give(engine, state, "dev-1")
-    for second in range(100, 200):
-        lines.waiting(state, second)
-    assert [line[:15] for line in kept] == ["", "round 1: 0 of 5", "round 1: 1 of 5"]
+    lines.waiting(state, 103)
+    assert lines.line.startswith("round 1: 1 of 5")
     lines.opened(200)
-    lines.opened(201)
-    assert kept[3:] == [""]
+    assert lines.line == ""
 
 
 def closed(round_, clusters):
@@ -171,15 +167,13 @@ def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
     """It named the devices whose uploads could not arrive, and after the deadline said to start them again."""
     engine, state = opened()
     late, _ = engine.handle(state, DeadlinePassed(state.round))
-    kept = []
-    lines = RunLog(run_plan(), kept.append)
+    lines = RunLog(run_plan())
     for second in range(10):
         lines.waiting(late, second, lost=True)
-    assert kept == [BROKER_LOST]
-    assert lines.figures == {}
+    assert (lines.line, lines.figures) == (BROKER_LOST, {})
     for second in range(10, 20):
         lines.waiting(late, second)
-    assert "dev-1" in kept[-1]
+    assert "dev-1" in lines.line
 
 
 def test_the_line_says_who_has_paused_or_stopped_the_run():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Literal
 
-from aggregator.storage.run_status import read_records, read_waiting, uploads_stored
+from aggregator.storage.run_status import read_records, uploads_stored
 from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.transport.local_broker import free_port
@@ -90,7 +90,7 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
         elif sample.at_s - changed_s > STALLED_S:
             raise StageError(
                 f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.size} uploads "
-                f"are stored: {read_waiting(fleet.run_dir)}\n{fleet.programs['aggregator'].tail()}"
+                f"are stored\n{fleet.programs['aggregator'].tail()}"
             )
         if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.size:
             strike(fleet, fault)

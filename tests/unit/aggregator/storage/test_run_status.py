@@ -8,14 +8,10 @@ import pytest
 
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage.run_status import (
-    WAITING_FILE,
-    forget_waiting,
-    keep_waiting,
     read_key_version,
     read_last_record,
     read_plan,
     read_records,
-    read_waiting,
     rounds_closed,
     uploads_stored,
 )
@@ -108,51 +104,3 @@ def test_a_file_that_is_no_database_is_damage_that_names_the_directory(folder):
     for read in READERS:
         with pytest.raises(IntegrityError, match=r"run-000001 can't be read"):
             read(folder)
-
-
-# ------------------------------------------------------------------------------------------------- the waiting line
-
-
-def test_a_waiting_line_is_read_back_with_the_shortage(folder):
-    folder.mkdir()
-    assert read_waiting(folder) == ("", None)
-    keep_waiting(folder, "round 3: 1 of 2", {})
-    assert read_waiting(folder) == ("round 3: 1 of 2", None)
-    keep_waiting(folder, "round 3: 1 of 2; missing: dev-1", SHORTAGE)
-    assert read_waiting(folder) == ("round 3: 1 of 2; missing: dev-1", SHORTAGE)
-
-
-def test_an_empty_line_removes_the_file(folder):
-    folder.mkdir()
-    keep_waiting(folder, "round 3")
-    keep_waiting(folder, "")
-    assert list(folder.iterdir()) == []
-    keep_waiting(folder, "")
-
-
-def test_a_line_that_can_not_be_written_is_logged_and_stops_no_round(folder, caplog):
-    keep_waiting(folder / "missing" / "folder", "round 3")
-    assert "the waiting line for status can't be written" in caplog.text
-
-
-@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b'{"line": "x"}', b"null", b"[" * 100_000, b"\xff"])
-def test_a_damaged_waiting_file_is_shown_instead_of_the_line(folder, junk):
-    folder.mkdir()
-    (folder / WAITING_FILE).write_bytes(junk)
-    line, shortage = read_waiting(folder)
-    assert line.startswith(f"{folder / WAITING_FILE} is damaged: ")
-    assert shortage is None
-
-
-def test_a_waiting_file_that_can_not_be_read_is_shown_with_the_systems_reason(folder):
-    (folder / WAITING_FILE).mkdir(parents=True)
-    assert read_waiting(folder) == (f"Is a directory: {folder / WAITING_FILE}", None)
-
-
-def test_lines_of_a_killed_aggregator_are_removed_from_the_runs_alone(tmp_path):
-    runs = [tmp_path / name for name in ("run-000001", "run-000002", "other")]
-    for run in runs:
-        run.mkdir()
-        keep_waiting(run, "round 3")
-    forget_waiting(tmp_path)
-    assert [read_waiting(run)[0] for run in runs] == ["", "", "round 3"]
