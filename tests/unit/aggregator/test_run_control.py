@@ -169,12 +169,12 @@ def test_status_reports_the_next_run_and_refreshes_the_facts_first(desk):
     desk.place.finish(desk.place.sign())
     desk.place.sign()
     desk.ask(RequestAction.PAUSE, run=2)
-    run = desk.ask(RequestAction.STATUS).status.run
+    run = desk.ask(RequestAction.STATUS).run
     assert (desk.refreshed, run.run, run.order) == (1, 2, "paused by the owner")
 
 
 def test_a_fleet_without_a_run_has_a_status(desk):
-    assert desk.ask(RequestAction.STATUS).status.run is None
+    assert desk.ask(RequestAction.STATUS).run is None
 
 
 def test_a_choice_of_models_is_stored_with_the_run_that_it_names(desk):
