@@ -22,9 +22,9 @@ class AggregatorConfig:
         Setting("Keys, membership, runs and results of this aggregator.", metavar="DIRECTORY", argument=True),
     ]
     broker: Annotated[
-        str, Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's", rare=True)
+        str, Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True)
     ] = field(default="", repr=False)
-    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
     device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.", rare=True)] = "auto"
@@ -34,7 +34,7 @@ class AggregatorConfig:
     log: Annotated[str, Setting("debug, info, warning or error.")] = "info"
     http: Annotated[
         str,
-        Setting("HOST:PORT of the fleet page and /metrics, such as 127.0.0.1:9464.", default="none"),
+        Setting("HOST:PORT of the fleet page and /metrics, such as 127.0.0.1:9464.", shown="none"),
     ] = ""
     http_token: Annotated[
         Path | None,

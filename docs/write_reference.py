@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from typer.main import get_command  # noqa: E402 - the path above leads to our modules
 
-from shoal.util.config import Field, fields_of, variable_of  # noqa: E402
+from shoal.util.config import Setting, settings_in, variable_of  # noqa: E402
 from shoal.util.full_help import reveal  # noqa: E402
 
 FOLDER: Final = ROOT / "docs" / "reference"
@@ -181,9 +181,9 @@ def configuration_page() -> str:
         kind = getattr(importlib.import_module(module), name)
         lines += ["", f"## {title}", "", f"The table `[{table}]` of the TOML file.", ""]
         lines += ["| setting | variable | meaning | default |", "|---|---|---|---|"]
-        for field in fields_of(kind).values():
-            meaning = _prose(field.setting.help)
-            row = f"| `{field.name}` | `{variable_of(kind, field.name)}` | {meaning} | {_default(field)} |"
+        for setting in settings_in(kind).values():
+            meaning = _prose(setting.help)
+            row = f"| `{setting.name}` | `{variable_of(kind, setting.name)}` | {meaning} | {_default(setting)} |"
             lines.append(row.replace("|  |", "| |"))
     lines += ["", "## Other variables", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
@@ -200,14 +200,12 @@ def configuration_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _default(field: Field) -> str:
-    if field.default is dataclasses.MISSING:
+def _default(setting: Setting) -> str:
+    if setting.default is dataclasses.MISSING:
         return "required"
-    if field.setting.default:
-        return field.setting.default
-    if field.default in ("", None):
-        return ""
-    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    if setting.shown or setting.default in ("", None):
+        return setting.shown
+    value = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
     return f"`{value}`"
 
 

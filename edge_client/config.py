@@ -30,15 +30,15 @@ class EdgeConfig:
 
     dir: Annotated[Path, Setting("Keys, membership and state of this device.", metavar="DIRECTORY", argument=True)]
     data: Annotated[Path, Setting(DATA_HELP)]
-    label: Annotated[str, Setting("Name of the label column of tables.", default="the task's")] = ""
+    label: Annotated[str, Setting("Name of the label column of tables.", shown="the task's")] = ""
     separator: Annotated[
-        str, Setting("Separator of CSV files, one character or `tab`.", default="found in the file", rare=True)
+        str, Setting("Separator of CSV files, one character or `tab`.", shown="found in the file", rare=True)
     ] = ""
     skip_bad: Annotated[
         int | None,
         Setting(
             "Leave out up to so many damaged samples, such as a cut last line or an image that can't be decoded, and count them.",
-            default="the larger of 3 samples and 1 %",
+            shown="the larger of 3 samples and 1 %",
             rare=True,
         ),
     ] = None
@@ -50,9 +50,9 @@ class EdgeConfig:
     ] = False
     broker: Annotated[
         str,
-        Setting("mqtt:// or mqtts:// address; it may hold a password.", default="the grant's", rare=True),
+        Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True),
     ] = field(default="", repr=False)
-    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="the system's")] = None
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
     threads: Annotated[int, Setting("Threads of ONNX Runtime, or of numpy's BLAS.", rare=True)] = 1
@@ -88,7 +88,7 @@ class EdgeConfig:
         Setting(
             "Hours of the day, by this machine's clock, in which to decline all rounds but the final one.",
             metavar="HH:MM-HH:MM",
-            default="none",
+            shown="none",
         ),
     ] = ""
     vitals: Annotated[

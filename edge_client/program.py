@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.config import EdgeConfig
-from shoal.util.config import fields_of
+from shoal.util.config import settings_in
 
 RUN: Final = "run"
 AS_JSON: Final = "--json"
@@ -32,13 +32,9 @@ def plain_run(arguments: Sequence[str]) -> dict[str, Any] | None:
     """
     if not arguments or arguments[0] != RUN:
         return None
-    fields = [f for f in fields_of(EdgeConfig).values() if not f.setting.rare and not f.setting.argument]
-    switches = {
-        f"--{word}": (f.name, word == f.name) for f in fields if f.kind is bool for word in (f.name, f.setting.off)
-    }
-    kinds: dict[str, tuple[str, type[Any]]] = {
-        f"--{f.name.replace('_', '-')}": (f.name, f.kind) for f in fields if f.kind is not bool
-    }
+    settings = [s for s in settings_in(EdgeConfig).values() if not s.rare and not s.argument]
+    switches = {option: (s.name, option == s.option) for s in settings if s.off for option in (s.option, f"--{s.off}")}
+    kinds: dict[str, tuple[str, type[Any]]] = {s.option: (s.name, s.kind) for s in settings if not s.off}
     kinds[f"--{CONFIG}"] = CONFIG, Path
     found = dict[str, Any]()
     words = iter(arguments[1:])

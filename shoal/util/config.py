@@ -27,45 +27,46 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What help and reference say of a field.
+    """A setting of a program.
 
     Attributes:
         help: its meaning, one or two sentences.
         metavar: the form of its value, if the type does not say enough.
-        default: the default in words, where a value would say too little.
+        shown: the default in words, where the value would say too little.
         off: name of the option that turns a switch off.
         argument: whether it is an argument of the command line, and no option.
         rare: whether it is for special machines: it stands in the file or the environment, and is no option of its own.
+        name, kind, default, secret: name of its field, type without None, default, and whether its value may hold a password;
+            `settings_in` fills them in.
     """
 
     help: str
     metavar: str | None = None
-    default: str | None = None
+    shown: str = ""
     off: str = ""
     argument: bool = False
     rare: bool = False
+    name: str = ""
+    kind: type[Any] = str
+    default: Any = None
+    secret: bool = False
+
+    @property
+    def option(self) -> str:
+        """The name of its option."""
+        return f"--{self.name.replace('_', '-')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One setting of a configuration: the dataclass's field, its type without None, and its `Setting`."""
-
-    name: str
-    kind: type[Any]
-    setting: Setting
-    default: Any
-    secret: bool
-
-
-def fields_of(kind: type[Any]) -> dict[str, Field]:
+def settings_in(kind: type[Any]) -> dict[str, Setting]:
     """Return the settings of a configuration by name: a dataclass of str, int, float, bool and Path, each perhaps None."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = {}
     for field in dataclasses.fields(kind):
-        annotated, *more = typing.get_args(hints[field.name])
+        annotated, setting = typing.get_args(hints[field.name])
         (base,) = {*(typing.get_args(annotated) or (annotated,))} - {type(None)}
-        setting = next(s for s in more if isinstance(s, Setting))
-        found[field.name] = Field(field.name, base, setting, field.default, secret=not field.repr)
+        found[field.name] = dataclasses.replace(
+            setting, name=field.name, kind=base, default=field.default, secret=not field.repr
+        )
     return found
 
 
@@ -90,7 +91,7 @@ class Layers(Generic[C]):
             ConfigError: a value is missing, or the configuration refuses one.
         """
         values = {**otherwise, **self.values}
-        for name in fields_of(self.kind):
+        for name in settings_in(self.kind):
             if name not in values:
                 raise ConfigError(
                     f"{name} is not set",
@@ -101,11 +102,11 @@ class Layers(Generic[C]):
 
     def document(self) -> dict[str, dict[str, Any] | None]:
         """Return name -> value and source of each field, None if it is not set; an address is shown without its password."""
-        found: dict[str, dict[str, Any] | None] = dict.fromkeys(fields_of(self.kind))
-        for name, field in fields_of(self.kind).items():
+        found: dict[str, dict[str, Any] | None] = dict.fromkeys(settings_in(self.kind))
+        for name, setting in settings_in(self.kind).items():
             if name in self.values:
                 value = self.values[name]
-                if value and field.secret:
+                if value and setting.secret:
                     value = str(BrokerAddress.parse(value))
                 elif isinstance(value, Path):
                     value = str(value)
@@ -131,7 +132,7 @@ def read(
     """Return the settings of ``kind`` from all layers.
 
     Args:
-        kind: a configuration, see `fields_of`; its ``TABLE`` names the table of the file, and SHOAL_<TABLE>_<KEY> the variables.
+        kind: a configuration, see `settings_in`; ``TABLE`` names the table of the file, and SHOAL_<TABLE>_<KEY> the variables.
         file: the TOML file, if any.
         flags: values from the command line; None means not given.
         environment: defaults to the process's environment.
@@ -140,28 +141,28 @@ def read(
         ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
     """
     environment, flags = os.environ if environment is None else environment, flags or {}
-    fields = fields_of(kind)
+    settings = settings_in(kind)
     table = _table(file, table_of(kind))
-    unknown = sorted(set(table) - set(fields))
+    unknown = sorted(set(table) - set(settings))
     if unknown:
         raise ConfigError(
             f"{file}: unknown key {unknown[0]!r} in [{table_of(kind)}]",
-            hint=f"known keys: {', '.join(sorted(fields))}",
+            hint=f"known keys: {', '.join(sorted(settings))}",
         )
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, field in fields.items():
+    for name, setting in settings.items():
         variable = variable_of(kind, name)
         if flags.get(name) is not None:
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
-            values[name], origins[name] = _parse(environment[variable], field.kind, variable), variable
-        elif (secret := _credential(field, environment)) is not None:
+            values[name], origins[name] = _parse(environment[variable], setting.kind, variable), variable
+        elif (secret := _credential(setting, environment)) is not None:
             values[name], origins[name] = secret, f"credential {name}"
         elif name in table:
-            values[name], origins[name] = _parse(table[name], field.kind, f"{file}: {name}"), str(file)
-        elif field.default is not dataclasses.MISSING:
-            values[name], origins[name] = field.default, "default"
+            values[name], origins[name] = _parse(table[name], setting.kind, f"{file}: {name}"), str(file)
+        elif setting.default is not dataclasses.MISSING:
+            values[name], origins[name] = setting.default, "default"
     return Layers(kind, values, origins)
 
 
@@ -175,12 +176,12 @@ def variable_of(kind: type[Any], name: str) -> str:
     return f"SHOAL_{table_of(kind)}_{name}".upper()
 
 
-def _credential(field: Field, environment: Mapping[str, str]) -> str | Path | None:
-    """Return a field's value from the service manager: for secret texts and for paths."""
-    path = credential(field.name, environment)
-    if path is None or field.kind is Path:
+def _credential(setting: Setting, environment: Mapping[str, str]) -> str | Path | None:
+    """Return a setting's value from the service manager: for secret texts and for paths."""
+    path = credential(setting.name, environment)
+    if path is None or setting.kind is Path:
         return path
-    return read_credential(path) if field.secret else None
+    return read_credential(path) if setting.secret else None
 
 
 def _table(file: Path | None, section: str) -> dict[str, Any]:

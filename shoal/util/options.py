@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from shoal.util.config import Field, fields_of, read, table_of
+from shoal.util.config import Setting, read, settings_in, table_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Healthy = Annotated[
@@ -49,9 +49,9 @@ def options_of(kind: type[Any], *names: str, file: bool = True) -> Callable[[Cal
             from the lower layers.
         file: whether the command has --config.
     """
-    fields = fields_of(kind)
-    names = names or tuple(name for name, field in fields.items() if not field.setting.rare)
-    hints: dict[str, Any] = {name: _hint(fields[name]) for name in names}
+    settings = settings_in(kind)
+    names = names or tuple(name for name, setting in settings.items() if not setting.rare)
+    hints: dict[str, Any] = {name: _hint(settings[name]) for name in names}
     if file:
         table = f"TOML file with an [{table_of(kind)}] table."
         hints[CONFIG] = Annotated[Path | None, typer.Option(help=table)]
@@ -79,22 +79,19 @@ def options_of(kind: type[Any], *names: str, file: bool = True) -> Callable[[Cal
     return decorate
 
 
-def _hint(field: Field) -> Any:
+def _hint(setting: Setting) -> Any:
     """Return a setting as typer reads it; None is its default, since a lower layer may have a value."""
-    setting = field.setting
     if setting.argument:
         return Annotated[Path | None, typer.Argument(metavar=setting.metavar, help=setting.help)]
-    option = f"--{field.name.replace('_', '-')}"
-    forms = [f"{option}/--{setting.off}"] if setting.off else [option]
-    shown = setting.default or _shown(field)
+    forms = setting.option + (f"/--{setting.off}" if setting.off else "")
+    shown = setting.shown or _default(setting) or False
     return Annotated[
-        field.kind | None,
-        typer.Option(*forms, metavar=setting.metavar, help=setting.help, show_default=shown or False),
+        setting.kind | None, typer.Option(forms, metavar=setting.metavar, help=setting.help, show_default=shown)
     ]
 
 
-def _shown(field: Field) -> str:
+def _default(setting: Setting) -> str:
     """Return a default as the help shows it; empty if there is nothing to show."""
-    if isinstance(field.default, bool):
-        return "" if field.default else field.setting.off
-    return "" if field.default in ("", None, MISSING) else f"{field.default}"
+    if isinstance(setting.default, bool):
+        return "" if setting.default else setting.off
+    return "" if setting.default in ("", None, MISSING) else f"{setting.default}"

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 WAIT_S = 30.0
 TOKEN = "a-secret-of-this-test"
+SENSORS = {"SHOAL_AGGREGATOR_HOME_ASSISTANT": "homeassistant"}
 
 
 def ask(port, path):
@@ -33,9 +34,6 @@ def ask(port, path):
         return error.code, error.read().decode()
     except OSError:
         return 0, ""
-
-
-SENSORS = {"SHOAL_AGGREGATOR_HOME_ASSISTANT": "homeassistant"}
 
 
 def until(reached):

@@ -31,7 +31,7 @@ class OwnerConfig:
 
     TABLE: ClassVar = "fleet"
 
-    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", default="broker-config's")] = None
+    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="broker-config's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.")] = None
     key: Annotated[Path | None, Setting("Client certificate's key.")] = None
     chunk_bytes: Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.")] = (
@@ -44,20 +44,20 @@ class OwnerConfig:
     ] = False
     broker_folder: Annotated[
         Path | None,
-        Setting("Folder on the broker's host that holds the files of broker-config.", default="the folder written"),
+        Setting("Folder on the broker's host that holds the files of broker-config.", shown="the folder written"),
     ] = None
     plugin: Annotated[
         Path | None,
         Setting(
             "Mosquitto's dynamic security plugin on the broker's host.",
-            default="Debian's, for this machine's processor",
+            shown="Debian's, for this machine's processor",
         ),
     ] = None
     upload_bytes: Annotated[
         int | None,
         Setting(
             "Size of one upload, 4 bytes for each coordinate of the model; sizes the broker's queues for a round.",
-            default="the largest signed run's, at least 4 MiB",
+            shown="the largest signed run's, at least 4 MiB",
         ),
     ] = None
 

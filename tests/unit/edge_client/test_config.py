@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from edge_client import program
 from edge_client.config import EdgeConfig, ditto_weight
 from shoal.errors import ConfigError
-from shoal.util.config import Layers, Setting, fields_of, read
+from shoal.util.config import Layers, Setting, read, settings_in
 from shoal.util.options import new_app, options_of
 
 
@@ -71,7 +71,7 @@ def test_metered_hours_are_checked_at_the_start():
 class Extended(EdgeConfig):
     """The settings of a device that has one more."""
 
-    ballast: Annotated[Path | None, Setting("Sand to carry.", default="none")] = None
+    ballast: Annotated[Path | None, Setting("Sand to carry.", shown="none")] = None
 
 
 def test_a_new_setting_is_one_declaration(monkeypatch, tmp_path):
@@ -100,4 +100,4 @@ def test_a_new_setting_is_one_declaration(monkeypatch, tmp_path):
 
 
 def test_every_setting_is_explained():
-    assert [name for name, field in fields_of(EdgeConfig).items() if not field.setting.help.endswith(".")] == []
+    assert [name for name, setting in settings_in(EdgeConfig).items() if not setting.help.endswith(".")] == []

@@ -19,7 +19,7 @@ class Pond:
     dir: Annotated[Path, Setting("Where it is.", metavar="DIRECTORY", argument=True)]
     max_depth: Annotated[float, Setting("Metres.")] = 2.0
     frozen: Annotated[bool, Setting("In winter.", off="open")] = False
-    fish: Annotated[int | None, Setting("How many.", default="unknown")] = None
+    fish: Annotated[int | None, Setting("How many.", shown="unknown")] = None
     tide: Annotated[str, Setting("Of the sea.", rare=True)] = ""
 
 
