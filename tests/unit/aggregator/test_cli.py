@@ -315,7 +315,7 @@ def test_join_names_the_grant_that_is_refused(place, tmp_path):
 def test_config_prints_each_value_with_its_source(tmp_path, capsys):
     file = tmp_path / "a.toml"
     file.write_text('[aggregator]\ndevice = "cpu"\n')
-    cli.show_config(file, tmp_path)
+    cli.show_config(config=file, dir=tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("device") and "cpu" in line and "a.toml" in line for line in lines)
     assert any(line.startswith("dir") and str(tmp_path) in line for line in lines)
