@@ -70,7 +70,7 @@ def test_a_request_is_answered_under_its_own_id(desk):
     sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
     answer, body = desk.take(sealed)
     assert (answer.outcome, answer.request, answer.accepted) == (Outcome.DONE, sealed.transfer_id, 3)
-    assert json.loads(body) == {"runs": []}
+    assert json.loads(body) == {"runs": [], "records": []}
 
 
 def test_a_request_that_was_recorded_has_no_effect_also_after_a_restart(desk):
