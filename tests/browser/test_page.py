@@ -371,6 +371,7 @@ def test_a_still_of_two_runs_needs_no_server(browser, tmp_path, width):
 # ------------------------------------------------------------------------------------------------ a real fleet
 
 
+@pytest.mark.long
 @pytest.mark.broker
 def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
     from shoal.owner.runs.plan import RunOptions

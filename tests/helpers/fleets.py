@@ -1,8 +1,12 @@
 """Small fleets on the loopback driver, a wiretap on their network, and functions that forge their messages."""
 
 import dataclasses
+import functools
+import itertools
 import os
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +22,8 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Announcement, Control, Sealed, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import Topics
-from shoal.simulation.loopback_fleet import LoopbackFleet
+from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
+from shoal.simulation.process_fleet import Stage
 from shoal.task.manifest import LocalTraining
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
@@ -68,19 +73,48 @@ def same_partition(clusters, truth):
     return {frozenset(s) for s in sets[0].values()} == {frozenset(s) for s in sets[1].values()}
 
 
+_FOUNDED = tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+_TURNS = itertools.count()
+
+
+@functools.cache
+def _founded(devices, shards, number):
+    """Return the directories of a fleet of these devices that has no run yet. Tests work on copies of them."""
+    return Stage(Path(tempfile.mkdtemp(f"-{number}", dir=_FOUNDED.name)), BROKER_URL, devices, shards=shards)
+
+
+def founded(root, devices, shards=1):
+    """Return the directories of a fleet without runs, copied to ``root``, which may exist as an empty directory.
+
+    Making keys takes as long as a short run does, so fleets of the same devices take turns with two sets of keys.
+    """
+    if root.exists():
+        root.rmdir()
+    return _founded(devices, shards, next(_TURNS) % 2).copy_to(root)
+
+
 def make_fleet(
-    root, data=None, *, bundle=None, faults=None, count=3, executors=None, backend=None, shards=None, **options
+    root,
+    data=None,
+    *,
+    bundle=None,
+    faults=None,
+    count=3,
+    executors=None,
+    backend=None,
+    shards=None,
+    stage=None,
+    **options,
 ):
     """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ.
 
-    Its aggregator has ``shards`` workers, by default SHARDS.
+    Its aggregator has ``shards`` workers, by default SHARDS. Its directories are ``stage``, or are `founded`.
     """
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), RunOptions(**settings)
-    return LoopbackFleet(
-        root, task, data, chosen, faults, executors=executors, backend=backend, shards=shards or SHARDS
-    )
+    stage = stage or founded(root, tuple(sorted(data)), shards or SHARDS)
+    return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend, stage=stage)
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -13,8 +13,9 @@ from shoal.transport.mqtt import MqttTransport
 
 BROKERS = [
     pytest.param("mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")),
-    "amqtt",
+    pytest.param("amqtt", marks=pytest.mark.long if find_mosquitto() else ()),
 ]
+"""amqtt is tried by `.ci/brokers`, and by the default tests where there is no mosquitto."""
 WAIT_S = 10.0
 
 

@@ -128,6 +128,7 @@ def test_every_round_closes_though_devices_leave_and_return_in_each():
     assert found["out_of_step"] == 0
 
 
+@pytest.mark.long
 def test_a_short_soak_has_samples_in_both_thirds_and_a_figure(tmp_path):
     data = soak.measure(4, 0.05)
     assert len(data["samples"]) >= 4

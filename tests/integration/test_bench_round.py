@@ -19,6 +19,7 @@ pytestmark = [
 MODEL_BYTES = 4 * (784 * 200 + 200 + 200 * 10 + 10)
 
 
+@pytest.mark.long
 def test_it_times_rounds_and_what_bounds_them(compile_once, monkeypatch):
     monkeypatch.setattr(rounds, "compile_task", compile_once)
     data = rounds.measure(2, "mosquitto", rounds=3, mode="permutation")

@@ -40,6 +40,7 @@ def status(directory, *options):
     return call("shoal-aggregator", ["status", str(directory), *options], ROOT, dict(os.environ)).out
 
 
+@pytest.mark.long
 def test_rounds_do_not_wait_for_it(tmp_path):
     for seed, name in enumerate(NAMES):
         x, y = samples(60, seed=seed)

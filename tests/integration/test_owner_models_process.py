@@ -26,6 +26,7 @@ NAMES = ("dev-1", "dev-2", "dev-3")
 WAIT_S = 90.0
 
 
+@pytest.mark.long
 def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
     bundle = logistic_bundle()
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)

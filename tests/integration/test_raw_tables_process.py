@@ -78,6 +78,7 @@ def join_all(call, broker):
     shutil.copy(call.home / "owner/roster.signed", call.home / "server")
 
 
+@pytest.mark.long
 def test_raw_tables_train_because_the_task_standardises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = Console(tmp_path)

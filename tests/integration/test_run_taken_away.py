@@ -17,6 +17,7 @@ pytestmark = [
 TRIES = 3
 
 
+@pytest.mark.long
 def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
     """The aggregator resumes each time, and every round gets its three uploads."""
     with place(tmp_path) as made:

@@ -31,7 +31,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [a if a == "fedgroup" else pytest.param(a, marks=pytest.mark.long) for a in RUNS])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", RUNS)
 def test_the_daemons_find_the_hidden_groups(
     tmp_path: Path, logistic: Callable[..., TaskBundle], algorithm: str
 ) -> None:

@@ -11,6 +11,7 @@ from edge_client.models.states import ModelState
 from shoal.errors import UntrustedError
 from shoal.protocol.shards import mean_part_number
 from shoal.protocol.states import SPARE_CHECKPOINTS, checkpoint_number, mean_number, spare_number
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, names
 from tests.helpers.owner_models import reader_of
 
@@ -51,7 +52,7 @@ def sealers(fleet):
 
 @pytest.mark.parametrize(
     ("count", "kind", "many"),
-    [(5, "zeros", 2), (5, "garbage", 1), pytest.param(5, "nothing", 2, marks=pytest.mark.long)]
+    [(5, "zeros", 2), *with_long([(5, "garbage", 1), (5, "nothing", 2)])]
     + [pytest.param(n, k, m, marks=pytest.mark.long) for n in (3, 7, 12) for k in KINDS for m in (1, 2)],
 )
 def test_the_owner_has_the_final_model_although_some_of_its_sealers_lie(tmp_path, sealing_badly, count, kind, many):

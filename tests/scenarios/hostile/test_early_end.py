@@ -6,6 +6,7 @@ import pytest
 
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.requests import RequestAction
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, announce, announcements, make_exact_fleet, reasons, thetas, uploads_of
 
 ROUNDS = 6
@@ -44,7 +45,7 @@ def standing(fleet, tap):
         ({"round": ROUNDS + 2, "finished": False}, f"round {ROUNDS + 2} of a run of {ROUNDS}"),
     ],
 )
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", with_long([False, True], True))
 def test_nothing_follows_the_final_round(ended, tap, caplog, changes, reason, restarted):
     last = announcements(ended, tap)[-1]
     assert (last.finished, last.round) == (True, ROUNDS + 1)

@@ -32,7 +32,7 @@ def left(fleet):
     return {name for name in fleet.devices if fleet.devices[name].runtime._models._store.transcript.round > 1000}
 
 
-FEW = [(3, ("dev-00",)), (7, ("dev-00", "dev-02"))]
+FEW = [(7, ("dev-00", "dev-02"))]
 MANY = [(n, (at,)) for n in (3, 5, 7, 12) for at in (names(n)[0], names(n)[n // 2], names(n)[-1])]
 MANY += [(5, ("dev-00", "dev-04")), (12, ("dev-00", "dev-05")), (12, ("dev-10", "dev-11"))]
 

@@ -68,6 +68,7 @@ def steps(monkeypatch):
 REPEATED = (
     *("fedprox", "fedavg, half drawn", "cfl, half drawn", "ifca", "fedgroup"),
     *(f"fedavg with {rule}" for rule in ("multi-krum", "rfa", "nnm")),
+    *("fedavg", "local", "one-shot", "fesem"),
 )
 """Runs like another one of HONEST: `make long` has them too."""
 

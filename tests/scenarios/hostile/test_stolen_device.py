@@ -12,7 +12,9 @@ from shoal.membership.directory import KEY_FILE, RECEIVING_FILE
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile
-from tests.helpers.fleets import Wiretap, make_fleet, publish, whole
+from shoal.simulation.loopback_fleet import BROKER_URL
+from shoal.simulation.process_fleet import Stage
+from tests.helpers.fleets import Wiretap, make_fleet, names, publish, whole
 
 VICTIM = "dev-01"
 
@@ -62,8 +64,8 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
     """With the static seal key the same thief opens all of them, so the attack can succeed."""
     if sealing == "seal key":
         under_the_seal_key(monkeypatch)
-    tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=60) as fleet:
+    tap, stage = Wiretap(), Stage(tmp_path / "fleet", BROKER_URL, names(3))
+    with make_fleet(tmp_path / "fleet", faults=tap, stage=stage, rounds=60) as fleet:
         owner = fleet.stage.fleet
         deliveries, secrets = recorded(fleet, tap), [owner.secrets]
         for rounds in (1, 3):

@@ -4,8 +4,10 @@ import pytest
 
 from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal.errors import StorageError
+from shoal.simulation.loopback_fleet import BROKER_URL
+from shoal.simulation.process_fleet import Stage
 from tests.helpers.disks import fill, small_disk
-from tests.helpers.fleets import Wiretap, make_fleet
+from tests.helpers.fleets import Wiretap, make_fleet, names
 
 FULL = "dev-02"
 OPTIONS = {"count": 4, "rounds": 50, "quorum": 0.7, "deadline_s": 1000.0}
@@ -20,8 +22,10 @@ def tap():
 def scene(tmp_path, tap):
     """Yield (fleet, the directory of dev-02, which has a disk of its own)."""
     place = tmp_path / "fleet" / "devices" / FULL
-    with small_disk(place), make_fleet(tmp_path / "fleet", faults=tap, **OPTIONS) as fleet:
-        yield fleet, place
+    with small_disk(place):
+        stage = Stage(tmp_path / "fleet", BROKER_URL, names(OPTIONS["count"]))
+        with make_fleet(tmp_path / "fleet", faults=tap, stage=stage, **OPTIONS) as fleet:
+            yield fleet, place
 
 
 def run_until_it_ends(fleet):

@@ -143,7 +143,7 @@ def test_an_owner_that_dies_between_drawing_and_publishing(tmp_path, published):
     ("restarts", "delay_s"),
     [
         pytest.param(False, 0.5, id="within a round"),
-        pytest.param(False, 5.0, id="before the deadline"),
+        pytest.param(False, 5.0, id="before the deadline", marks=pytest.mark.long),
         pytest.param(False, 100.0, id="after the deadline"),
         pytest.param(True, 0.5, id="over a restart, within a round", marks=pytest.mark.long),
         pytest.param(True, 5.0, id="over a restart, before the deadline"),

@@ -54,7 +54,9 @@ def aggregator_known_to(fleet, name):
     return DeviceMembership(fleet.stage.device_dir(name)).roster.aggregator
 
 
-@pytest.mark.parametrize("name", ["aggregator", "aggregator-2"], ids=["same name", "another name"])
+@pytest.mark.parametrize(
+    "name", with_long(["aggregator", "aggregator-2"], "aggregator-2"), ids=["same name", "another name"]
+)
 @pytest.mark.parametrize("count", with_long([4, 12], 4))
 def test_devices_go_over_to_the_new_one(tmp_path, name, count):
     """One of them is off all the time, and all end the new run with one model; the run before ends with its newest."""

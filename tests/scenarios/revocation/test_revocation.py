@@ -223,7 +223,7 @@ def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("killed", with_long([False, True], True))
-@pytest.mark.parametrize("algorithm", ["cfl", "ifca", "fedgroup"])
+@pytest.mark.parametrize("algorithm", with_long(["cfl", "ifca", "fedgroup"], "cfl"))
 def test_a_revoked_device_leaves_its_cluster(tmp_path, algorithm, killed):
     """No record of a later round names it, also if the aggregator is killed in the round in which it is revoked."""
     options = {"cfl": {}, "ifca": {"settings": {"k": "2"}}, "fedgroup": {"settings": {"groups": "2", "alpha": "2"}}}[

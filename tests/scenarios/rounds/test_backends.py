@@ -22,7 +22,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", BACKENDS[1:])
-@pytest.mark.parametrize("algorithm", with_long(CASES, "fedgroup", "ifca"))
+@pytest.mark.parametrize("algorithm", with_long(CASES, "fedgroup"))
 def test_torch_finds_the_clusters_that_numpy_finds(tmp_path, algorithm, device):
     clusters, thetas = [], []
     for number, backend in enumerate([make("numpy"), make(device)]):

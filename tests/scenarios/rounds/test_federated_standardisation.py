@@ -17,6 +17,7 @@ from shoal.protocol.messages import Phase
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.tasks import logistic_bundle, samples
 
 LOCAL = LocalTraining(epochs=1, batch_size=8, lr=0.2)
@@ -67,7 +68,9 @@ def scales(fleet):
     return {n: Scales(fleet.stage.device_dir(n)).load(fleet.plan.run_id) for n in fleet.stage.devices}
 
 
-@pytest.mark.parametrize("mode", ["rotation", "permutation", "signed-permutation", "none"])
+@pytest.mark.parametrize(
+    "mode", with_long(["rotation", "permutation", "signed-permutation", "none"], "rotation", "none")
+)
 def test_all_devices_have_the_scale_of_the_fleet_in_every_mode(tmp_path, mode):
     with LoopbackFleet(tmp_path, bundle(), data(), options(mode=mode)) as fleet:
         fleet.run(LIMIT_S)
@@ -95,11 +98,9 @@ def test_workers_noise_and_uniform_weights_leave_the_fleet_one_scale(tmp_path, s
     ("algorithm", "settings"),
     [
         ("cfl", {}),
-        ("ifca", {"k": "2"}),
         ("fedgroup", {"groups": "1"}),
-        ("one-shot", {"k": "1"}),
-        ("fesem", {"k": "1"}),
         ("local", {}),
+        *with_long([("ifca", {"k": "2"}), ("one-shot", {"k": "1"}), ("fesem", {"k": "1"})]),
     ],
 )
 def test_every_algorithm_follows_the_statistics(tmp_path, algorithm, settings):

@@ -27,7 +27,7 @@ def events(records, *kinds):
     return [e for r in records for e in r["events"] if e["kind"] in kinds]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "fedgroup", "one-shot"))
 def test_the_hidden_groups_are_found_without_their_number(tmp_path, algorithm):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), algorithm=algorithm, **FINDS) as fleet:
         records = fleet.run(30)
@@ -40,7 +40,7 @@ def test_the_hidden_groups_are_found_without_their_number(tmp_path, algorithm):
         assert {len(set(r["clusters"].values())) for r in records[:4]} == {1}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "ifca"))
 def test_a_fleet_of_one_kind_keeps_one_model(tmp_path, algorithm):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 1), algorithm=algorithm, **FINDS) as fleet:
         records = fleet.run(30)

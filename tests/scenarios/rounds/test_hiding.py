@@ -44,7 +44,9 @@ RUNS = {
 }
 
 CASES = [
-    pytest.param(name, marks=pytest.mark.long if name in ("ifca, restarts", "one-shot", "fesem") else ())
+    pytest.param(
+        name, marks=pytest.mark.long if name in ("fedavg", "ifca, restarts", "fedgroup", "one-shot", "fesem") else ()
+    )
     for name in RUNS
 ]
 

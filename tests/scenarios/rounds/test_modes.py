@@ -57,17 +57,13 @@ EXACT = ("none", "permutation", "signed-permutation")
 REPEATED = ("fedprox", "local", "madc", "one-shot", "fedgrouprox")
 """Runs whose means another one has, or that have none: `make long` has them too."""
 CASES = [
-    *((name, tuple(MODES)) for name in ("fedavg", "cfl")),
+    ("fedavg", tuple(MODES)),
     *(
         pytest.param(name, ("none", "permutation", "rotation"), marks=pytest.mark.long if name in REPEATED else ())
         for name in RUNS
-        if name not in ("fedavg", "cfl")
+        if name != "fedavg"
     ),
-    *(
-        pytest.param(name, ("none", "signed-permutation"), marks=pytest.mark.long)
-        for name in RUNS
-        if name not in ("fedavg", "cfl")
-    ),
+    *(pytest.param(name, ("none", "signed-permutation"), marks=pytest.mark.long) for name in RUNS if name != "fedavg"),
 ]
 
 

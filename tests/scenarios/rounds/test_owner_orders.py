@@ -105,7 +105,7 @@ def at(request, tmp_path, tap):
         yield fleet, let_go, request.param
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", with_long([False, True], True))
 def test_a_paused_run_goes_on_where_it_was(at, restarted):
     fleet, let_go, phase = at
     entry = order(fleet, PAUSE)
@@ -133,7 +133,7 @@ def test_a_paused_run_goes_on_where_it_was(at, restarted):
 
 @pytest.mark.parametrize(
     ("restarted", "now"),
-    with_long([(False, False), (True, False), (False, True), (True, True)], (True, False), (False, True)),
+    with_long([(False, False), (True, False), (False, True), (True, True)], (True, False)),
 )
 def test_a_stopped_run_ends_with_a_final_round_and_every_device_has_its_model(at, restarted, now):
     fleet, let_go, phase = at
@@ -191,9 +191,9 @@ def test_the_longest_run_can_be_stopped_and_its_models_are_had(tmp_path):
     ("algorithm", "settings", "before"),
     [
         pytest.param("fedgroup", {"groups": "2", "alpha": "3"}, 1, id="fedgroup in its cold start"),
-        pytest.param("fedgroup", {"groups": "2", "alpha": "3"}, 3, id="fedgroup"),
+        pytest.param("fedgroup", {"groups": "2", "alpha": "3"}, 3, id="fedgroup", marks=pytest.mark.long),
         pytest.param("ifca", {"k": "2", "restarts": "2", "restart_rounds": "2"}, 3, id="ifca in a restart"),
-        pytest.param("cfl", {}, 2, id="cfl"),
+        pytest.param("cfl", {}, 2, id="cfl", marks=pytest.mark.long),
         pytest.param("cfl", {"path": "on"}, 2, id="cfl with a path"),
         pytest.param("one-shot", {"k": "2"}, 1, id="one-shot"),
         pytest.param("fesem", {"k": "2"}, 2, id="fesem"),

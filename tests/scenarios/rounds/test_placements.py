@@ -76,7 +76,8 @@ def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
 
 
 @pytest.mark.parametrize(
-    ("settings", "participation"), [({"eta_g": "0.05"}, 1.0), ({"start": "origin"}, 1.0), ({}, 0.6)]
+    ("settings", "participation"),
+    with_long([({"eta_g": "0.05"}, 1.0), ({"start": "origin"}, 1.0), ({}, 0.6)], ({}, 0.6)),
 )
 def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, settings, participation):
     """Models that are added up, directions that are no group's model, and rounds of a few devices."""

@@ -17,6 +17,7 @@ from shoal.owner.runs.plan import RunOptions
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,
     INPUTS,
@@ -279,8 +280,7 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
 @pytest.mark.parametrize(
     ("private", "algorithm", "shared"),
     [
-        ("readout", "fedavg", ()),
-        pytest.param("hidden", "fedavg", (), marks=pytest.mark.long),
+        *with_long([("readout", "fedavg", ()), ("hidden", "fedavg", ())]),
         ("readout", "ifca", ()),
         ("readout.bias", "ifca", ("hidden",)),
     ],

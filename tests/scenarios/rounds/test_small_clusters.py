@@ -78,7 +78,7 @@ def away(fleet, name, rounds):
 
 @pytest.mark.parametrize(
     ("missed", "algorithm"),
-    with_long([(missed, algorithm) for missed in (1, 5) for algorithm in ALGORITHMS], (5, "cfl"), (5, "ifca")),
+    with_long([(missed, algorithm) for missed in (1, 5) for algorithm in ALGORITHMS], (5, "cfl")),
 )
 def test_a_device_that_was_away_comes_back_into_its_cluster(tmp_path, algorithm, missed):
     with small_fleet(tmp_path, APART[algorithm] + missed + 7, **ALGORITHMS[algorithm]) as fleet:
@@ -110,7 +110,7 @@ def test_after_a_hundred_rounds(tmp_path):
     assert "model_went_back" not in kinds(records)
 
 
-@pytest.mark.parametrize("lost", [2, 4])
+@pytest.mark.parametrize("lost", with_long([2, 4], 4))
 def test_a_device_whose_uploads_were_lost(tmp_path, lost):
     """It holds the model all the time, and the aggregator can't know."""
     tap = Wiretap()

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from aggregator.cli import app
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
 
 QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
@@ -47,7 +48,7 @@ def everything(caplog):
     caplog.set_level(logging.INFO, "shoal.aggregator")
 
 
-@pytest.mark.parametrize("killed_in", [None, 5])
+@pytest.mark.parametrize("killed_in", with_long([None, 5], 5))
 def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed_in):
     """Of two groups of three devices one loses a device, and means are of at least three; a restart changes nothing."""
     data = grouped_data(6, 2)
@@ -86,7 +87,8 @@ def test_a_device_that_comes_back_ends_the_report(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "settings"), [("fedavg", {}), ("cfl", {}), ("ifca", {"k": "2"}), ("one-shot", {"k": "2"})]
+    ("algorithm", "settings"),
+    [("cfl", {}), *with_long([("fedavg", {}), ("ifca", {"k": "2"}), ("one-shot", {"k": "2"})])],
 )
 def test_a_run_in_which_every_cluster_moves_says_nothing(tmp_path, caplog, algorithm, settings):
     with make_fleet(tmp_path, grouped_data(6, 2), rounds=8, algorithm=algorithm, settings=settings) as fleet:

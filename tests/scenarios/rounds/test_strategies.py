@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,
     Wiretap,
@@ -41,15 +42,19 @@ LOCAL = {"algorithm": "local", "local": QUICK}
 CLUSTERING = {"fedgroup": FEDGROUP, "madc": MADC, "fedgrouprox": FEDGROUPROX, "one-shot": ONE_SHOT, "fesem": FESEM}
 
 
-def by_name(cases):
-    return [pytest.param(options, id=name) for name, options in cases.items()]
+def by_name(cases, *repeated):
+    """Return the cases with their names; those that are like another are left to `make long`."""
+    return [
+        pytest.param(options, id=name, marks=pytest.mark.long if name in repeated else ())
+        for name, options in cases.items()
+    ]
 
 
 def events(records, kind):
     return [e for r in records for e in r["events"] if e["kind"] == kind]
 
 
-@pytest.mark.parametrize("options", by_name(CLUSTERING))
+@pytest.mark.parametrize("options", by_name(CLUSTERING, "madc", "fedgrouprox"))
 def test_the_hidden_groups_are_found_and_each_has_its_model(tmp_path, options):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
         records = fleet.run(20)
@@ -80,7 +85,7 @@ def test_a_proximal_run_without_the_term_is_not_signed(tmp_path):
         make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
 
 
-@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+@pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "rotation"))
 def test_newcomers_of_fedgroup_take_the_group_of_their_direction(tmp_path, mode):
     """Devices that the group cold start did not draw, and one that joins the fleet later, with keys of its own."""
     data = grouped_data(7, 2)

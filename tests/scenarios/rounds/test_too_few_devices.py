@@ -12,6 +12,7 @@ from aggregator.shortage import TOO_SMALL_HINT
 from aggregator.status.live_file import LiveFile
 from shoal.protocol.requests import RequestAction
 from shoal.util.locks import exclusive
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, thetas
 
 REASON = "the fleet has 2 devices, and a mean takes 3 (min_contributors)"
@@ -62,7 +63,7 @@ def moved(fleet):
     return [r["round"] for r in fleet.records() if not r["final"] and len(r["norms"]) >= 3]
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart"])
+@pytest.mark.parametrize("restarted", with_long([False, True], True), ids=["", "over a restart"])
 def test_after_a_revocation_the_run_waits_until_a_device_is_admitted(tmp_path, restarted, caplog):
     caplog.set_level(logging.INFO, "shoal.aggregator")
     with small_fleet(tmp_path) as fleet:
@@ -101,7 +102,7 @@ def test_after_a_revocation_the_run_waits_until_a_device_is_admitted(tmp_path, r
     assert len({thetas(fleet)[name] for name in ("dev-00", "dev-01", "dev-03")}) == 1
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart"])
+@pytest.mark.parametrize("restarted", with_long([False, True], True), ids=["", "over a restart"])
 def test_without_a_device_that_is_off_the_run_waits_until_it_returns(tmp_path, restarted):
     with small_fleet(tmp_path) as fleet:
         fleet.kill_device("dev-02")

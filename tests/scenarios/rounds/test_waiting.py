@@ -12,6 +12,7 @@ from aggregator.cli import app
 from aggregator.status.live_file import LiveFile
 from shoal.owner.runs.plan import RunOptions
 from shoal.util.locks import exclusive
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, make_fleet
 
 
@@ -92,7 +93,7 @@ def test_nobody_waits_where_nobody_serves(fleet, tap):
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
-@pytest.mark.parametrize("quorum", [0.8, 0.5], ids=["in a round", "between rounds"])
+@pytest.mark.parametrize("quorum", with_long([0.8, 0.5], 0.8), ids=["in a round", "between rounds"])
 def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, quorum, caplog):
     """The run waited for ever, and nothing said that the deadline had passed or how to go on."""
     caplog.set_level(logging.INFO, "shoal.aggregator")

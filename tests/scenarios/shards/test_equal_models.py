@@ -34,6 +34,7 @@ STRATEGIES = {
 REPEATED = (
     *("fedavg under a permutation", "fedavg under a signed permutation", "fedprox", "local", "ifca"),
     *("cfl, alg. 5", "fedgroup by edc", "fedgroup between groups", "fedgrouprox"),
+    *("fedavg, weights by rule rfa", "fedgroup by rcc", "fedgroup by madc", "fedgroup that finds the groups"),
 )
 """Rounds like those of another one: `make long` has them too."""
 SPLITTING = ("cfl, alg. 5", "fedgroup by edc", "fedgroup by madc", "one-shot")

@@ -23,6 +23,7 @@ from shoal.owner.task_compiler.selfcheck import lite_words
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import LocalTraining
+from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch
 
@@ -48,8 +49,8 @@ def eager(source, bundle, x, y):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in ("linear", "logistic", "mlp", "cnn", "lstm")),
-        pytest.param("lstm", {"layers": 2}, marks=pytest.mark.long),
+        *((name, {}) for name in ("mlp", "cnn", "lstm")),
+        *with_long([("linear", {}), ("logistic", {}), ("lstm", {"layers": 2})]),
     ],
 )
 def test_builtins_match_plain_autograd(compiled, name, options, tmp_path):

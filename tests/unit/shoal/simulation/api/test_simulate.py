@@ -14,6 +14,7 @@ from aggregator.strategies.registry import STRATEGIES
 from crypto.mask.modes.registry import MODES
 from shoal.errors import ConfigError, DataError, TaskError, UsageError
 from shoal.simulation.engine.metrics import adjusted_rand
+from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch
 TRUTH = [0] * 5 + [1] * 5
@@ -364,7 +365,7 @@ def test_the_finish_of_a_regression_is_the_loss_of_the_model_that_each_device_ch
     assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
 
 
-@pytest.mark.parametrize("settings", [{"strategy": "cfl"}, {"strategy": "local"}, {"precision": "int8"}])
+@pytest.mark.parametrize("settings", [{"precision": "int8"}, *with_long([{"strategy": "cfl"}, {"strategy": "local"}])])
 def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
     partitions = targets(7)
     x, y = partitions[3]["train"]
@@ -390,7 +391,13 @@ def two_relations(unit=1.0):
     return partitions
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Linear(5, 1), hidden_regression], ids=["linear", "hidden layer"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: nn.Linear(5, 1), id="linear"),
+        pytest.param(hidden_regression, id="hidden layer", marks=pytest.mark.long),
+    ],
+)
 def test_the_unit_of_targets_changes_neither_groups_nor_relative_errors(make):
     found = []
     for unit in (0.01, 1.0, 100.0):
@@ -654,7 +661,7 @@ def test_a_private_head_serves_groups_that_permute_their_labels():
     assert own.personal.mean() > 0.8
 
 
-@pytest.mark.parametrize("strategy", ["cfl", "ifca", "fedgroup", "fesem", "one-shot", "local"])
+@pytest.mark.parametrize("strategy", with_long(["cfl", "ifca", "fedgroup", "fesem", "one-shot", "local"], "cfl"))
 def test_every_strategy_takes_private_layers(strategy):
     options = {"rounds": 6, "private": ["2.bias"], "settings": {"path": True} if strategy == "cfl" else {}}
     result = shoal.simulate(body_and_head, permuted(12, 2, 40), strategy=strategy, **options)
