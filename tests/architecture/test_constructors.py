@@ -40,7 +40,8 @@ def long_calls(tree):
     return found
 
 
-def test_no_constructor_of_ours_is_called_with_many_positional_arguments():
+def test_few_positional_arguments():
+    """No constructor of ours is called with many positional arguments."""
     classes, calls = {"cls"}, []
     for path in sources():
         tree = ast.parse(path.read_text())

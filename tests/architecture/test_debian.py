@@ -60,7 +60,8 @@ def control(root):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_starts_its_program_with_the_python_of_the_system(laid_out, name):
+def test_program_starts_with_systems_python(laid_out, name):
+    """A package starts its program with the python of the system."""
     root = laid_out(name)
     home, program = root / PACKAGES[name].home, PACKAGES[name].program
     assert str((home / "bin/python3").readlink()) == "/usr/bin/python3"
@@ -70,7 +71,8 @@ def test_a_package_starts_its_program_with_the_python_of_the_system(laid_out, na
     assert "home = /usr/bin\n" in (home / "pyvenv.cfg").read_text()
 
 
-def test_a_package_depends_on_the_one_python_that_its_libraries_fit(laid_out):
+def test_package_depends_on_one_python(laid_out):
+    """A package depends on the one python that its libraries fit."""
     minor = sys.version_info.minor
     fields = control(laid_out("shoal-edge"))
     needs = fields["Depends"].split(", ")
@@ -93,7 +95,7 @@ def test_a_package_depends_on_the_one_python_that_its_libraries_fit(laid_out):
         ("shoal-fleet", ["shoal/owner", "crypto/mask"], []),
     ],
 )
-def test_a_package_has_the_code_of_its_party_alone(laid_out, name, there, not_there):
+def test_package_has_code_of_its_party_alone(laid_out, name, there, not_there):
     site = site_of(name, laid_out(name))
     assert [part for part in there if not (site / part).is_dir()] == []
     assert [part for part in not_there if (site / part).exists()] == []
@@ -108,7 +110,8 @@ def test_what_no_program_needs_is_left_out(laid_out):
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_that_of_the_repository_with_the_packages_paths(laid_out, name):
+def test_service_has_the_packages_paths(laid_out, name):
+    """A service is that of the repository with the packages paths."""
     root, package = laid_out(name), PACKAGES[name]
     text = (root / "lib/systemd/system" / package.unit.name).read_text()
     ours = package.unit.read_text()
@@ -122,7 +125,8 @@ def test_a_service_is_that_of_the_repository_with_the_packages_paths(laid_out, n
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_the_scripts_of_a_service_are_shell_and_name_its_user(laid_out, name):
+def test_scripts_are_shell_and_name_the_user(laid_out, name):
+    """The scripts of a service are shell and name its user."""
     root = laid_out(name)
     for script in BUILD.SCRIPTS:
         file = root / "DEBIAN" / script
@@ -138,7 +142,8 @@ def test_the_owners_package_has_no_service(laid_out):
     assert not (root / "etc").exists()
 
 
-def test_wheels_fit_the_glibc_that_the_packages_ask_for():
+def test_wheels_fit_the_packages_glibc():
+    """Wheels fit the glibc that the packages ask for."""
     names = BUILD.platforms("aarch64")
     assert names[0] == "manylinux_2_28_aarch64"
     assert names[-1] == "manylinux2014_aarch64"
@@ -152,7 +157,7 @@ def test_equal_inputs_give_equal_packages(laid_out, wheel, tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_the_repository_has_what_a_package_copies():
+def test_repository_has_what_package_copies():
     for package in PACKAGES.values():
         assert package.program in BUILD.PROJECT["scripts"]
         assert package.extra in BUILD.PROJECT["optional-dependencies"]

@@ -20,7 +20,8 @@ def test_a_record_has_its_number(number):
     assert int(match[1]) == number
 
 
-def test_the_index_lists_every_record_with_its_title():
+def test_index_lists_every_record():
+    """The index lists every record with its title."""
     rows = re.findall(r"^\| \[(\d+)\]\(([\w-]+\.md)\) \| ([^|]+) \|$", (FOLDER / "README.md").read_text(), re.M)
     titles = {number: TITLE.match(path.read_text()) for number, path in RECORDS.items()}
     assert rows == [(str(n), path.name, titles[n] and titles[n][2]) for n, path in RECORDS.items()]

@@ -124,7 +124,7 @@ class Client:
 
 
 @pytest.mark.broker
-def test_the_broker_confines_every_device_to_its_own_topics(broker):
+def test_broker_confines_every_device(broker):
     """A device reaches the aggregator only under its own name, and receives no message to another device."""
     aggregator, first, second = (Client(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
     try:
@@ -152,7 +152,7 @@ def test_the_broker_confines_every_device_to_its_own_topics(broker):
 
 
 @pytest.mark.broker
-def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
+def test_parties_have_the_listed_channels(broker):
     """Patterns hold for every certificate, so that each name also counts as a device's."""
     clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2", "worker-0")}
     clients["new"] = Client(broker, "enrol", access.TOKEN)
@@ -176,7 +176,7 @@ def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
 
 
 @pytest.mark.broker
-def test_the_broker_refuses_a_client_without_a_certificate(broker):
+def test_client_needs_a_certificate(broker):
     """TLS alone is not enough."""
     known = Client(broker, "dev-1").start()
     known.transport.close()
@@ -192,12 +192,12 @@ def settings(path):
     return dict(re.split("[ =]", line, maxsplit=1) for line in lines if line and line[0] not in "#[")
 
 
-def test_the_access_list_is_the_one_that_the_generator_writes():
+def test_access_list_is_as_generated():
     """`python -m shoal.owner.broker.config > deploy/mosquitto/shoal.acl` makes it again."""
     assert (ROOT / "deploy/mosquitto/shoal.acl").read_text() == broker_config.template_acl("reef")
 
 
-def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
+def test_both_access_lists_agree(tmp_path):
     """The one for passwords names each device, the one for certificates has patterns."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
@@ -211,7 +211,8 @@ def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
     ]
 
 
-def test_the_queues_have_room_for_a_thousand_devices():
+def test_queues_have_room_for_1000_devices():
+    """The queues have room for a thousand devices."""
     shipped = settings("deploy/mosquitto/shoal.conf")
     for line in brokers.queue_limits(1000, broker_config.DEFAULT_UPLOAD_BYTES).lines():
         name, value = line.split()
@@ -226,7 +227,7 @@ def test_the_queues_have_room_for_a_thousand_devices():
         ("shoal-edge.service", 512),
     ],
 )
-def test_the_units_say_how_many_files_may_be_open(file, least):
+def test_units_give_the_number_of_files(file, least):
     """A broker takes one for each connection; systemd's default is 1024."""
     assert int(settings(f"deploy/systemd/{file}")["LimitNOFILE"]) >= least
 
@@ -247,7 +248,8 @@ def test_the_units_are_valid(tmp_path, unit):
 
 
 @pytest.mark.parametrize("unit", ["shoal-aggregator", "shoal-edge"])
-def test_a_service_that_a_full_disk_has_ended_is_started_again(unit):
+def test_full_disk_restarts_a_service(unit):
+    """A service that a full disk has ended is started again."""
     text = (ROOT / f"deploy/systemd/{unit}.service").read_text()
     (never,) = [line for line in text.splitlines() if line.startswith("RestartPreventExitStatus=")]
     assert str(StorageError.exit_code) not in never.split("=")[1].split()

@@ -48,7 +48,7 @@ def diagrams():
     return dict(BLOCK.findall(PAGE.read_text()))
 
 
-def test_every_table_has_its_diagram_on_the_page():
+def test_every_table_has_its_diagram_on_page():
     assert set(diagrams()) == set(TABLES)
 
 

@@ -31,11 +31,12 @@ def test_the_wheel_holds_every_module(shipped: dict[str, Path]) -> None:
     assert modules <= set(shipped)
 
 
-def test_type_checkers_are_told_that_the_packages_are_typed(shipped: dict[str, Path]) -> None:
+def test_type_checkers_know_the_packages(shipped: dict[str, Path]) -> None:
+    """Type checkers are told that the packages are typed."""
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(shipped)
 
 
-def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]) -> None:
+def test_wheel_holds_nothing_else(shipped: dict[str, Path]) -> None:
     """Tests, results, documents and deployment files stay out, also those that might stand inside a package."""
     assert {name.split("/")[0] for name in shipped} == PACKAGES
     page = {f"shoal/page/assets/{name}" for name in ("page.html", "page.css", "page.js")}
@@ -49,7 +50,7 @@ def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]
     assert folders & {"tests", "results", "docs", "deploy", "lab", "attacks"} == set()
 
 
-def test_the_wheel_holds_no_attacks_and_no_mocks(shipped: dict[str, Path]) -> None:
+def test_wheel_holds_no_attacks_and_no_mocks(shipped: dict[str, Path]) -> None:
     """They are the lab's, a distribution of its own."""
     found = [name for name, path in shipped.items() if re.search(r"shoal_lab|unittest|mock", path.read_text())]
     assert found == ["shoal/__init__.py"], "it says where the lab is"
@@ -61,7 +62,7 @@ def test_the_lab_is_of_the_same_version() -> None:
     assert [r.partition("==")[2] for r in project["dependencies"] if r.startswith("shoal[")] == [VERSION]
 
 
-def test_each_file_is_installed_where_it_stands_in_the_repository(shipped: dict[str, Path]) -> None:
+def test_files_stay_where_they_stand(shipped: dict[str, Path]) -> None:
     """A checkout and an installation import alike."""
     assert {name: str(path.relative_to(ROOT)) for name, path in shipped.items()} == {name: name for name in shipped}
 
@@ -70,20 +71,21 @@ def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:
     assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
 
 
-def test_the_lite_extra_adds_nothing_to_the_dependencies_of_every_party() -> None:
+def test_lite_extra_adds_nothing_to_all() -> None:
+    """The lite extra adds nothing to the dependencies of every party."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["edge-lite"] == []
     assert not [need for need in project["dependencies"] if need.startswith("onnx")]
 
 
-def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
+def test_onnx_runtime_has_a_lower_bound_only() -> None:
     """Versions before 1.27 leak memory in convolutions on ARM; a device that may not go past 1.31 would miss fixes."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bounds = [need for needs in extras.values() for need in needs if need.startswith("onnxruntime")]
     assert bounds == ["onnxruntime>=1.27"] * 2
 
 
-def test_make_repairs_an_environment_without_pip(tmp_path: Path) -> None:
+def test_make_repairs_a_venv_without_pip(tmp_path: Path) -> None:
     """Debian's python3 without python3-venv leaves such a one behind, and make would take it for ready."""
     (tmp_path / "lab").mkdir()
     for name in ("Makefile", "pyproject.toml", "lab/pyproject.toml"):
@@ -103,7 +105,7 @@ def test_make_repairs_an_environment_without_pip(tmp_path: Path) -> None:
     assert (tmp_path / ".venv/.ready").exists()
 
 
-def test_the_pythons_named_are_those_whose_wheels_are_asked_for() -> None:
+def test_named_pythons_have_wheels() -> None:
     """The oldest is the one that an installation requires, and the page for operators names the same range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     start = "Programming Language :: Python :: "

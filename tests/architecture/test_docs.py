@@ -108,13 +108,13 @@ def test_the_search_finds_commands():
         check(["shoal-edge", "walk"])
 
 
-def test_every_command_is_run_or_says_why_not():
+def test_every_command_is_run_or_says_why():
     """The tests of the documents' programs run the pages in RUN; elsewhere each block has a reason."""
     others = [name for name in NAMES if name not in RUN]
     assert [(name, block.lines) for name in others for block in blocks(name, "sh") if not block.reason] == []
 
 
-def test_pages_that_are_run_have_something_to_run():
+def test_run_pages_have_something_to_run():
     """Only the installation needs root from its first line to its last."""
     assert [name for name in RUN if not lines_to_run(name)] == ["docs/operator/install.md"]
 
@@ -171,17 +171,18 @@ def test_every_source_file_named_exists():
 
 
 @pytest.mark.parametrize("name", write_reference.PAGES)
-def test_the_reference_is_that_of_the_programs(name):
+def test_reference_is_that_of_the_programs(name):
     written = (write_reference.FOLDER / name).read_text()
     assert written == write_reference.PAGES[name](), "run: python docs/write_reference.py --write"
 
 
-def test_the_summary_of_results_is_that_of_the_tables():
+def test_summary_of_results_is_the_tables():
+    """The summary of results is that of the tables."""
     for path, text in write_results.pages().items():
         assert path.read_text() == text, "run: python docs/write_results.py --write"
 
 
-def test_the_variables_are_those_that_the_programs_read():
+def test_variables_are_those_programs_read():
     """Each SHOAL variable in the source is one of a setting, or listed."""
     found = set()
     for package in ("shoal", "edge_client", "aggregator"):
@@ -199,7 +200,7 @@ def test_the_page_leads_to_the_glossary(name):
     assert "glossary.md#" in text_of(f"{name}.md")
 
 
-def test_the_glossary_explains_each_term_once():
+def test_glossary_explains_each_term_once():
     """A term in bold opens each entry, and a sentence follows it."""
     entries = text_of("docs/glossary.md").split("\n- ")[1:]
     terms = [term for entry in entries for term in re.findall(r"\*\*(.+?)\*\*", entry)]
@@ -213,7 +214,7 @@ def test_the_glossary_explains_each_term_once():
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed (the extra docs)")
-def test_the_documents_build_without_a_warning(tmp_path):
+def test_documents_build_without_a_warning(tmp_path):
     """`make docs`: a broken link or anchor, or a page without a place in the navigation, is an error."""
     arguments = [
         "-q",

@@ -20,7 +20,7 @@ def package_of(path):
 
 
 @pytest.mark.parametrize("path", INITS, ids=package_of)
-def test_package_docstring_has_rules_and_an_example(path):
+def test_docstring_has_rules_and_example(path):
     """A package opens with a sentence, names rules as a list, and ends with an example."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert 2 <= len(re.findall(r"^(?:-|\d+\.) ", text, re.MULTILINE)) <= 6, text

@@ -39,7 +39,7 @@ def test_a_wrong_option_is_a_usage_error(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_shell_completion_is_offered_and_works(name):
+def test_shell_completion_works(name):
     """Typer's own: a script for the shell, and the words that may follow."""
     module, function = SCRIPTS[name].split(":")
     script = f"import sys; sys.argv = [{name!r}, *sys.argv[1:]]; from {module} import {function}; {function}()"

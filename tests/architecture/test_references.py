@@ -124,7 +124,8 @@ def steps(page):
     return re.findall(r"^ {4}[a-z ]{12}(\w+)\.(\w+)", section, re.MULTILINE)
 
 
-def test_the_path_of_a_round_names_functions_that_exist():
+def test_path_of_a_round_names_functions():
+    """The path of a round names functions that exist."""
     pairs = steps((ROOT / "docs" / "architecture.md").read_text())
     assert len(pairs) > 10
     for module, function in pairs:
@@ -161,7 +162,8 @@ def test_every_reference_leads_somewhere():
         "ADR 99",
     ],
 )
-def test_a_reference_that_leads_nowhere_is_found(text):
+def test_broken_reference_is_found(text):
+    """A reference that leads nowhere is found."""
     assert broken(text)
 
 

@@ -67,12 +67,12 @@ def test_nothing_is_unpickled_or_evaluated():
 @pytest.mark.parametrize(
     "line", ["import pickle", "from pickle import loads", "eval(x)", "torch.load(f)", "np.load(f, allow_pickle=True)"]
 )
-def test_the_search_for_unsafe_calls_finds_them(line):
+def test_search_for_unsafe_calls_finds_them(line):
     """The test above can fail."""
     assert unsafe(ast.parse(line))
 
 
-def test_no_installed_package_collides_with_ours():
+def test_no_installed_package_collides():
     """On a disk that ignores case, ``crypto`` and pycryptodome's ``Crypto`` are one folder: nothing may bring that in."""
     ours = set(NAMES)
     theirs = {
@@ -87,7 +87,7 @@ NOT_INSTALLED = ("pyarrow",)
 """Requirements of an extra that development leaves out, because of their size. They have no requirements themselves."""
 
 
-def test_nothing_of_ours_asks_for_pycryptodome():
+def test_nothing_asks_for_pycryptodome():
     """Neither our requirements nor those of the packages we name ask for it."""
     project = PROJECT["project"]
     asked = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
@@ -108,7 +108,7 @@ def test_every_package_is_in_the_wheel():
     assert {p.parent.name for p in ROOT.glob("*/__init__.py")} == set(PACKAGES)
 
 
-def test_every_package_is_type_checked_and_linted():
+def test_every_package_is_checked():
     """Mypy and import-linter know each package."""
     assert set(PROJECT["tool"]["mypy"]["files"]) == {*PACKAGES, LAB}
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(NAMES)
@@ -157,7 +157,7 @@ INSTALLED_BY = {
 """The extras that bring what each part of the tree imports."""
 
 
-def test_every_module_is_installed_by_something():
+def test_every_module_is_installed():
     """The table names the whole tree."""
     named = {path for parts in INSTALLED_BY for part in parts for path in modules_of(part)}
     assert named == set(sources())
@@ -193,14 +193,14 @@ def test_imports_are_declared(parts, extras):
     assert {provides.get(m, m) for m in foreign} - names == set()
 
 
-def test_unit_tests_follow_the_folders_of_the_source():
+def test_unit_tests_follow_folders_of_source():
     """The path of a module's tests follows from the path of the module."""
     folders = {p.parent.relative_to(ROOT / "tests/unit") for p in (ROOT / "tests/unit").rglob("test_*.py")}
     assert len(folders) > len(PACKAGES)
     assert {str(folder) for folder in folders if not list((ROOT / folder).glob("*.py"))} == set()
 
 
-def test_the_version_that_devices_announce_is_the_packages():
+def test_announced_version_is_the_packages():
     """`shoal.version` is a constant, since a device does not read the installed package's metadata. The build reads it there."""
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert ProjectMetadata(str(ROOT), PluginManager()).version == VERSION

@@ -25,7 +25,7 @@ def backup(call, fleet, secret):
     return call("shoal-fleet", "backup", "owner", "reef.backup", **secret)
 
 
-def test_a_backup_is_restored_with_new_secrets(call, backup, secret):
+def test_backup_is_restored_with_new_secrets(call, backup, secret):
     """No broker runs, so the owner says --offline; the secrets are new, and neither output nor argv has one."""
     assert backup.out.startswith("reef.backup: fleet reef, roster 3, ")
     assert (call.home / "reef.backup").stat().st_mode & 0o777 == 0o600
@@ -63,14 +63,14 @@ def test_without_a_broker_restore_says_so(call, backup, secret):
     assert not (call.home / "again").exists()
 
 
-def test_an_earlier_backup_is_never_overwritten(call, backup, secret):
+def test_earlier_backup_is_never_overwritten(call, backup, secret):
     before = (call.home / "reef.backup").read_bytes()
     told = call("shoal-fleet", "backup", "owner", "reef.backup", status=3, **secret)
     assert "reef.backup exists already" in told.err
     assert (call.home / "reef.backup").read_bytes() == before
 
 
-def test_a_backup_belongs_outside_of_the_directory(call, fleet, secret):
+def test_backup_belongs_outside_of_directory(call, fleet, secret):
     told = call("shoal-fleet", "backup", "owner", "owner/b", status=3, **secret)
     assert "hint: store it on another disk" in told.err
     assert not (call.home / "owner" / "b").exists()
@@ -84,14 +84,16 @@ def test_a_wrong_passphrase_and_a_wrong_file(call, backup, secret):
     assert "the passphrase is wrong" in told.err
 
 
-def test_a_fleet_under_a_passphrase_uses_the_same_one(call, secret):
+def test_same_passphrase_for_the_copy(call, secret):
+    """A fleet under a passphrase uses the same one."""
     call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", "mqtt://127.0.0.1:1", "--passphrase", **secret)
     call("shoal-fleet", "backup", "owner", "b", **secret)
     call("shoal-fleet", "restore", "again", "b", "--offline", **secret)
     assert call("shoal-fleet", "show", "again", "--json", **secret).data["passphrase"] is True
 
 
-def test_without_a_terminal_the_passphrase_is_asked_for_by_a_file(call, fleet):
+def test_without_terminal_a_file_is_named(call, fleet):
+    """Without a terminal the passphrase is asked for by a file."""
     assert "SHOAL_PASSPHRASE_FILE" not in os.environ
     told = call("shoal-fleet", "backup", "owner", "b", status=3)
     assert "the backup is under a passphrase, and there is no terminal to ask at" in told.err

@@ -34,7 +34,8 @@ def test_a_broker_that_is_down_is_status_5(call, fleet, verb):
     assert "error: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.err
 
 
-def test_status_says_that_the_broker_did_not_answer_and_blames_no_device(call, fleet):
+def test_silent_broker_blames_no_device(call, fleet):
+    """Status says that the broker did not answer and blames no device."""
     told = call("shoal-fleet", "status", "owner")
     first, problem, hint, *owner = told.out.splitlines()
     assert first == "fleet reef, aggregator: no answer"
@@ -46,7 +47,8 @@ def test_status_says_that_the_broker_did_not_answer_and_blames_no_device(call, f
     assert (data["running"], data["connected"], data["owner"]["devices"]) == (None, None, 1)
 
 
-def test_a_command_without_a_number_is_a_mistake_of_usage(call, fleet):
+def test_missing_number_is_a_usage_error(call, fleet):
+    """A command without a number is a mistake of usage."""
     for verb in ("pause", "logs"):
         call("shoal-fleet", "run", verb, "owner", status=2)
     call("shoal-fleet", "run", "stop", "owner", "0", status=2)

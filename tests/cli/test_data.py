@@ -36,7 +36,8 @@ def shoal(tmp_path, monkeypatch):
     return call
 
 
-def test_the_list_says_where_each_is_or_how_to_get_it(shoal, tmp_path):
+def test_list_says_where_each_set_is(shoal, tmp_path):
+    """The list says where each is or how to get it."""
     digits(tmp_path / "sets" / "mnist")
     made = json.loads(shoal("data", "list", "--data-dir", tmp_path / "sets", "--json").stdout)["data"]["datasets"]
     found = {d["name"]: d for d in made}
@@ -53,7 +54,7 @@ def test_the_list_says_where_each_is_or_how_to_get_it(shoal, tmp_path):
     assert found["cifar10"]["obtain"].endswith(f" in {tmp_path}/sets/cifar10")
 
 
-def test_files_that_are_not_mnists_are_refused(shoal, tmp_path):
+def test_files_other_than_mnists_are_refused(shoal, tmp_path):
     """Status 7: the checksums are those of the official files, so a made-up set never passes."""
     digits(tmp_path / "mine")
     done = shoal("data", "fetch", "mnist", "--from", tmp_path / "mine", status=7)
@@ -79,5 +80,6 @@ def test_only_mnist_is_fetched(shoal, name, error, hint):
     assert hint in done.stderr
 
 
-def test_where_a_set_that_is_not_fetched_belongs_is_told(shoal, tmp_path):
+def test_unfetched_set_is_told_its_place(shoal, tmp_path):
+    """Where a set that is not fetched belongs is told."""
     assert f" in {tmp_path}/cache/shoal/cifar10\n" in shoal("data", "fetch", "cifar10", status=2).stderr

@@ -24,7 +24,8 @@ def test_a_directory_of_no_fleet_is_refused(call):
     assert "error: nowhere holds no fleet" in call("shoal-fleet", "models", "list", "nowhere", status=4).err
 
 
-def test_an_unsuitable_folder_is_refused_before_the_broker_is_asked(call, fleet):
+def test_unsuitable_folder_is_refused_first(call, fleet):
+    """An unsuitable folder is refused before the broker is asked."""
     made = call("shoal-fleet", "models", "get", "owner", "--out", "owner/models", status=3)
     assert "lies in the owner's directory" in made.err
     (call.home / "models").mkdir()
@@ -34,5 +35,6 @@ def test_an_unsuitable_folder_is_refused_before_the_broker_is_asked(call, fleet)
     assert "hint: give another folder, or --force to replace them\n" in made.err
 
 
-def test_a_run_number_below_1_is_a_mistake_of_usage(call, fleet):
+def test_run_number_below_1_is_usage_error(call, fleet):
+    """A run number below 1 is a mistake of usage."""
     call("shoal-fleet", "models", "get", "owner", "0", "--out", "models", status=2)

@@ -17,17 +17,20 @@ from tests.helpers.toy_study import REMOVE
         ("simulate", "toy", "--save"),
     ],
 )
-def test_a_file_in_no_folder_is_refused_before_the_work(tmp_path, command):
+def test_missing_folder_is_refused_first(tmp_path, command):
+    """A file in no folder is refused before the work."""
     done = shoal(*command, tmp_path / "none" / "x.json", status=2)
     assert done.out == ""
     assert f"error: there is no folder {tmp_path}/none for {command[-1]}\nhint: " in done.err
 
 
-def test_a_folder_that_can_not_be_written_is_refused_before_the_work():
+def test_unwritable_folder_is_refused_first():
+    """A folder that can't be written is refused before the work."""
     assert "error: can't write --save /proc/x.json" in shoal("simulate", "toy", "--save", "/proc/x.json", status=2).err
 
 
-def test_a_simulation_whose_folder_goes_away_is_printed_all_the_same(tmp_path):
+def test_vanished_folder_still_prints(tmp_path):
+    """A simulation whose folder goes away is printed all the same."""
     (tmp_path / "out").mkdir()
     arguments = ("simulate", "toy", "--save", tmp_path / "out" / "x.json", "--json")
     done = shoal(*arguments, status=3, **{REMOVE: str(tmp_path / "out")})
@@ -36,7 +39,8 @@ def test_a_simulation_whose_folder_goes_away_is_printed_all_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_figure_that_can_not_be_drawn_costs_no_results(tmp_path, form):
+def test_failed_figure_costs_no_results(tmp_path, form):
+    """A figure that can't be drawn costs no results."""
     (tmp_path / "out").mkdir()
     arguments = ("simulate", "toy", "--plot", tmp_path / "out" / "x.png", *form)
     done = shoal(*arguments, status=3, **{REMOVE: str(tmp_path / "out")})
@@ -44,6 +48,7 @@ def test_a_figure_that_can_not_be_drawn_costs_no_results(tmp_path, form):
     assert "error: there is no folder" in done.err
 
 
-def test_a_figure_where_nothing_can_be_written_is_refused_before_the_work():
+def test_unwritable_figure_is_refused_first():
+    """A figure where nothing can be written is refused before the work."""
     done = shoal("simulate", "toy", "--plot", "/proc/x.png", status=2)
     assert (done.out, "error: can't write --plot /proc/x.png" in done.err) == ("", True)

@@ -19,7 +19,7 @@ from tests.helpers.trees import ROOT
 pytestmark = pytest.mark.broker
 
 
-def test_subscriptions_survive_a_broker_restart(own: BrokerProcess, client: Callable[..., Client]) -> None:
+def test_subscriptions_survive_a_restart(own: BrokerProcess, client: Callable[..., Client]) -> None:
     """After a restart both sides reconnect on their own and the subscription works again."""
     reader, writer = client(own.url, "re-reader", "re"), client(own.url, "re-writer")
     settle(reader, "re")
@@ -33,9 +33,7 @@ def test_subscriptions_survive_a_broker_restart(own: BrokerProcess, client: Call
     assert reader.message() == Message("re", b"after")
 
 
-def test_a_publish_while_the_broker_is_down_arrives_when_it_is_back(
-    own: BrokerProcess, client: Callable[..., Client]
-) -> None:
+def test_publish_arrives_once_broker_is_back(own: BrokerProcess, client: Callable[..., Client]) -> None:
     """A broker that was killed and restarted receives the messages published meanwhile."""
     writer = client(own.url, "down-writer")
     own.kill()
@@ -57,7 +55,7 @@ def test_a_broker_that_comes_later_is_found(tmp_path: Path, client: Callable[...
         assert early.until(Connected) == Connected(session_present=False)
 
 
-def test_mosquitto_keeps_retained_messages_over_a_restart(tmp_path: Path, client: Callable[..., Client]) -> None:
+def test_mosquitto_keeps_retained_messages(tmp_path: Path, client: Callable[..., Client]) -> None:
     """They are stored in the broker's directory."""
     if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
@@ -71,7 +69,7 @@ def test_mosquitto_keeps_retained_messages_over_a_restart(tmp_path: Path, client
         assert client(broker.url, "p-reader", "persist").message() == Message("persist", b"kept", retained=True)
 
 
-def test_no_broker_is_an_error_with_a_hint_and_without_the_password(client: Callable[..., Client]) -> None:
+def test_no_broker_shows_no_password(client: Callable[..., Client]) -> None:
     """``require`` fails fast where nothing listens."""
     began = time.monotonic()
     with pytest.raises(BrokerUnreachableError) as failed:
@@ -82,7 +80,7 @@ def test_no_broker_is_an_error_with_a_hint_and_without_the_password(client: Call
     assert failed.value.hint
 
 
-def test_a_broker_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_broker_dies_with_its_starter(tmp_path: Path) -> None:
     """Neither broker outlives a parent that was killed by SIGKILL."""
     program = """
         import pathlib, sys, time
@@ -123,7 +121,7 @@ def test_a_taken_port_is_said_at_once(shared: BrokerProcess, tmp_path: Path) -> 
     assert failed.value.hint
 
 
-def test_a_broker_that_can_not_start_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error includes the broker's log output."""
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(BrokerUnreachableError, match=r"amqtt ended with status 2 .*ls") as failed:
@@ -131,7 +129,7 @@ def test_a_broker_that_can_not_start_shows_the_end_of_its_log(tmp_path: Path, mo
     assert "amqtt.log" in failed.value.hint
 
 
-def test_an_unknown_broker_is_a_configuration_error() -> None:
+def test_unknown_broker_is_config_error() -> None:
     """The hint names the choices."""
     with pytest.raises(ConfigError) as failed:
         choose_kind("hivemq")

@@ -49,7 +49,7 @@ def family(root):
         known |= {pid for pid, _ in more}
 
 
-def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
+def test_interrupted_demo_leaves_nothing(tmp_path):
     """Status 130, no traceback, no process and no directory of ours, while four devices are at work."""
     log, folder = tmp_path / "log", tmp_path / "tmp"
     folder.mkdir()

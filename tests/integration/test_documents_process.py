@@ -41,14 +41,15 @@ def test_the_tutorial_works_as_written(tmp_path):
     assert "Traceback" not in "".join(path.read_text() for path in reef.glob("*.log"))
 
 
-def test_the_tutorial_leaves_out_its_installation_and_the_demo_only():
+def test_tutorial_leaves_installation_out():
+    """The tutorial leaves out its installation and the demo only."""
     left_out = [block.lines for block in blocks(TUTORIAL, "sh") if block.reason]
     assert [lines[0] for lines in left_out] == ["sudo apt install mosquitto python3-venv", "shoal demo --open"]
     assert len(lines_to_run(TUTORIAL)) > 25
 
 
 @pytest.mark.long
-def test_the_operators_guide_works_as_written(tmp_path):
+def test_operators_guide_works_as_written(tmp_path):
     """All pages after one another, in one directory; dev-4 has joined and was revoked on the way."""
     lines = [line for name in GUIDE for line in (f"echo '== {name}' | tee /dev/stderr", *lines_to_run(name))]
     done = run_pages(lines, tmp_path)
@@ -59,7 +60,7 @@ def test_the_operators_guide_works_as_written(tmp_path):
     assert (home / "owner").is_dir()
 
 
-def test_the_researchers_guide_works_as_written(tmp_path):
+def test_researchers_guide_works_as_written(tmp_path):
     """Without its download."""
     done = run_pages(lines_to_run(RESEARCH), tmp_path)
     assert "table-iris" in done.out

@@ -41,7 +41,7 @@ def until(reached, log):
         time.sleep(0.1)
 
 
-def test_a_device_with_a_full_disk_says_so_and_ends_with_status_9(tmp_path):
+def test_full_disk_ends_with_status_9(tmp_path):
     """It went on as if nothing were wrong: `stage: working`, nothing at the aggregator, no exit."""
     place = tmp_path / "s" / "devices" / "dev-full"
     for seed, name in enumerate(NAMES):

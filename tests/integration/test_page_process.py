@@ -44,7 +44,8 @@ def until(reached):
     return found
 
 
-def test_an_aggregator_is_ready_has_metrics_and_sensors_and_ends_cleanly(tmp_path, client):
+def test_ready_aggregator_ends_cleanly(tmp_path, client):
+    """An aggregator is ready has metrics and sensors and ends cleanly."""
     port, token = free_port(), tmp_path / "page.token"
     token.touch(0o600)
     token.write_text(TOKEN)
@@ -76,7 +77,8 @@ def test_an_aggregator_is_ready_has_metrics_and_sensors_and_ends_cleanly(tmp_pat
         assert TOKEN not in program.log.read_text()
 
 
-def test_an_address_open_to_others_without_a_token_is_refused_at_the_start(tmp_path):
+def test_open_address_needs_a_token(tmp_path):
+    """An address open to others without a token is refused at the start."""
     with ForkedStage(tmp_path, "mqtt://127.0.0.1:1", ("dev-0",)) as stage:
         program = stage.start_aggregator("--http", "0.0.0.0:0")
         assert program.process.wait(WAIT_S) == ConfigError.exit_code

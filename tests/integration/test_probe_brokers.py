@@ -12,7 +12,8 @@ pytestmark = pytest.mark.broker
 OWN = ("e/+", "e/doctor-1")
 
 
-def test_a_broker_that_has_everything_is_left_as_it_was(tmp_path):
+def test_complete_broker_is_left_as_it_was(tmp_path):
+    """A broker that has everything is left as it was."""
     if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
     with start_broker("mosquitto", tmp_path) as broker:
@@ -27,7 +28,8 @@ def test_a_broker_that_has_everything_is_left_as_it_was(tmp_path):
 
 
 @pytest.mark.long
-def test_rabbitmq_sends_nothing_retained_to_wildcards(tmp_path):
+def test_rabbitmq_ignores_wildcards(tmp_path):
+    """Rabbitmq sends nothing retained to wildcards."""
     if missing("rabbitmq"):
         pytest.skip(missing("rabbitmq"))
     with running("rabbitmq", tmp_path / "broker") as (url, _):

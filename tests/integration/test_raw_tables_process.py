@@ -79,7 +79,8 @@ def join_all(call, broker):
 
 
 @pytest.mark.long
-def test_raw_tables_train_because_the_task_standardises(tmp_path, monkeypatch):
+def test_raw_tables_train(tmp_path, monkeypatch):
+    """Raw tables train because the task standardises."""
     monkeypatch.chdir(tmp_path)
     call = Console(tmp_path)
     write_tables(tmp_path)

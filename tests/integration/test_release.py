@@ -102,7 +102,8 @@ def digest(path):
 
 
 @pytest.mark.slow
-def test_a_release_has_archives_notes_dependencies_and_checksums(root, tmp_path, monkeypatch):
+def test_release_has_all_parts(root, tmp_path, monkeypatch):
+    """A release has archives notes dependencies and checksums."""
     pytest.importorskip("cyclonedx_py")
     monkeypatch.setattr(make, "PARTIES", ("edge",))  # seconds each
     (root / "shoal/keys.secret").write_text("ignored by git, and so in no archive")
@@ -163,20 +164,21 @@ def test_a_changed_tree_is_not_released(root, tmp_path):
         release(root, tmp_path)
 
 
-def test_a_released_version_is_not_built_again(root, tmp_path):
+def test_released_version_is_not_built_again(root, tmp_path):
     git(root, "tag", "v1.2.3")
     with pytest.raises(ReleaseError, match=r"1\.2\.3 is released: there is a tag v1\.2\.3"):
         release(root, tmp_path)
 
 
 @pytest.mark.parametrize("version", ["1.2.4.dev0", "1.2", "1.2.4rc1"])
-def test_a_development_version_is_not_released(root, version):
+def test_development_version_is_not_released(root, version):
     write_version(root, version)
     with pytest.raises(ReleaseError, match=r"is no release: write X\.Y\.Z there"):
         version_of(root)
 
 
-def test_a_tree_without_a_version_is_not_released(root):
+def test_no_version_no_release(root):
+    """A tree without a version is not released."""
     (root / "shoal/version.py").write_text("")
     with pytest.raises(ReleaseError, match="has no line VERSION"):
         version_of(root)
@@ -195,7 +197,8 @@ def test_the_notes_are_the_versions_section():
         ("## [1.2.3] - 2026-01-01\n\n## [1.2.2] - 2026-01-01\n", "says nothing of 1.2.3"),
     ],
 )
-def test_a_version_without_dated_notes_is_not_released(changelog, reason):
+def test_undated_notes_no_release(changelog, reason):
+    """A version without dated notes is not released."""
     with pytest.raises(ReleaseError, match=reason):
         notes_of(changelog, "1.2.3")
 
@@ -209,7 +212,8 @@ def test_what_can_not_be_built_says_why(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_party_can_not_install_is_not_released(root, tmp_path):
+def test_uninstallable_extra_no_release(root, tmp_path):
+    """What a party can't install is not released."""
     (root / "pyproject.toml").write_text(PYPROJECT.replace("edge = [", 'edge = ["not-to-be-had", '))
     commit(root)
     with pytest.raises(ReleaseError, match=r"(?s)pip can't install shoal\[edge\]: .*not-to-be-had"):
@@ -217,7 +221,8 @@ def test_what_a_party_can_not_install_is_not_released(root, tmp_path):
     assert not (tmp_path / "dist").exists()
 
 
-def test_outside_of_a_repository_nothing_is_built(root, tmp_path):
+def test_nothing_is_built_without_repository(root, tmp_path):
+    """Outside of a repository nothing is built."""
     shutil.rmtree(root / ".git")
     with pytest.raises(ReleaseError, match="git status failed"):
         release(root, tmp_path)

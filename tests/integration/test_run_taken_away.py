@@ -29,7 +29,7 @@ def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_run_is_taken_up_by_an_aggregator_that_was_started_again(tmp_path, end):
+def test_restarted_aggregator_takes_a_run_up(tmp_path, end):
     """An earlier run is over. The aggregator answers for that one while the file is away, and sees this one's uploads."""
     with place(tmp_path) as made:
         made.sign(rounds=2)

@@ -92,7 +92,7 @@ def subscribed(reader, inbox, topic):
     raise AssertionError("no subscription")
 
 
-def test_long_transfers_pass_a_broker_of_small_packets(connect):
+def test_small_packets_carry_long_transfers(connect):
     """An upload, and a model that is retained for later subscribers."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     reader = connect("reader", inbox.put)

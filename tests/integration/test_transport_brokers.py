@@ -26,7 +26,7 @@ from tests.helpers.trees import ROOT
 pytestmark = pytest.mark.broker
 
 
-def test_a_message_and_its_answer_arrive_promptly(shared: BrokerProcess, client: Callable[..., Client]) -> None:
+def test_message_and_answer_are_prompt(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """A round trip works both ways, is counted, and pays for no Nagle delay (92 ms when TCP_NODELAY is missing)."""
     near, far = client(shared.url, "near", "rt/near"), client(shared.url, "far", "rt/far")
     settle(near, "rt/near")
@@ -44,9 +44,7 @@ def test_a_message_and_its_answer_arrive_promptly(shared: BrokerProcess, client:
     wait_for(lambda: near.transport.pending() == 0)
 
 
-def test_mqtt_5_where_the_broker_speaks_it_and_3_1_1_where_not(
-    shared: BrokerProcess, client: Callable[..., Client]
-) -> None:
+def test_newest_common_version_is_spoken(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """The fall-back is silent, needs no configuration, and costs less than two seconds."""
     began = time.monotonic()
     one = client(shared.url, "versions")
@@ -54,9 +52,7 @@ def test_mqtt_5_where_the_broker_speaks_it_and_3_1_1_where_not(
     assert time.monotonic() - began < 2.0
 
 
-def test_a_late_subscriber_gets_what_is_retained_and_not_what_was_cleared(
-    shared: BrokerProcess, client: Callable[..., Client]
-) -> None:
+def test_late_subscriber_gets_retained(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """Retained messages arrive marked as such; an empty payload removes one."""
     writer = client(shared.url, "writer")
     writer.transport.publish("keep/a", b"kept", retain=True)
@@ -111,9 +107,7 @@ def test_what_is_sent_once_arrives_too(shared: BrokerProcess, client: Callable[.
     wait_for(lambda: writer.transport.pending() == 0)
 
 
-def test_an_oversized_publish_is_refused_and_harms_nothing(
-    shared: BrokerProcess, client: Callable[..., Client]
-) -> None:
+def test_oversized_publish_is_refused(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """The refusal happens before the network, and the next publish works; the largest allowed packet passes."""
     one = client(shared.url, "sizes", "size")
     settle(one, "size")
@@ -127,7 +121,7 @@ def test_an_oversized_publish_is_refused_and_harms_nothing(
         one.transport.publish("size/#", b"")
 
 
-def test_a_full_queue_refuses_instead_of_growing(shared: BrokerProcess) -> None:
+def test_full_queue_refuses(shared: BrokerProcess) -> None:
     """Offline publishes are bounded by bytes."""
     one = Client(shared.url, "bounded", max_queued_bytes=1000)
     one.transport.publish("b", bytes(900))
@@ -139,7 +133,7 @@ def test_a_full_queue_refuses_instead_of_growing(shared: BrokerProcess) -> None:
         one.transport.publish("b", b"")
 
 
-def test_publishes_before_the_connection_arrive_after_it(shared: BrokerProcess, client: Callable[..., Client]) -> None:
+def test_early_publishes_arrive(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """A publish works offline and is delivered in order."""
     reader = client(shared.url, "early-reader", "early")
     settle(reader, "early")
@@ -167,7 +161,7 @@ def test_close_flushes_what_is_queued(shared: BrokerProcess, client: Callable[..
     assert writer.transport.pending() == 0
 
 
-def test_a_killed_process_leaves_its_will_retained(shared: BrokerProcess, client: Callable[..., Client]) -> None:
+def test_killed_process_leaves_its_will(shared: BrokerProcess, client: Callable[..., Client]) -> None:
     """The will of a client that dies by SIGKILL is published and retained."""
     reader = client(shared.url, "will-reader", "will/+")
     program = """
@@ -190,7 +184,7 @@ def test_a_killed_process_leaves_its_will_retained(shared: BrokerProcess, client
 
 
 @pytest.mark.parametrize("births", [(5, 9), pytest.param((9, 5), marks=pytest.mark.long)])
-def test_of_two_clients_with_one_id_the_later_start_ends(
+def test_later_start_of_one_id_ends(
     shared: BrokerProcess, client: Callable[..., Client], births: tuple[int, int]
 ) -> None:
     """It is their presences that tell, on a second connection; which of the two was here first does not matter."""

@@ -124,7 +124,8 @@ def test_they_are_installed(inside, packages, figures):
     assert inside("dpkg --verify shoal-edge shoal-aggregator shoal-fleet") == ""
 
 
-def test_the_aggregators_package_has_no_code_of_masks(inside):
+def test_aggregators_package_has_no_masks(inside):
+    """The aggregators package has no code of masks."""
     assert inside.exists("/opt/shoal-fleet/lib/python3.11/site-packages/crypto/mask")
     for part in ("crypto/mask", "edge_client", "shoal/owner", "shoal/task"):
         assert not inside.exists(f"/opt/shoal-aggregator/lib/python3.11/site-packages/{part}")
@@ -150,7 +151,7 @@ def test_an_upgrade_keeps_settings_and_state(inside, packages):
     assert "finished: True" in inside("runuser -u shoal-edge -- shoal-edge status /var/lib/shoal-edge")
 
 
-def test_a_device_changes_to_the_package_without_onnx_runtime(inside, packages, figures):
+def test_device_changes_to_lite_package(inside, packages, figures):
     """Keys, models and settings stay, also when the first package is purged; numpy computes the same task."""
     inside("dpkg --remove shoal-edge")
     assert not inside.exists("/opt/shoal-edge")

@@ -21,7 +21,7 @@ TIMES = 20
 RUNS = 4
 
 
-def test_runs_are_paused_restarted_resumed_and_stopped_at_random_times(tmp_path):
+def test_random_orders_to_a_run(tmp_path):
     """Every round has its three uploads, whatever happens in between, but one that a stop closes at once."""
     draw = random.Random(1)
     with console_of(tmp_path) as (console, _):

@@ -16,7 +16,7 @@ TRIES = 200
 
 
 @pytest.mark.parametrize("after_another_run", [False, True])
-def test_a_busy_run_is_given_up_and_taken_up_many_times(tmp_path, after_another_run):
+def test_busy_run_is_given_up_many_times(tmp_path, after_another_run):
     """After another run the aggregator answers for that one while this one's file is away."""
     with place(tmp_path) as made:
         if after_another_run:

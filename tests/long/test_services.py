@@ -135,7 +135,8 @@ def wait_for_boot(machine, log):
         time.sleep(POLL_S)
 
 
-def test_a_service_is_started_once_it_is_connected_and_says_what_it_does(machine):
+def test_service_says_what_it_does(machine):
+    """A service is started once it is connected and says what it does."""
     for unit in SERVICES:
         assert (machine.show(unit, "Type"), machine.show(unit, "ActiveState")) == ("notify", "active")
         assert machine.show(unit, "WatchdogUSec") == "10min"
@@ -147,7 +148,8 @@ def test_a_service_is_started_once_it_is_connected_and_says_what_it_does(machine
     assert [line for line in verified.splitlines() if "shoal" in line] == []
 
 
-def test_a_credential_takes_the_place_of_the_address_in_the_grant(machine):
+def test_credential_replaces_the_address(machine):
+    """A credential takes the place of the address in the grant."""
     for unit in SERVICES:
         file = machine.root / f"etc/shoal/{unit}.broker"
         file.write_text(f"mqtt://{BROKER}:1883\n")
@@ -158,7 +160,7 @@ def test_a_credential_takes_the_place_of_the_address_in_the_grant(machine):
         until(lambda shown=shown: f"{BROKER}:1883" in machine(shown))
 
 
-def test_a_loop_that_stands_still_is_restarted(machine):
+def test_loop_that_stands_still_is_restarted(machine):
     began_s = {}
     for unit in SERVICES:
         machine.set(unit, f"WatchdogSec={WATCHDOG_S}", "RestartSec=1")
@@ -176,7 +178,8 @@ def test_a_loop_that_stands_still_is_restarted(machine):
     keep("services", {"systemd": version, "watchdog_s": WATCHDOG_S, "seconds_to_restart": began_s})
 
 
-def test_a_service_ends_at_an_error_that_no_restart_mends(machine):
+def test_service_ends_at_a_lasting_error(machine):
+    """A service ends at an error that no restart mends."""
     before = machine.show("shoal-edge", "NRestarts")
     machine("cd /root/o && shoal-fleet revoke owner dev-1")
     until(lambda: machine.show("shoal-edge", "ActiveState") == "failed")

@@ -38,7 +38,8 @@ def test_a_line_is_read_back(expires, secret):
 
 
 @given(st.data())
-def test_a_line_with_one_other_character_is_refused(data):
+def test_line_with_one_change_is_refused(data):
+    """A line with one other character is refused."""
     line = TOKEN.to_line()
     at = data.draw(st.integers(0, len(line) - 2))  # the last character has bits that say nothing
     other = data.draw(st.sampled_from("ABCxyz019-_.").filter(lambda c: c != line[at]))
@@ -54,7 +55,8 @@ def test_any_bytes_are_no_request(data):
 
 @settings(max_examples=200)
 @given(st.integers(0, len(REQUEST) - 1), st.integers(1, 255))
-def test_a_request_with_one_other_byte_is_refused(at, change):
+def test_request_with_one_change_is_refused(at, change):
+    """A request with one other byte is refused."""
     altered = bytearray(REQUEST)
     altered[at] ^= change
     with pytest.raises(ShoalError):

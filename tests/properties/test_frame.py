@@ -43,7 +43,8 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 @given(st.lists(st.one_of(st.binary(max_size=100), near_chunks()), max_size=20))
-def test_the_reassembler_survives_any_sequence_within_its_bounds(stream: list[bytes]) -> None:
+def test_any_sequence_stays_within_bounds(stream: list[bytes]) -> None:
+    """The reassembler survives any sequence within its bounds."""
     one = Reassembler(max_transfer_bytes=1 << 20, whole_transfers=1, max_per_source=2)
     for number, data in enumerate(stream):
         try:
@@ -63,7 +64,7 @@ def test_the_reassembler_survives_any_sequence_within_its_bounds(stream: list[by
     junk=st.lists(st.tuples(st.integers(0, 3), near_chunks()), max_size=20),
     random=st.randoms(use_true_random=False),
 )
-def test_any_interleaving_of_sources_gives_each_its_payload(sizes, junk, random) -> None:  # type: ignore[no-untyped-def]
+def test_interleaved_sources_keep_payloads(sizes, junk, random) -> None:  # type: ignore[no-untyped-def]
     """Chunks of several sources in any order, among any chunks of a stranger: all payloads, within the budgets."""
     allowed = {ChunkKind.UPLOAD: max(sizes)}
     payloads = {f"s{i}": bytes([i]) * size for i, size in enumerate(sizes)}
@@ -95,7 +96,7 @@ def test_any_interleaving_of_sources_gives_each_its_payload(sizes, junk, random)
     chunk_bytes=st.integers(MIN_CHUNK_BYTES, 2 * MIN_CHUNK_BYTES),
     random=st.randoms(use_true_random=False),
 )
-def test_any_order_and_duplication_gives_the_payload_back(payload: bytes, chunk_bytes: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_any_order_gives_the_payload(payload: bytes, chunk_bytes: int, random) -> None:  # type: ignore[no-untyped-def]
     """Each chunk arrives at least once, some twice, in any order: the result is the payload, and only it."""
     chunks = split(payload, kind=ChunkKind.MEAN, round=1, chunk_bytes=chunk_bytes)
     stream = chunks + random.choices(chunks, k=random.randrange(4))
@@ -112,7 +113,7 @@ def test_any_order_and_duplication_gives_the_payload_back(payload: bytes, chunk_
     where=st.integers(0, 1 << 20),
     bit=st.integers(0, 7),
 )
-def test_a_flipped_bit_never_gives_another_payload(payload: bytes, where: int, bit: int) -> None:
+def test_flipped_bit_gives_no_other_payload(payload: bytes, where: int, bit: int) -> None:
     """Damage in any byte of any chunk is refused, leaves the transfer open, or hits the round number alone."""
     chunks = split(payload, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)
     victim = where % len(chunks)
@@ -131,7 +132,8 @@ def test_a_flipped_bit_never_gives_another_payload(payload: bytes, where: int, b
 @given(
     st.text(max_size=40) | st.from_regex(r"shoal/v1/[a-z]{1,3}/[sde]/[a-z]{1,6}(/[a-z0-9]{1,3}){0,2}", fullmatch=True)
 )
-def test_any_text_is_a_topic_of_ours_or_refused(text: str) -> None:
+def test_any_text_is_our_topic_or_refused(text: str) -> None:
+    """Any text is a topic of ours or refused."""
     try:
         parsed = parse_topic(text)
     except WireError:

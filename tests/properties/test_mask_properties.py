@@ -49,7 +49,7 @@ def test_unmask_undoes_mask(key: MaskKey, data: st.DataObject) -> None:
 
 
 @given(keys(modes=("rotation",), max_length=9000), st.integers(0, 2**32 - 1), st.floats(1e-6, 1e6))
-def test_unmask_undoes_a_rotation_but_for_rounding(key: MaskKey, seed: int, size: float) -> None:
+def test_unmask_undoes_a_rotation(key: MaskKey, seed: int, size: float) -> None:
     """At any length, also where blocks leave a rest, and at any size of values, some far larger than others."""
     rng = np.random.default_rng(seed)
     vector = (size * rng.standard_normal(key.length) ** 5).astype(np.float32)
@@ -82,7 +82,7 @@ def test_segments_never_mix(key: MaskKey, data: st.DataObject) -> None:
 
 
 @given(keys(), st.data())
-def test_the_mean_of_masked_vectors_is_the_masked_mean(key: MaskKey, data: st.DataObject) -> None:
+def test_mean_of_masked_is_the_masked_mean(key: MaskKey, data: st.DataObject) -> None:
     """Bit for bit if the mode is exact, up to the sign of zeros; else to 1e-6 of the vectors' size."""
     count = data.draw(st.integers(1, 6))
     rows = data.draw(hnp.arrays(np.float32, (count, key.length), elements=MODERATE))
@@ -107,7 +107,8 @@ def test_norms_and_dot_products_survive(key: MaskKey, seed: int) -> None:
 
 
 @given(keys(min_length=2), st.integers(0, 2**32 - 1))
-def test_cosines_survive_what_the_aggregator_computes(key: MaskKey, seed: int) -> None:
+def test_cosines_survive_the_mask(key: MaskKey, seed: int) -> None:
+    """Cosines survive what the aggregator computes."""
     rows = np.random.default_rng(seed).standard_normal((4, key.length), dtype=np.float32)
     masked = np.stack([mask(row, key).values for row in rows])
     np.testing.assert_allclose(cosine_matrix(masked), cosine_matrix(rows), atol=1e-5)
@@ -115,7 +116,7 @@ def test_cosines_survive_what_the_aggregator_computes(key: MaskKey, seed: int) -
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 1 << 20), st.sampled_from(sorted(MODES)))
-def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, round_: int, mode: str) -> None:
+def test_masked_split_is_the_clear_one(seed: int, round_: int, mode: str) -> None:
     """Cfl Alg. 1 finds the same halves under the mask, on two noisy groups of updates."""
     rng = np.random.default_rng(seed)
     group = rng.permutation(np.arange(12) % 2)

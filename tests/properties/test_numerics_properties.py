@@ -33,7 +33,7 @@ def similarities(draw: st.DrawFn) -> np.ndarray:
 
 
 @given(ROWS)
-def test_cosines_are_symmetric_bounded_and_one_on_the_diagonal(rows: np.ndarray) -> None:
+def test_cosines_are_symmetric_and_bounded(rows: np.ndarray) -> None:
     """For every finite input, down to subnormals and up to the largest float32."""
     cosines = cosine_matrix(rows)
     assert np.array_equal(cosines, cosines.T)
@@ -51,9 +51,8 @@ def test_cosines_equal_float64_arithmetic(rows: np.ndarray) -> None:
 
 
 @given(similarities(), st.sampled_from(["single", "complete", "average"]))
-def test_halves_partition_the_devices_and_meet_the_stated_cross_similarity(
-    similarity: np.ndarray, linkage: str
-) -> None:
+def test_halves_partition_the_devices(similarity: np.ndarray, linkage: str) -> None:
+    """Halves partition the devices and meet the stated cross similarity."""
     found = bipartition(similarity, linkage)
     assert sorted(found.left + found.right) == list(range(len(similarity)))
     assert found.left[0] == 0
@@ -62,14 +61,15 @@ def test_halves_partition_the_devices_and_meet_the_stated_cross_similarity(
 
 
 @given(similarities(), st.integers(0, 2**32 - 1))
-def test_the_optimum_does_not_depend_on_the_order_of_devices(similarity: np.ndarray, seed: int) -> None:
+def test_optimum_ignores_the_order(similarity: np.ndarray, seed: int) -> None:
     """Relabelled devices reach the same cross similarity, ties or not."""
     order = np.random.default_rng(seed).permutation(len(similarity))
     assert bipartition(similarity[np.ix_(order, order)]).cross_max == bipartition(similarity).cross_max
 
 
 @given(st.integers(3, 12), st.integers(0, 2**32 - 1), st.sampled_from(["single", "complete", "average"]))
-def test_without_ties_the_halves_are_the_same_devices_in_any_order(size: int, seed: int, linkage: str) -> None:
+def test_order_does_not_matter_without_ties(size: int, seed: int, linkage: str) -> None:
+    """Without ties the halves are the same devices in any order."""
     rng = np.random.default_rng(seed)
     similarity = rng.standard_normal((size, size))
     similarity += similarity.T
@@ -81,12 +81,13 @@ def test_without_ties_the_halves_are_the_same_devices_in_any_order(size: int, se
 
 
 @given(similarities())
-def test_no_bipartition_by_complete_linkage_beats_the_optimum(similarity: np.ndarray) -> None:
+def test_optimum_beats_complete_linkage(similarity: np.ndarray) -> None:
+    """No bipartition by complete linkage beats the optimum."""
     assert bipartition(similarity).cross_max <= bipartition(similarity, "complete").cross_max
 
 
 @given(similarities(), st.data())
-def test_a_positive_gap_means_no_group_is_cut(similarity: np.ndarray, data: st.DataObject) -> None:
+def test_positive_gap_means_no_group_is_cut(similarity: np.ndarray, data: st.DataObject) -> None:
     """Corollary 1 of cfl."""
     size = len(similarity)
     groups = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
@@ -115,7 +116,7 @@ SMALL = st.floats(-100, 100, width=32).filter(lambda value: value == 0 or abs(va
 
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(3, 8), st.integers(1, 12)), elements=SMALL), st.data())
-def test_edc_with_all_directions_keeps_every_cosine(rows: np.ndarray, data: st.DataObject) -> None:
+def test_edc_of_all_directions_keeps_cosines(rows: np.ndarray, data: st.DataObject) -> None:
     """With m = n the rows of EDC are the unit vectors in another basis: their products are the cosines."""
     found = edc(rows, len(rows))
     np.testing.assert_allclose(found @ found.T, cosine_matrix(rows), atol=1e-5)
@@ -158,7 +159,7 @@ def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @LOADS_PACKAGES
 @given(st.integers(4, 12), st.integers(0, 2**32 - 1))
-def test_a_shared_permutation_of_coordinates_changes_nothing(size: int, seed: int) -> None:
+def test_shared_permutation_changes_nothing(size: int, seed: int) -> None:
     """The aggregator sees permuted updates: every measure and label is the same, and means are permuted."""
     rng = np.random.default_rng(seed)
     centres = 2 * rng.standard_normal((2, 300))
@@ -180,7 +181,7 @@ def test_a_shared_permutation_of_coordinates_changes_nothing(size: int, seed: in
 
 @LOADS_PACKAGES
 @given(hnp.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 3)), elements=st.integers(-3, 3)), st.data())
-def test_labels_are_few_enough_and_numbered_by_first_appearance(rows: np.ndarray, data: st.DataObject) -> None:
+def test_labels_are_by_first_appearance(rows: np.ndarray, data: st.DataObject) -> None:
     """Rows with many ties; equal rows never part."""
     k = data.draw(st.integers(1, 5))
     labels = kmeans(rows, k, seed=0)
@@ -193,7 +194,7 @@ def test_labels_are_few_enough_and_numbered_by_first_appearance(rows: np.ndarray
 
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=SMALL), st.data())
-def test_a_stream_with_replaced_rows_equals_the_gram_matrix(rows: np.ndarray, data: st.DataObject) -> None:
+def test_replaced_rows_equal_the_gram_matrix(rows: np.ndarray, data: st.DataObject) -> None:
     """For any replaced rows, and products requested before or not."""
     stream = StreamingGram(rows.shape[1], len(rows))
     for row in rows:

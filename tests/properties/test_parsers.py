@@ -187,7 +187,7 @@ def brittle(data):
     return data[3] if data[0] == 0 else data[0]
 
 
-def test_a_hunt_finds_faults_and_tells_them_apart():
+def test_hunt_tells_faults_apart():
     """The check can fail: both faults of a bad parser are found, each once, and the same seed finds the same."""
     parser = Parser("brittle", (b"OK\x01\x02",), brittle)
     runs, found = hunt(parser, Random(7), runs=3000)
@@ -213,7 +213,8 @@ def test_every_kind_of_damage_is_done():
     assert mutations.EDITS > 1
 
 
-def test_parcels_are_put_together_and_taken_apart():
+def test_parcels_come_apart_again():
+    """Parcels are put together and taken apart."""
     assert parts_of(parcelled(b"a", b"", b"bc")) == [b"a", b"", b"bc"]
     assert parts_of(b"\0\0\0\x09ab") == [b"ab"]
 

@@ -38,9 +38,8 @@ def updates(seed: int, factor: float, skew: float) -> np.ndarray:
     st.sampled_from([1.0, -1.0, 9.0, -9.0]),
     st.floats(0.1, 10.0),
 )
-def test_the_robust_mean_of_masked_updates_is_the_masked_mean(
-    rule: str, mode: str, seed: int, factor: float, skew: float
-) -> None:
+def test_masked_robust_mean_is_the_clear_one(rule: str, mode: str, seed: int, factor: float, skew: float) -> None:
+    """The robust mean of masked updates is the masked mean."""
     key = key_of(mode, D)
     run = run_plan(robust=rule, segments=(SegmentSpec("cluster", D),))
     rows = updates(seed, factor, skew)
@@ -58,9 +57,8 @@ def test_the_robust_mean_of_masked_updates_is_the_masked_mean(
     st.integers(0, 2**32 - 1),
     st.floats(1e-3, 1e3),
 )
-def test_weights_are_not_negative_and_add_up_to_no_more_than_the_plain_ones(
-    rule: str, count: int, length: int, seed: int, size: float
-) -> None:
+def test_weights_add_up_to_the_plain_at_most(rule: str, count: int, length: int, seed: int, size: float) -> None:
+    """Weights are not negative and add up to no more than the plain ones."""
     rng = np.random.default_rng(seed)
     rows = size * rng.standard_normal((count, length)) ** 3
     plain = rng.integers(0, 100, count).astype(float)
@@ -73,7 +71,7 @@ def test_weights_are_not_negative_and_add_up_to_no_more_than_the_plain_ones(
 
 
 @given(st.sampled_from(RULES), st.integers(0, 2**32 - 1), st.permutations(range(COUNT)))
-def test_the_order_of_devices_does_not_matter(rule: str, seed: int, order: list[int]) -> None:
+def test_order_of_devices_does_not_matter(rule: str, seed: int, order: list[int]) -> None:
     rows = updates(seed, -1.0, 1.0).astype(float)
     plain = np.arange(1.0, COUNT + 1)
     one = robust_weights(rule, rows @ rows.T, plain).values
@@ -82,7 +80,7 @@ def test_the_order_of_devices_does_not_matter(rule: str, seed: int, order: list[
 
 
 @pytest.mark.parametrize("rule", limits.ROBUST_RULES)
-def test_updates_as_long_as_floats_go_have_a_mean(rule: str) -> None:
+def test_longest_updates_have_a_mean(rule: str) -> None:
     """Products of such updates overflow float32."""
     run = run_plan(robust=rule, segments=(SegmentSpec("cluster", D),))
     rows = updates(0, 1.0, 1.0) * np.float32(1e30)

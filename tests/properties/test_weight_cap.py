@@ -14,7 +14,8 @@ NORMS = st.lists(st.floats(0, 1e30, allow_subnormal=False), min_size=3, max_size
 
 
 @given(COUNTS, CAPS)
-def test_capped_weights_are_bounded_ordered_and_not_all_zero(counts, cap):
+def test_capped_weights_keep_their_order(counts, cap):
+    """Capped weights are bounded ordered and not all zero."""
     weights = np.array(counts, np.float64)
     capped = capped_weights(weights, cap)
     assert capped.shape == weights.shape
@@ -30,7 +31,8 @@ def test_capped_weights_are_bounded_ordered_and_not_all_zero(counts, cap):
 
 
 @given(NORMS)
-def test_at_least_half_of_a_first_round_is_accepted_and_all_of_it_is_within_the_limit(norms):
+def test_half_of_a_first_round_is_accepted(norms):
+    """At least half of a first round is accepted and all of it is within the limit."""
     made = [contribution(f"dev-{i:02d}", None, norm=norm) for i, norm in enumerate(norms)]
     done = screen(made, {})
     assert len(done.accepted) + len(done.refused) == len(made)

@@ -55,7 +55,8 @@ def sealers(fleet):
     [(5, "zeros", 2), *with_long([(5, "garbage", 1), (5, "nothing", 2)])]
     + [pytest.param(n, k, m, marks=pytest.mark.long) for n in (3, 7, 12) for k in KINDS for m in (1, 2)],
 )
-def test_the_owner_has_the_final_model_although_some_of_its_sealers_lie(tmp_path, sealing_badly, count, kind, many):
+def test_owner_has_the_model_despite_liars(tmp_path, sealing_badly, count, kind, many):
+    """The owner has the final model although some of its sealers lie."""
     with make_fleet(tmp_path / "first", count=count, rounds=2, min_contributors=2, mode="rotation") as fleet:
         fleet.run(60)
         asked = sealers(fleet)
@@ -100,16 +101,16 @@ def let_one_in(root, sealing_badly, count, bad, back):
     return lost
 
 
-def test_a_newcomer_gets_the_model_although_devices_seal_it_falsely_and_names_them(tmp_path, sealing_badly):
+def test_newcomer_names_false_sealers(tmp_path, sealing_badly):
+    """A newcomer gets the model although devices seal it falsely and names them."""
     assert let_one_in(tmp_path, sealing_badly, 4, ("dev-01", "dev-03"), back=False)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize(("count", "liars"), [(2, 1), (3, 2), (7, 5)])
-def test_a_device_without_the_model_gets_it_whichever_devices_seal_it_falsely(
-    tmp_path, sealing_badly, count, liars, back
-):
+def test_false_sealers_keep_no_device_out(tmp_path, sealing_badly, count, liars, back):
+    """A device without the model gets it whichever devices seal it falsely."""
     lost = 0
     for i, bad in enumerate((names(count)[:liars], names(count)[-liars:])):
         sealing_badly.clear()
@@ -117,7 +118,7 @@ def test_a_device_without_the_model_gets_it_whichever_devices_seal_it_falsely(
     assert lost, "no liar was asked: the test shows nothing"
 
 
-def test_if_all_sealers_lie_the_error_names_them(tmp_path, sealing_badly):
+def test_if_all_sealers_lie_error_names_them(tmp_path, sealing_badly):
     sealing_badly.update(dict.fromkeys(names(3), "zeros"))
     with make_fleet(tmp_path, count=3, rounds=2, min_contributors=2, mode="rotation") as fleet:
         fleet.run(60)

@@ -142,7 +142,7 @@ def test_every_cell_is_filled():
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed, channel):
+def test_nothing_hostile_is_believed(tmp_path, caplog, undisturbed, channel):
     """One kind after the other: refused for its own reason by all who hear it, and neither side stands elsewhere than before.
 
     In the end the run has all contributions, and every device the bits that it would have had.
@@ -174,7 +174,7 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
+def test_what_is_true_on_channel_is_believed(tmp_path, caplog, channel):
     """The control: the same message by its rightful sender, for this fleet and in its mode, has an effect."""
     scene = Scene(tmp_path / "fleet")
     with scene.fleet:

@@ -73,7 +73,7 @@ ON_THE_DESK = {
 
 
 @pytest.mark.parametrize("kind", ON_THE_DESK)
-def test_nothing_hostile_on_the_owners_desk_waits_for_approval(tmp_path, kind):
+def test_hostile_request_awaits_no_approval(tmp_path, kind):
     """Listed with its reason, and a valid request after it still waits for the owner."""
     enrolment = Enrolment(tmp_path)
     act, expected = ON_THE_DESK[kind]
@@ -86,7 +86,7 @@ def test_nothing_hostile_on_the_owners_desk_waits_for_approval(tmp_path, kind):
     assert request.name == "dev-1"
 
 
-def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
+def test_replayed_request_adds_nobody(tmp_path):
     """Nor does another device that asks with the spent token."""
     enrolment = Enrolment(tmp_path)
     registrar = enrolment.look(enrolment.request)
@@ -99,7 +99,7 @@ def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
     assert enrolment.owner.roster == roster
 
 
-def test_requests_that_overtake_each_other_are_one(tmp_path):
+def test_overtaking_requests_are_one(tmp_path):
     """A device asked twice, and the older request arrives last: the owner sees one, and lets one device in."""
     enrolment = Enrolment(tmp_path)
     again = make_request(enrolment.device, enrolment.token, 1005, RECEIVING.public)

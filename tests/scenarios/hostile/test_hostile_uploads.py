@@ -185,7 +185,8 @@ BY_THE_RULES = {
 
 
 @pytest.mark.parametrize("case", AT_THE_DOOR)
-def test_what_is_not_authentic_gets_no_answer_and_changes_nothing(bench, caplog, case):
+def test_unauthentic_gets_no_answer(bench, caplog, case):
+    """What is not authentic gets no answer and changes nothing."""
     make, expected = AT_THE_DOOR[case]
     bench.send(make(bench))
     (reason,) = reasons(caplog)
@@ -195,7 +196,8 @@ def test_what_is_not_authentic_gets_no_answer_and_changes_nothing(bench, caplog,
 
 
 @pytest.mark.parametrize("case", FALSE_HEADS)
-def test_a_device_that_signs_a_false_envelope_is_named_and_not_waited_for(bench, caplog, case):
+def test_signer_of_false_envelope_is_named(bench, caplog, case):
+    """A device that signs a false envelope is named and not waited for."""
     make, expected = FALSE_HEADS[case]
     bench.send(make(bench))
     assert expected in reasons(caplog)[0]
@@ -207,7 +209,7 @@ def test_a_device_that_signs_a_false_envelope_is_named_and_not_waited_for(bench,
     assert [r["contributed"] for r in bench.released()] == [3, 3]
 
 
-def test_a_message_that_a_stranger_has_moved_names_nobody(bench, caplog):
+def test_moved_message_names_nobody(bench, caplog):
     """A device's true upload on another device's topic, or as a decline: its signer is not to blame."""
     inject(bench.fleet, VICTIM, changed()(bench), topic_of="dev-01")
     for chunk in split(changed()(bench), kind=ChunkKind.DECLINE, round=1):
@@ -218,7 +220,8 @@ def test_a_message_that_a_stranger_has_moved_names_nobody(bench, caplog):
 
 
 @pytest.mark.parametrize("case", BY_THE_RULES)
-def test_what_breaks_a_rule_is_refused_with_the_reason(bench, caplog, case):
+def test_what_breaks_a_rule_is_refused(bench, caplog, case):
+    """What breaks a rule is refused with the reason."""
     make, expected = BY_THE_RULES[case]
     bench.send(make(bench))
     assert any(expected in reason for reason in reasons(caplog))
@@ -228,7 +231,7 @@ def test_what_breaks_a_rule_is_refused_with_the_reason(bench, caplog, case):
     assert [r["contributed"] for r in bench.released()] == [3, 3]
 
 
-def test_a_device_whose_updates_are_too_large_is_told_and_moves_on(tmp_path, caplog):
+def test_too_large_updates_are_told(tmp_path, caplog):
     """Its own honest upload is refused once a round, never resent, and it takes part in the next and the final round."""
     data = grouped_data(3)
     loud = data[VICTIM]
@@ -254,13 +257,14 @@ def test_an_unknown_device_is_refused(bench, caplog):
     assert [r["contributed"] for r in bench.released()] == [3, 3]
 
 
-def test_an_upload_on_another_devices_topic_is_refused(bench, caplog):
+def test_topic_of_another_device_is_refused(bench, caplog):
+    """An upload on another devices topic is refused."""
     bench.send(changed()(bench), topic_of="dev-01")
     assert "on dev-01's topic" in reasons(caplog)[0]
     assert [r["contributed"] for r in bench.released()] == [3, 3]
 
 
-def test_a_second_upload_of_the_round_is_refused(bench, caplog):
+def test_second_upload_of_round_is_refused(bench, caplog):
     """The first durable upload wins; another vector under the same name is refused, also before the commit."""
     other = seal_upload(bench.fleet, VICTIM, *with_body(bench.upload, np.ones(D, np.float32)))
     bench.send(changed()(bench))
@@ -270,7 +274,8 @@ def test_a_second_upload_of_the_round_is_refused(bench, caplog):
     assert "the round is not open" in reasons(caplog)[0]
 
 
-def test_two_uploads_before_one_commit_count_once(bench, caplog):
+def test_two_before_one_commit_count_once(bench, caplog):
+    """Two uploads before one commit count once."""
     other = seal_upload(bench.fleet, VICTIM, *with_body(bench.upload, np.ones(D, np.float32)))
     inject(bench.fleet, VICTIM, changed()(bench))
     bench.send(other)
@@ -280,7 +285,7 @@ def test_two_uploads_before_one_commit_count_once(bench, caplog):
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"SHL1", bytes(60), b"SHL1" + bytes(100)])
-def test_garbage_on_every_topic_disturbs_nobody(bench, payload):
+def test_garbage_disturbs_nobody(bench, payload):
     """Neither side dies, and the run ends as if nothing had been said."""
     root = "shoal/v1/demo"
     for leaf in ("d/dev-02/up", "d/dev-02/state", "d/dev-02/ctl", "s/round", "s/plan", "s/roster", "s/model/x", "s/y"):

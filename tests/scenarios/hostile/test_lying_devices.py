@@ -68,9 +68,7 @@ def test_liars_cost_themselves_alone(tmp_path, lying, caplog, count, liars):
     assert "odd one" not in caplog.text
 
 
-def test_the_server_blames_itself_if_as_many_devices_as_certify_a_state_agree_on_another_history(
-    tmp_path, lying, caplog
-):
+def test_server_blames_itself_if_outvoted(tmp_path, lying, caplog):
     """One above the bound: three liars of seven, where three certify a state. The others still finish."""
     with make_fleet(tmp_path, count=7, rounds=4, min_contributors=3, mode="rotation") as fleet:
         assert signers_needed(3, 7) == 3
@@ -84,7 +82,8 @@ def test_the_server_blames_itself_if_as_many_devices_as_certify_a_state_agree_on
         assert not left(fleet)
 
 
-def test_a_server_restored_from_an_old_backup_says_so(tmp_path, caplog):
+def test_server_from_an_old_backup_says_so(tmp_path, caplog):
+    """A server restored from an old backup says so."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=12, min_contributors=3, mode="rotation") as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_aggregator()
@@ -101,7 +100,8 @@ def test_a_server_restored_from_an_old_backup_says_so(tmp_path, caplog):
     assert "odd one" in caplog.text
 
 
-def test_a_run_that_a_device_left_by_mistake_is_taken_up_again_after_the_liars_revocation(tmp_path, lying):
+def test_abandoned_run_resumes_without_liars(tmp_path, lying):
+    """A run that a device left by mistake is taken up again after the liars revocation."""
     with make_fleet(tmp_path, count=7, rounds=8, min_contributors=3, mode="rotation") as fleet:
         lying.add("dev-00")
         fleet.run_until(lambda: fleet.closed() >= 3, 1000)

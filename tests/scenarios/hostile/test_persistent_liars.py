@@ -73,7 +73,8 @@ def persist(scene, lies):
 
 
 @pytest.mark.parametrize(("count", "place"), SIZES)
-def test_a_device_that_tells_another_lie_in_each_round_costs_itself_alone(tmp_path, count, place):
+def test_new_lie_each_round_costs_liar_alone(tmp_path, count, place):
+    """A device that tells another lie in each round costs itself alone."""
     with Scene(tmp_path / "fleet", place, [], count=count, rounds=len(BY_TURNS) + 1) as scene:
         _, named = persist(scene, BY_TURNS)
         assert len(scene.liar.told) >= len(BY_TURNS)
@@ -82,7 +83,8 @@ def test_a_device_that_tells_another_lie_in_each_round_costs_itself_alone(tmp_pa
 
 @pytest.mark.parametrize(("count", "place"), [pytest.param(*s.values, marks=pytest.mark.long) for s in SIZES[1:]])
 @pytest.mark.parametrize("row", ["Upload.statement", "Statement.round", "Statement.transcript", "HeldState.digest"])
-def test_a_device_that_says_what_it_said_a_round_ago_is_named_in_each_round(tmp_path, count, place, row):
+def test_stale_answers_are_named_each_round(tmp_path, count, place, row):
+    """A device that says what it said a round ago is named in each round."""
     with Scene(tmp_path / "fleet", place, [], count=count, rounds=ROUNDS) as scene:
         records, named = persist(scene, [lie_of(row, "repeated from before")])
         # The program of a device whose digest is false goes on from a checkpoint, and names other states then.
@@ -95,7 +97,8 @@ def test_a_device_that_says_what_it_said_a_round_ago_is_named_in_each_round(tmp_
     ("kind", "count"),
     [("statement", 5), *(pytest.param(k, n, marks=pytest.mark.long) for k in HUGE for n in (3, 7))],
 )
-def test_a_device_whose_uploads_have_huge_heads_holds_nobody_up(tmp_path, kind, count):
+def test_huge_heads_hold_nobody_up(tmp_path, kind, count):
+    """A device whose uploads have huge heads holds nobody up."""
     with Scene(tmp_path / "fleet", count // 2, [], count=count, rounds=ROUNDS) as scene:
         records, named = persist(scene, [HUGE[kind]])
         assert scene.liar.told
@@ -121,7 +124,7 @@ FIGURES = [
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "row", "lie"), FIGURES)
 @pytest.mark.parametrize("place", [0, 11])
-def test_false_figures_leave_the_clusters_to_the_others(tmp_path, options, row, lie, place):
+def test_false_figures_move_no_clusters(tmp_path, options, row, lie, place):
     """Two true groups of six. Within the liar's own five others are left; CFL may part them further."""
     data, truth = grouped_data(12, groups=2), truth_of(12, 2)
     with Scene(tmp_path / "fleet", place, [lie_of(row, lie)], data=data, count=12, **CLUSTERED[options]) as scene:
@@ -148,7 +151,7 @@ def false_presence(fleet, liar, name, **fields):
 
 @pytest.mark.parametrize("of_another", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("online", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_presence_with_the_birth_of_another_device_sends_nobody_away(tmp_path, of_another, online):
+def test_borrowed_birth_sends_nobody_away(tmp_path, of_another, online):
     """On the other's topic, where a broker's rules forbid it, and on its own; with a later birth, and as a rival."""
     liar, victim = "dev-02", "dev-01"
     with make_fleet(tmp_path, count=5, rounds=6, min_contributors=3) as fleet:
@@ -171,9 +174,8 @@ def test_a_presence_with_the_birth_of_another_device_sends_nobody_away(tmp_path,
 @pytest.mark.long
 @pytest.mark.parametrize("round_", [0, 1, 5, 1 << 20, FORKED_ROUND])
 @pytest.mark.parametrize("liars", [("dev-00", "dev-05"), ("dev-10", "dev-11")])
-def test_two_of_twelve_that_state_one_false_head_in_their_presences_end_nothing(
-    tmp_path, monkeypatch, caplog, liars, round_
-):
+def test_two_false_heads_of_12_end_nothing(tmp_path, monkeypatch, caplog, liars, round_):
+    """Two of twelve that state one false head in their presences end nothing."""
     honest = presences.seal_to_group
     with make_fleet(tmp_path, count=12, rounds=12, min_contributors=3) as fleet:
         head = TranscriptHead(fleet.plan.run_id, round_, b"f" * 32)

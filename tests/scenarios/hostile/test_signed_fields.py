@@ -69,7 +69,7 @@ def table():
 ROWS = [row for row in paths() if row.split(".")[0] not in UNASKED and row not in NOT_SAID] + ["update vector"]
 
 
-def test_the_threat_model_classifies_each_signed_field():
+def test_threat_model_has_each_signed_field():
     """A new field, or a new message that devices sign, needs a row in the table, and so a lie in the matrix."""
     found = table()
     assert set(found.values()) == set(KINDS)
@@ -77,7 +77,7 @@ def test_the_threat_model_classifies_each_signed_field():
     assert set(found) == expected | set(VECTORS)
 
 
-def test_each_message_of_a_device_is_in_the_matrix():
+def test_each_message_of_device_is_in_matrix():
     """Those that stand inside of others (statements and checkpoints) are documents of their own, and listed as well."""
     sent = {c.message.removeprefix("signed ").split(",")[0] for c in CHANNELS if c.sender is Party.DEVICE}
     assert sent <= {message.__name__ for message in SIGNED}
@@ -181,7 +181,8 @@ def refused_lie(row):
 
 
 @pytest.mark.parametrize("row", ASKED)
-def test_a_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row):
+def test_lie_about_an_optional_field(tmp_path, row):
+    """A lie about a field that only some runs ask for."""
     lie = refused_lie(row)
     with asking_scene(tmp_path / "fleet", row, lie, 5, 2) as scene:
         scene.live()
@@ -194,7 +195,8 @@ def test_a_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("count", COUNTS[1:])
 @pytest.mark.parametrize("row", ASKED)
-def test_every_lie_about_a_field_that_only_some_runs_ask_for(tmp_path, row, count, place):
+def test_every_lie_about_an_optional_field(tmp_path, row, count, place):
+    """Every lie about a field that only some runs ask for."""
     told = 0
     for i, lie in enumerate(lies_of(row)):
         with asking_scene(tmp_path / f"fleet-{i}", row, lie, count, place_of(place, count)) as scene:
@@ -212,7 +214,7 @@ CHECKPOINTS = [
 @pytest.mark.parametrize(
     "row", [r if r == "SealedState.digest_key" else pytest.param(r, marks=pytest.mark.long) for r in CHECKPOINTS]
 )
-def test_a_false_checkpoint_is_told_to_the_owner_who_has_the_model_all_the_same(tmp_path, row):
+def test_owner_is_told_of_false_checkpoint(tmp_path, row):
     """In the final round all three devices seal the model."""
     told = 0
     for i, lie in enumerate(lies_of(row)):
@@ -238,7 +240,8 @@ def test_one_lie_about_each_field_of_a_part(tmp_path):
         assert_named_as_listed(scene)
 
 
-def test_a_fleet_that_needs_all_three_waits_and_names_the_liar(tmp_path):
+def test_fleet_that_needs_all_names_the_liar(tmp_path):
+    """A fleet that needs all three waits and names the liar."""
     lies = [lie for lie in lies_of("Upload.samples") if lie.name == "largest"]
     with Scene(tmp_path / "fleet", 1, lies, count=3, min_contributors=3) as scene:
         scene.liar.lie = lies[0]

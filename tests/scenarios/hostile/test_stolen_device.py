@@ -60,7 +60,7 @@ def under_the_seal_key(monkeypatch):
 
 
 @pytest.mark.parametrize("sealing", ["receiving keys", "seal key"])
-def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypatch, sealing):
+def test_thief_opens_no_stored_delivery(tmp_path, monkeypatch, sealing):
     """With the static seal key the same thief opens all of them, so the attack can succeed."""
     if sealing == "seal key":
         under_the_seal_key(monkeypatch)
@@ -85,7 +85,7 @@ def test_a_thief_opens_no_delivery_that_the_device_has_stored(tmp_path, monkeypa
         assert stolen == (set() if sealing == "receiving keys" else {s.version_secret for s in secrets})
 
 
-def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
+def test_off_during_two_changes_opens_both(tmp_path):
     """The broker has queued two deliveries for it, and the first one's key is erased before the second is opened."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=400, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
@@ -101,7 +101,7 @@ def test_a_device_that_was_off_during_two_changes_opens_both(tmp_path):
         assert membership.receiving.first == 4
 
 
-def test_a_device_publishes_its_keys_again_when_it_connects(tmp_path):
+def test_keys_are_published_on_connecting(tmp_path):
     """A broker that has lost the notice gets it back."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=20) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
@@ -113,7 +113,7 @@ def test_a_device_publishes_its_keys_again_when_it_connects(tmp_path):
         assert fleet.broker.retained[topic] == first
 
 
-def test_a_delivery_under_an_erased_key_is_reported_and_made_good(tmp_path, caplog):
+def test_erased_key_is_reported_and_replaced(tmp_path, caplog):
     """All notices of the device are lost, until its keys don't last; then it connects again, and the owner publishes again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=4000, quorum=0.5) as fleet:

@@ -49,7 +49,8 @@ def refuse(fleet, name):
         fleet.broker.submit(fleet.client_id("aggregator"), message, lambda: None)
 
 
-def test_an_upload_that_was_refused_is_offered_again_when_the_round_is_announced_again(tmp_path):
+def test_refused_upload_is_offered_again(tmp_path):
+    """An upload that was refused is offered again when the round is announced again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=1000.0) as fleet:
         lost = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
@@ -67,7 +68,7 @@ def test_an_upload_that_was_refused_is_offered_again_when_the_round_is_announced
         assert fleet.run(60)[-1]["final"]
 
 
-def test_an_upload_for_a_later_run_is_not_answered(tmp_path):
+def test_upload_for_a_later_run(tmp_path):
     """An aggregator whose newest run is over answers for that one, also while a later run's file is away."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap) as fleet:

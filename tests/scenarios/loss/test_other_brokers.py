@@ -3,7 +3,7 @@
 from tests.helpers.fleets import LOST, Wiretap, make_fleet
 
 
-def test_a_device_restarts_at_a_broker_that_sends_nothing_retained_to_wildcards(tmp_path):
+def test_device_restarts_without_wildcards(tmp_path):
     """As RabbitMQ 3.10. The devices come after the run was announced; one is killed later, and the aggregator too."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=6, deadline_s=600.0) as fleet:
         fleet.broker.wildcards = False
@@ -34,7 +34,7 @@ def handled(fleet, monkeypatch, *, unsubscribe=None, subscribe=None):
             )
 
 
-def test_a_broker_that_ends_a_subscription_after_the_next_one(tmp_path, monkeypatch):
+def test_subscription_ended_after_the_next(tmp_path, monkeypatch):
     """As aedes, which handles UNSUBSCRIBE after a SUBSCRIBE that follows it. The model must be read again in round 2."""
     with make_fleet(tmp_path / "fleet", rounds=6, deadline_s=600.0) as fleet:
         handled(fleet, monkeypatch, unsubscribe=lambda request, *_: fleet.broker.schedule(0.01, request))
@@ -47,7 +47,7 @@ def test_a_broker_that_ends_a_subscription_after_the_next_one(tmp_path, monkeypa
         assert fleet.run(400)[-1]["contributed"] == 3
 
 
-def test_a_broker_that_sends_nothing_retained_to_wildcards_and_a_restart(tmp_path, monkeypatch):
+def test_restart_of_broker_without_wildcards(tmp_path, monkeypatch):
     """One device restarts in mid-run, and needs the open round, its models and the roster."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=6, deadline_s=600.0) as fleet:
 
@@ -66,7 +66,7 @@ def test_a_broker_that_sends_nothing_retained_to_wildcards_and_a_restart(tmp_pat
         assert [r["contributed"] for r in fleet.run(400)[-3:]] == [5, 5, 5]
 
 
-def test_a_device_whose_subscription_is_lost_for_good_gets_the_announcement_on_its_own_topic(tmp_path, monkeypatch):
+def test_lost_subscription_uses_own_topic(tmp_path, monkeypatch):
     """The broker acknowledges the device's SUBSCRIBE, and forgets it."""
     with make_fleet(tmp_path / "fleet", rounds=6, quorum=1.0, deadline_s=600.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
@@ -80,7 +80,8 @@ def test_a_device_whose_subscription_is_lost_for_good_gets_the_announcement_on_i
         assert fleet.run(900)[-1]["contributed"] == 3
 
 
-def test_presences_that_the_broker_loses_are_read_again_after_a_reconnection(tmp_path):
+def test_lost_presences_are_read_again(tmp_path):
+    """Presences that the broker loses are read again after a reconnection."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, faults=tap, rounds=6, deadline_s=600.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 200)

@@ -23,7 +23,7 @@ def clock(monkeypatch):
     return forward
 
 
-def test_devices_wait_for_a_newer_roster_and_go_on_with_it(tmp_path, clock, caplog):
+def test_devices_wait_for_a_newer_roster(tmp_path, clock, caplog):
     """One is started again in between; no device follows an announcement or sends anything before the owner signs a new one."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=5, quorum=1.0, deadline_s=2000.0) as fleet:

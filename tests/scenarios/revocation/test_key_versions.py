@@ -59,7 +59,7 @@ def test_two_revocations_in_a_row(tmp_path, published):
 
 
 @pytest.mark.parametrize("rounds", with_long([1, 4], 4))
-def test_a_device_that_was_away_over_several_key_versions_comes_back(tmp_path, rounds):
+def test_away_over_several_versions(tmp_path, rounds):
     """After a few rounds the retained means are gone, and it needs a checkpoint; each version's delivery is on the broker."""
     with make_fleet(tmp_path / "fleet", count=6, rounds=3 * rounds + 7, **OPTIONS) as fleet:
         closed(fleet, 2)
@@ -113,7 +113,7 @@ def test_a_rotation_beside_an_admission(tmp_path):
 
 
 @pytest.mark.parametrize("published", ["nothing", "the roster"])
-def test_an_owner_that_dies_between_drawing_and_publishing(tmp_path, published):
+def test_owner_dies_before_publishing(tmp_path, published):
     """Its directory has the new version; the fleet works on under the old one, or waits, until the owner publishes it."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=10, faults=tap, **OPTIONS) as fleet:
@@ -150,7 +150,7 @@ def test_an_owner_that_dies_between_drawing_and_publishing(tmp_path, published):
         pytest.param(True, 100.0, id="over a restart, after the deadline", marks=pytest.mark.long),
     ],
 )
-def test_devices_that_have_newer_keys_before_the_aggregator(tmp_path, delay_s, restarts):
+def test_device_keys_newer_than_aggregators(tmp_path, delay_s, restarts):
     """They decline the open round. Once the aggregator has the newer keys it closes that round and opens one under them."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=5, rounds=10, faults=tap, **OPTIONS) as fleet:

@@ -58,14 +58,16 @@ def test_it_is_told_and_ends(scene, caplog):
     assert not [reason for reason in reasons if reason.endswith(": ")]
 
 
-def test_it_is_told_again_where_the_roster_is_lost(scene):
+def test_told_again_where_roster_is_lost(scene):
+    """It is told again where the roster is lost."""
     fleet, tap = scene
     tap.lose(client=fleet.client_id(OFF), ending=f"{OFF}/ctl", hop=Hop.DOWN, times=1)
     fleet.revive_device(OFF)
     fleet.run_until(lambda: fleet.devices[OFF].runtime.revoked, 30)
 
 
-def test_after_a_restart_of_the_aggregator_it_is_told_as_well(scene):
+def test_told_after_aggregators_restart_too(scene):
+    """After a restart of the aggregator it is told as well."""
     fleet, _ = scene
     fleet.kill_aggregator()
     fleet.revive_device(OFF)
@@ -74,7 +76,7 @@ def test_after_a_restart_of_the_aggregator_it_is_told_as_well(scene):
     fleet.run_until(lambda: fleet.devices[OFF].runtime.revoked, 30)
 
 
-def test_a_message_that_it_has_not_signed_is_not_answered(scene):
+def test_unsigned_message_gets_no_answer(scene):
     """Another client that writes on its topic makes the aggregator send nothing."""
     fleet, tap = scene
     before = len(sent_rosters(fleet, tap))
@@ -92,7 +94,7 @@ def test_a_message_that_it_has_not_signed_is_not_answered(scene):
     forger.close()
 
 
-def test_a_device_that_asks_without_end_is_answered_seldom(scene, caplog):
+def test_endless_requests_get_few_answers(scene, caplog):
     """A roster of 5000 devices is 425 KB: a signed message that is replayed must not become many of them."""
     fleet, tap = scene
     caplog.set_level(logging.INFO, "shoal.aggregator")
@@ -118,7 +120,7 @@ def roster_for(fleet, signed, sender):
     return split(sealed, kind=ChunkKind.ROSTER, round=0)
 
 
-def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
+def test_aggregator_can_t_make_device_leave(tmp_path):
     """A roster without the owner's signature changes nothing, with a valid seal too."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=400) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)

@@ -48,7 +48,8 @@ def scene(tmp_path):
         yield made
 
 
-def test_a_device_that_is_there_hears_changes_only(scene):
+def test_present_device_hears_changes_only(scene):
+    """A device that is there hears changes only."""
     for _ in range(3):
         scene.renew()
         assert {scene.held(name) for name in scene.fleet.devices} == {scene.owner.roster_bytes}
@@ -58,7 +59,8 @@ def test_a_device_that_is_there_hears_changes_only(scene):
     scene.fleet.run(60)
 
 
-def test_whoever_missed_a_change_asks_for_the_whole_once(scene):
+def test_missed_change_asks_once_for_whole(scene):
+    """Whoever missed a change asks for the whole once."""
     rule = scene.tap.lose(client=scene.fleet.client_id(LATE), ending="/roster-change", hop=Hop.DOWN)
     before = scene.held(LATE)
     scene.renew()
@@ -74,7 +76,8 @@ def test_whoever_missed_a_change_asks_for_the_whole_once(scene):
     scene.fleet.run(60)
 
 
-def test_a_whole_roster_that_does_not_come_is_asked_for_again(scene):
+def test_missing_roster_is_asked_for_again(scene):
+    """A whole roster that does not come is asked for again."""
     change = scene.tap.lose(client=scene.fleet.client_id(LATE), ending="/roster-change", hop=Hop.DOWN)
     scene.renew()
     scene.tap.forgive(change)
@@ -85,7 +88,8 @@ def test_a_whole_roster_that_does_not_come_is_asked_for_again(scene):
     scene.fleet.run(90)
 
 
-def test_a_device_that_was_away_follows_from_the_changes_that_waited(scene):
+def test_away_device_follows_waiting_changes(scene):
+    """A device that was away follows from the changes that waited."""
     scene.fleet.kill_device(LATE)
     for _ in range(2):
         scene.renew()
@@ -95,7 +99,8 @@ def test_a_device_that_was_away_follows_from_the_changes_that_waited(scene):
     scene.fleet.run(60)
 
 
-def test_an_aggregator_that_starts_again_makes_nobody_fetch_what_he_has(scene):
+def test_restarted_aggregator_sends_no_more(scene):
+    """An aggregator that starts again makes nobody fetch what he has."""
     scene.renew()
     scene.fleet.kill_aggregator()
     scene.fleet.revive_aggregator()
@@ -105,7 +110,7 @@ def test_an_aggregator_that_starts_again_makes_nobody_fetch_what_he_has(scene):
     scene.fleet.run(60)
 
 
-def test_a_lost_note_of_what_was_told_costs_the_whole(scene, monkeypatch):
+def test_lost_note_costs_the_whole(scene, monkeypatch):
     """An aggregator restored from a backup: it does not know which roster the fleet has, and names the newest."""
     scene.renew()
     scene.fleet.kill_aggregator()

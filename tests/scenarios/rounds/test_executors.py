@@ -24,7 +24,8 @@ HALF = dict.fromkeys(names(COUNT)[::2], "numpy") | dict.fromkeys(names(COUNT)[1:
 
 
 @pytest.mark.parametrize("mode", ["rotation", "permutation"])
-def test_all_devices_end_with_the_same_bits_whatever_computes_them(tmp_path, mode):
+def test_any_executor_ends_with_same_bits(tmp_path, mode):
+    """All devices end with the same bits whatever computes them."""
     with make_fleet(tmp_path / "fleet", count=COUNT, rounds=4, mode=mode, executors=HALF) as fleet:
         made = [fleet.devices[name].runtime._jobs._make_backend for name in names(COUNT)]
         assert [each is NumpyModel for each in made] == [True, False] * 2
@@ -34,7 +35,8 @@ def test_all_devices_end_with_the_same_bits_whatever_computes_them(tmp_path, mod
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_the_executors_reach_one_model_within_round_off(tmp_path):
+def test_executors_agree_within_round_off(tmp_path):
+    """The executors reach one model within round off."""
     reached = []
     for place, executor in enumerate(("numpy", "onnxruntime")):
         chosen = dict.fromkeys(names(COUNT), executor)
@@ -44,7 +46,8 @@ def test_the_executors_reach_one_model_within_round_off(tmp_path):
     np.testing.assert_allclose(*reached, rtol=1e-4, atol=1e-6)
 
 
-def test_groups_are_found_whatever_computes_the_updates(tmp_path):
+def test_any_executor_finds_the_groups(tmp_path):
+    """Groups are found whatever computes the updates."""
     settings = {"algorithm": "ifca", "rounds": 8, "settings": {"k": "2", "restarts": "3", "restart_rounds": "2"}}
     with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), executors=HALF, **settings) as fleet:
         records = fleet.run(20)
@@ -58,7 +61,8 @@ def with_an_operator_that_numpy_lacks():
     return TaskBundle.seal_digests(manifest(INPUTS, CLASSES), *(m.SerializeToString() for m in (score, grad, predict)))
 
 
-def test_a_device_that_lacks_an_operator_says_so_before_it_trains_and_the_others_go_on(tmp_path, caplog):
+def test_missing_operator_is_told_in_advance(tmp_path, caplog):
+    """A device that lacks an operator says so before it trains and the others go on."""
     bundle, lacking = with_an_operator_that_numpy_lacks(), names(COUNT)[0]
     chosen = dict.fromkeys(names(COUNT), "onnxruntime") | {lacking: "numpy"}
     with make_fleet(

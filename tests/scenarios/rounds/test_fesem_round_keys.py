@@ -17,7 +17,8 @@ def unmasked(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mode", with_long(["permutation", "signed-permutation", "rotation"], "rotation"))
-def test_the_clusters_are_those_of_a_run_without_a_mask(tmp_path, unmasked, mode):
+def test_clusters_are_those_without_a_mask(tmp_path, unmasked, mode):
+    """The clusters are those of a run without a mask."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), mode=mode, **OPTIONS) as fleet:
         records = fleet.run(20)
         assert [r["clusters"] for r in records] == unmasked
@@ -42,7 +43,7 @@ def check(fleet, records, clusters):
 
 
 @pytest.mark.parametrize("round_", with_long([1, 2, 3], 2))
-def test_a_killed_aggregator_takes_the_round_up_again(tmp_path, calm, round_):
+def test_killed_aggregator_resumes_the_round(tmp_path, calm, round_):
     """Killed when one upload of the round, with the nearest centre in it, is durable."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", faults=tap, **OPTIONS) as fleet:
@@ -57,7 +58,8 @@ def test_a_killed_aggregator_takes_the_round_up_again(tmp_path, calm, round_):
         check(fleet, fleet.run(100), calm)
 
 
-def test_devices_killed_in_every_round_lose_nothing(tmp_path, calm):
+def test_kills_in_every_round_lose_nothing(tmp_path, calm):
+    """Devices killed in every round lose nothing."""
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **OPTIONS) as fleet:
         for done in range(1, 6):
             for name in ("dev-01", "dev-04"):
@@ -67,7 +69,7 @@ def test_devices_killed_in_every_round_lose_nothing(tmp_path, calm):
         check(fleet, fleet.run(60), calm)
 
 
-def test_a_device_that_was_away_takes_checkpoints_of_all_centres(tmp_path):
+def test_away_device_takes_all_checkpoints(tmp_path):
     """They differ by then, and it needs the other one for the distance."""
     options = {**OPTIONS, "quorum": 0.5, "rounds": 12, "deadline_s": 30}
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **options) as fleet:

@@ -25,7 +25,7 @@ def stage_of(fleet, name):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, undisturbed, dies):
+def test_lost_answer_comes_after_the_end(tmp_path, undisturbed, dies):
     """Also by an aggregator that was killed after it recorded the final round, and restarted."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -45,7 +45,7 @@ def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, und
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, undisturbed, dies):
+def test_straggler_is_told_the_run_is_over(tmp_path, undisturbed, dies):
     """It has fetched the model that it ends with all the same."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
@@ -64,7 +64,7 @@ def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, u
         assert thetas(fleet) == undisturbed
 
 
-def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
+def test_answered_device_sends_nothing_more(tmp_path):
     """There may be no aggregator to answer it again. Its figures are still those of the run that ended."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap) as fleet:
@@ -89,7 +89,7 @@ def figures(files):
     return {name: value for name, value in files.load_status().items() if name not in ("session", "connection")}
 
 
-def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
+def test_told_end_counts_in_no_later_life(tmp_path, caplog):
     """Else `run --once` would end at once in every later run: the broker retains the announcement that ended this one."""
     with make_exact_fleet(tmp_path / "fleet") as fleet:
         fleet.run(100)
@@ -137,7 +137,7 @@ def cut(fleet, name, files_of, method, when):
     [(lambda state: state, "save_model"), (lambda state: state.pending, "save")],
     ids=["model", "upload"],
 )
-def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, files_of, method):
+def test_power_cut_costs_no_model(tmp_path, undisturbed, files_of, method):
     """At any step: the round's models are still on the broker, and the device repeats its work."""
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         cut(fleet, "dev-01", files_of, method, lambda runtime: runtime.session.round.mark.round == FINAL)
@@ -147,7 +147,7 @@ def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undi
         assert thetas(fleet) == undisturbed
 
 
-def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
+def test_final_upload_needs_its_model(tmp_path, undisturbed):
     """As a version that wrote the upload first could leave it: the device fetches and stores the model again."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -163,7 +163,8 @@ def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-def test_nothing_of_a_strategy_is_held_behind_the_end(tmp_path):
+def test_strategy_is_forgotten_at_the_end(tmp_path):
+    """Nothing of a strategy is held behind the end."""
     with make_exact_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
         fleet.run(100)
         assert fleet.service.state.strategy is None

@@ -53,7 +53,7 @@ def fleet(tmp_path, tap):
         yield made
 
 
-def test_the_owner_learns_how_many_damaged_samples_a_device_leaves_out(tmp_path):
+def test_owner_learns_of_damaged_samples(tmp_path):
     """The number, and nothing of what is in them: the device's own status names the first."""
     data = grouped_data(3)
     damage = LeftOut(2, 62, "sensor.csv, line 62: 2 columns instead of 4")
@@ -70,7 +70,7 @@ def test_the_owner_learns_how_many_damaged_samples_a_device_leaves_out(tmp_path)
         assert own["left_out"] == {**dataclasses.asdict(damage), "words": str(damage)}
 
 
-def test_the_owner_learns_for_which_devices_a_finished_model_is_a_guess(tmp_path):
+def test_owner_learns_whose_model_is_a_guess(tmp_path):
     """The labels of dev-03 are those of the others, each moved on by one: the model of most devices is wrong there."""
     data = grouped_data(4)
     data["dev-03"] = dataclasses.replace(data["dev-03"], y=(data["dev-03"].y + 1) % 3)
@@ -100,7 +100,8 @@ def test_a_fleet_at_work(fleet):
     assert first["last_upload"] == first["last_seen"]
 
 
-def test_a_device_that_dies_is_offline_at_once_and_what_to_do_comes_with_the_deadline(fleet):
+def test_dead_device_is_offline_at_once(fleet):
+    """A device that dies is offline at once and what to do comes with the deadline."""
     fleet.kill_device("dev-02")
     fleet.settle()
     data = status(fleet)
@@ -115,7 +116,7 @@ def test_a_device_that_dies_is_offline_at_once_and_what_to_do_comes_with_the_dea
     assert data["run"]["deadline_passed"] is True
 
 
-def test_with_the_broker_away_it_says_so_and_blames_no_device(fleet):
+def test_broker_away_blames_no_device(fleet):
     """Not even after the deadline; the log's line says the same."""
     fleet.broker.disconnect(fleet.client_id("aggregator"))
     fleet.run_until(lambda: fleet.service.state.deadline_passed, 60)

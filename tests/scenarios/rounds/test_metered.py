@@ -7,7 +7,8 @@ from tests.helpers.fleets import Wiretap, make_fleet, thetas
 ALWAYS = Hours(0, 24 * 60)
 
 
-def test_a_metered_device_declines_and_goes_on_afterwards(tmp_path):
+def test_metered_device_declines_meanwhile(tmp_path):
+    """A metered device declines and goes on afterwards."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", rounds=6, quorum=0.5, count=4, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 30)

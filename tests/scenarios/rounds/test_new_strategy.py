@@ -93,7 +93,8 @@ def fleet_of(root, tap, **settings):
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_new_strategy_runs_on_devices_that_do_not_know_it(tmp_path):
+def test_devices_need_not_know_a_strategy(tmp_path):
+    """A new strategy runs on devices that do not know it."""
     tap = Wiretap()
     with fleet_of(tmp_path, tap) as fleet:
         assert fleet.plan.capabilities == Capabilities(pretrain=True, margins=True)
@@ -110,7 +111,8 @@ def test_a_new_strategy_runs_on_devices_that_do_not_know_it(tmp_path):
 
 
 @pytest.mark.usefixtures("registered")
-def test_devices_refuse_what_its_settings_do_not_declare(tmp_path, caplog):
+def test_undeclared_behaviour_is_refused(tmp_path, caplog):
+    """Devices refuse what its settings do not declare."""
     tap = Wiretap()
     with fleet_of(tmp_path, tap, declared="off") as fleet:
         fleet.settle()
@@ -119,6 +121,6 @@ def test_devices_refuse_what_its_settings_do_not_declare(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_owner_reads_its_settings_in_the_help():
+def test_owner_reads_its_settings_in_help():
     (text,) = [t for t in describe() if t.startswith("best-start:")]
     assert "starts=3 declared=on" in text

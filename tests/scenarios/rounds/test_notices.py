@@ -55,7 +55,7 @@ def restart_aggregator(fleet):
 PAUSED = "run 1 is paused by the owner"
 
 
-def test_a_device_knows_that_its_run_is_paused(tmp_path):
+def test_device_knows_that_its_run_is_paused(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=9, deadline_s=500.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 20)
         assert set(orders(fleet).values()) == {""}
@@ -73,7 +73,8 @@ def test_a_device_knows_that_its_run_is_paused(tmp_path):
         fleet.run(500)
 
 
-def test_a_device_knows_that_its_run_is_stopped_until_it_is_over(tmp_path):
+def test_device_knows_its_run_is_stopped(tmp_path):
+    """A device knows that its run is stopped until it is over."""
     with make_fleet(tmp_path / "fleet", rounds=50) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 20)
         fleet.kill_device("dev-02")
@@ -85,7 +86,8 @@ def test_a_device_knows_that_its_run_is_stopped_until_it_is_over(tmp_path):
         assert set(orders(fleet).values()) == {""}
 
 
-def test_under_newer_keys_and_after_the_broker_was_away_the_order_is_still_known(tmp_path):
+def test_order_outlives_new_keys_and_absence(tmp_path):
+    """Under newer keys and after the broker was away the order is still known."""
     with make_fleet(tmp_path / "fleet", rounds=9, deadline_s=500.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 20)
         order(fleet, PAUSE, run=1)
@@ -151,7 +153,8 @@ def test_the_owner_rolls_all_devices_back(finished):
     assert answering(fleet) == before
 
 
-def test_a_rollback_ends_with_the_next_finished_run(finished):
+def test_rollback_ends_with_the_next_run(finished):
+    """A rollback ends with the next finished run."""
     fleet = finished
     choose(fleet, 1)
     begin_run(fleet, rounds=3)
@@ -163,7 +166,8 @@ def test_a_rollback_ends_with_the_next_finished_run(finished):
     assert answering(fleet) == after, "the retained choice has no effect any more"
 
 
-def test_a_device_that_was_admitted_later_keeps_its_own(finished):
+def test_later_device_keeps_its_own(finished):
+    """A device that was admitted later keeps its own."""
     fleet = finished
     fleet.add_device("dev-03", grouped_data(4)["dev-03"])
     fleet.settle()

@@ -29,7 +29,8 @@ def test_all_devices_end_with_the_same_bits(tmp_path, mode):
 
 
 @pytest.mark.parametrize("away", with_long([1, 2, 5], 2, 5))
-def test_a_device_that_was_away_takes_part_again_within_one_round(tmp_path, away):
+def test_away_device_is_back_in_one_round(tmp_path, away):
+    """A device that was away takes part again within one round."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=14, quorum=0.5, deadline_s=30, **ROTATION) as fleet:
         run_rounds(fleet, 3)
         fleet.kill_device("dev-02")
@@ -42,7 +43,8 @@ def test_a_device_that_was_away_takes_part_again_within_one_round(tmp_path, away
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_a_device_that_restarts_in_every_round_loses_nothing(tmp_path):
+def test_restarts_in_all_rounds_lose_nothing(tmp_path):
+    """A device that restarts in every round loses nothing."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=5, **ROTATION) as fleet:
         for done in range(1, 6):
             fleet.kill_device("dev-01")
@@ -53,7 +55,8 @@ def test_a_device_that_restarts_in_every_round_loses_nothing(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_an_aggregator_that_is_killed_in_every_round_gives_the_same_models(tmp_path):
+def test_killed_aggregator_gives_same_models(tmp_path):
+    """An aggregator that is killed in every round gives the same models."""
     found = []
     for kills in (False, True):
         with make_fleet(tmp_path / str(kills), count=3, rounds=5, **ROTATION) as fleet:
@@ -67,7 +70,8 @@ def test_an_aggregator_that_is_killed_in_every_round_gives_the_same_models(tmp_p
     assert found == [{1}, {1}]
 
 
-def test_partial_participation_draws_devices_that_missed_rounds(tmp_path):
+def test_partial_draw_takes_devices_back_in(tmp_path):
+    """Partial participation draws devices that missed rounds."""
     options = {"count": 6, "rounds": 12, "participation": 0.5, "min_contributors": 2, **ROTATION}
     with make_fleet(tmp_path / "fleet", **options) as fleet:
         records = fleet.run(60)
@@ -76,7 +80,8 @@ def test_partial_participation_draws_devices_that_missed_rounds(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_a_revocation_takes_effect_at_the_next_round(tmp_path):
+def test_revocation_holds_from_next_round(tmp_path):
+    """A revocation takes effect at the next round."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, faults=tap, **ROTATION) as fleet:
         run_rounds(fleet, 2)
@@ -89,7 +94,7 @@ def test_a_revocation_takes_effect_at_the_next_round(tmp_path):
         assert len({fleet.model(name).theta.tobytes() for name in names(3)}) == 1
 
 
-def test_a_newcomer_joins_a_run_with_a_checkpoint(tmp_path):
+def test_newcomer_joins_run_with_checkpoint(tmp_path):
     data = grouped_data(5)
     first = {name: data[name] for name in names(4)}
     with make_fleet(tmp_path / "fleet", first, rounds=12, **ROTATION) as fleet:

@@ -54,7 +54,7 @@ def declined(records):
     return {(r["round"], name): reason for r in records for name, reason in r["declined"].items()}
 
 
-def test_no_update_leaves_while_the_states_are_not_stored(fleet, tap, monkeypatch):
+def test_no_update_before_states_are_stored(fleet, tap, monkeypatch):
     """The job has been submitted by then. The round is declined, and after a restart the device is in step again."""
     failing(monkeypatch, StateStore, "commit", StorageError("can't write index.bin: No space left on device"))
     with pytest.raises(StorageError, match="No space left"):
@@ -68,7 +68,7 @@ def test_no_update_leaves_while_the_states_are_not_stored(fleet, tap, monkeypatc
     assert ILL in finish(fleet)[-1]["clusters"]
 
 
-def test_a_round_whose_states_can_not_be_stored_is_skipped(fleet, monkeypatch):
+def test_round_without_storage_is_skipped(fleet, monkeypatch):
     """An error that is not the disk's does not end the device, but no update of that round may leave either."""
     failing(monkeypatch, StateStore, "commit", ConfigError("can't write index.bin: Permission denied"))
     records = finish(fleet)
@@ -77,7 +77,8 @@ def test_a_round_whose_states_can_not_be_stored_is_skipped(fleet, monkeypatch):
     assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
 
 
-def test_a_damaged_mean_is_declined_and_the_next_one_brings_both_rounds(fleet, monkeypatch):
+def test_next_mean_makes_up_for_damage(fleet, monkeypatch):
+    """A damaged mean is declined and the next one brings both rounds."""
     failing(monkeypatch, HeldModels, "_unmask", IntegrityError("damaged"))
     records = finish(fleet)
     (((at, name), reason),) = declined(records).items()
@@ -85,7 +86,7 @@ def test_a_damaged_mean_is_declined_and_the_next_one_brings_both_rounds(fleet, m
     assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
 
 
-def test_a_message_that_arrives_three_times_changes_nothing(fleet, tap, caplog):
+def test_message_thrice_changes_nothing(fleet, tap, caplog):
     """Announcements, means and packages; the later copies come after the device's work."""
     tap.rules.append(lambda passage: (0.0, 0.4, 1.1) if passage.hop is Hop.DOWN else None)
     records = finish(fleet)
@@ -93,7 +94,8 @@ def test_a_message_that_arrives_three_times_changes_nothing(fleet, tap, caplog):
     assert not [text for text in reasons(caplog) if "erased" in text]
 
 
-def test_a_restarted_device_recognises_the_package_of_its_run(fleet, caplog):
+def test_restarted_device_knows_its_package(fleet, caplog):
+    """A restarted device recognises the package of its run."""
     for name in names(4):
         fleet.kill_device(name)
         fleet.revive_device(name)
@@ -101,7 +103,8 @@ def test_a_restarted_device_recognises_the_package_of_its_run(fleet, caplog):
     assert not [text for text in reasons(caplog) if "run 1" in text]
 
 
-def test_a_device_that_lost_its_states_asks_for_a_checkpoint_and_goes_on(fleet):
+def test_lost_states_come_from_a_checkpoint(fleet):
+    """A device that lost its states asks for a checkpoint and goes on."""
     fleet.kill_device(ILL)
     for path in (fleet.stage.device_dir(ILL) / "models").glob("state-*.bin"):
         path.unlink()
@@ -111,7 +114,8 @@ def test_a_device_that_lost_its_states_asks_for_a_checkpoint_and_goes_on(fleet):
     assert ILL in records[-2]["norms"]
 
 
-def test_a_device_that_is_admitted_before_the_first_round_declines_until_there_is_a_checkpoint(tmp_path):
+def test_early_admission_awaits_checkpoint(tmp_path):
+    """A device that is admitted before the first round declines until there is a checkpoint."""
     data = grouped_data(5)
     first = {name: data[name] for name in names(4)}
     with make_fleet(tmp_path / "fleet", first, rounds=12, **OPTIONS) as fleet:
@@ -124,7 +128,8 @@ def test_a_device_that_is_admitted_before_the_first_round_declines_until_there_i
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_a_roster_that_expires_between_rounds_stops_the_run_until_it_is_renewed(fleet, monkeypatch):
+def test_expired_roster_stops_the_run(fleet, monkeypatch):
+    """A roster that expires between rounds stops the run until it is renewed."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + ROSTER_LIFE_S + 10)
     fleet.run_until(lambda: all(d.runtime.session.roster.lapsed for d in fleet.devices.values()), 200)

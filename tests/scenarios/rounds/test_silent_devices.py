@@ -21,7 +21,8 @@ def silenced(tap, fleet, name):
 
 
 @pytest.mark.parametrize("place", [0, pytest.param(5, marks=pytest.mark.long), pytest.param(9, marks=pytest.mark.long)])
-def test_ten_devices_of_which_one_is_silent_for_ever(tmp_path, place, caplog):
+def test_one_of_ten_is_silent_for_ever(tmp_path, place, caplog):
+    """Ten devices of which one is silent for ever."""
     tap, silent = Wiretap(), names(10)[place]
     with make_fleet(tmp_path, count=10, rounds=10, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
         silenced(tap, fleet, silent)
@@ -33,7 +34,8 @@ def test_ten_devices_of_which_one_is_silent_for_ever(tmp_path, place, caplog):
     assert NOT_WAITED_FOR in caplog.text
 
 
-def test_a_device_that_answers_again_is_waited_for_again_also_after_a_restart(tmp_path):
+def test_device_that_answers_is_waited_for(tmp_path):
+    """A device that answers again is waited for again also after a restart."""
     tap, silent = Wiretap(), "dev-04"
     with make_fleet(tmp_path, count=5, rounds=9, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
         rule = silenced(tap, fleet, silent)
@@ -54,7 +56,7 @@ def test_a_device_that_answers_again_is_waited_for_again_also_after_a_restart(tm
     ("count", "least", "mute"),
     [(3, 2, 1), pytest.param(4, 3, 1, marks=pytest.mark.long), pytest.param(7, 3, 4, marks=pytest.mark.long)],
 )
-def test_a_small_fleet_in_which_devices_are_silent_from_the_first_round(tmp_path, count, least, mute):
+def test_small_fleet_silent_from_round_1(tmp_path, count, least, mute):
     """The quorum needs them, so no round closes before its third deadline; later rounds don't wait."""
     tap, silent = Wiretap(), names(count)[-mute:]
     with make_fleet(
@@ -73,7 +75,8 @@ def test_a_small_fleet_in_which_devices_are_silent_from_the_first_round(tmp_path
     assert [(e["round"], e["device"]) for e in events] == [(1, name) for name in silent]
 
 
-def test_no_round_goes_on_without_a_silent_device_that_a_mean_needs(tmp_path):
+def test_needed_silent_device_is_waited_for(tmp_path):
+    """No round goes on without a silent device that a mean needs."""
     tap, silent = Wiretap(), "dev-01"
     with make_fleet(tmp_path, count=3, rounds=3, min_contributors=3, faults=tap, deadline_s=DEADLINE_S) as fleet:
         rule = silenced(tap, fleet, silent)
@@ -84,7 +87,7 @@ def test_no_round_goes_on_without_a_silent_device_that_a_mean_needs(tmp_path):
         assert fleet.run(1000)[-1]["contributed"] == 3
 
 
-def test_devices_that_are_all_slow_are_not_silent(tmp_path):
+def test_slow_devices_are_not_silent(tmp_path):
     """Each upload takes four deadlines: none has answered by then, so none is left behind."""
     tap = Wiretap()
     tap.rules.append(lambda p: (4.5 * DEADLINE_S,) if p.hop is Hop.UP and p.topic.endswith("/up") else None)

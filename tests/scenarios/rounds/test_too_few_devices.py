@@ -64,7 +64,8 @@ def moved(fleet):
 
 
 @pytest.mark.parametrize("restarted", with_long([False, True], True), ids=["", "over a restart"])
-def test_after_a_revocation_the_run_waits_until_a_device_is_admitted(tmp_path, restarted, caplog):
+def test_revocation_waits_for_an_admission(tmp_path, restarted, caplog):
+    """After a revocation the run waits until a device is admitted."""
     caplog.set_level(logging.INFO, "shoal.aggregator")
     with small_fleet(tmp_path) as fleet:
         revoke(fleet)
@@ -103,7 +104,8 @@ def test_after_a_revocation_the_run_waits_until_a_device_is_admitted(tmp_path, r
 
 
 @pytest.mark.parametrize("restarted", with_long([False, True], True), ids=["", "over a restart"])
-def test_without_a_device_that_is_off_the_run_waits_until_it_returns(tmp_path, restarted):
+def test_run_waits_for_a_device_that_is_off(tmp_path, restarted):
+    """Without a device that is off the run waits until it returns."""
     with small_fleet(tmp_path) as fleet:
         fleet.kill_device("dev-02")
         closed = waits(fleet)
@@ -122,7 +124,8 @@ def test_without_a_device_that_is_off_the_run_waits_until_it_returns(tmp_path, r
     assert set(moved(fleet)) >= set(range(closed + 1, 9))
 
 
-def test_an_admitted_device_that_has_not_connected_is_the_one_to_start(tmp_path):
+def test_admitted_device_is_the_one_to_start(tmp_path):
+    """An admitted device that has not connected is the one to start."""
     with small_fleet(tmp_path) as fleet:
         revoke(fleet)
         waits(fleet)
@@ -145,7 +148,8 @@ def test_the_owner_may_end_a_run_that_waits(tmp_path):
     assert records[-1]["contributed"] == 2
 
 
-def test_a_run_for_whose_means_two_are_enough_does_not_wait(tmp_path):
+def test_means_of_two_need_no_third(tmp_path):
+    """A run for whose means two are enough does not wait."""
     with small_fleet(tmp_path, min_contributors=2) as fleet:
         revoke(fleet)
         records = fleet.run(500)
@@ -153,7 +157,8 @@ def test_a_run_for_whose_means_two_are_enough_does_not_wait(tmp_path):
     assert FLEET_TOO_SMALL not in [e["kind"] for r in records for e in r["events"]]
 
 
-def test_another_device_takes_the_place_of_one_that_is_off_for_good(tmp_path):
+def test_another_device_takes_the_place(tmp_path):
+    """Another device takes the place of one that is off for good."""
     with small_fleet(tmp_path) as fleet:
         fleet.kill_device("dev-02")
         closed = waits(fleet)
@@ -163,7 +168,7 @@ def test_another_device_takes_the_place_of_one_that_is_off_for_good(tmp_path):
     assert set(records[-1]["clusters"]) >= {"dev-00", "dev-01", "dev-03"}
 
 
-def test_two_devices_admitted_at_once_join_as_well(tmp_path):
+def test_two_admitted_at_once_join(tmp_path):
     """Two holders are more than half of the three other devices."""
     with small_fleet(tmp_path) as fleet:
         revoke(fleet)
@@ -175,7 +180,7 @@ def test_two_devices_admitted_at_once_join_as_well(tmp_path):
     assert set(records[-1]["clusters"]) == {"dev-00", "dev-01", "dev-03", "dev-04"}
 
 
-def test_where_too_few_devices_hold_the_models_status_says_so(tmp_path):
+def test_status_names_the_missing_holders(tmp_path):
     """One device can't certify its model alone: the run waits, and the way out is another run."""
     with small_fleet(tmp_path) as fleet:
         for name in ("dev-01", "dev-02"):

@@ -56,7 +56,8 @@ def test_lost_reports_come_again(tmp_path, expected):
         assert thetas(fleet) == expected
 
 
-def test_a_round_waits_for_a_killed_worker_and_names_it(tmp_path, expected):
+def test_round_waits_for_a_killed_worker(tmp_path, expected):
+    """A round waits for a killed worker and names it."""
     with sharded_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 20)
         kill_worker(fleet, "worker-1")
@@ -137,7 +138,7 @@ class OnArrays(FedAvg):
         return np.stack([c.vector for c in contributions]).mean(0)
 
 
-def test_a_strategy_that_takes_arrays_is_told_that_there_are_none(tmp_path, monkeypatch):
+def test_strategy_is_told_of_missing_arrays(tmp_path, monkeypatch):
     """Such an error once ended the aggregator, again after each start."""
     monkeypatch.setitem(STRATEGIES, OnArrays.name, OnArrays)
     with sharded_fleet(tmp_path / "fleet", algorithm=OnArrays.name) as fleet:

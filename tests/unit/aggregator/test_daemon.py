@@ -51,7 +51,8 @@ def test_runs_come_in_order(place):
 
 
 @pytest.mark.parametrize("what", ["a link to nowhere", "a folder", "junk", "a run of another owner's", "unreadable"])
-def test_what_is_no_run_is_told_once_and_passed_over(place, tmp_path, caplog, monkeypatch, what):
+def test_no_run_is_told_once(place, tmp_path, caplog, monkeypatch, what):
+    """What is no run is told once and passed over."""
     plan = place.sign()
     odd = place.server / "runs" / "000000.run"
     if what == "a link to nowhere":
@@ -82,7 +83,8 @@ def test_what_is_no_run_is_told_once_and_passed_over(place, tmp_path, caplog, mo
     assert [r.plan for r in RunFiles(place.member).all()] == [plan]
 
 
-def test_a_damaged_run_does_not_keep_the_others_waiting(place, caplog):
+def test_damaged_run_keeps_nobody_waiting(place, caplog):
+    """A damaged run does not keep the others waiting."""
     first, second = place.sign(), place.sign()
     place.finish(first)
     (place.directory(first) / "run.sqlite").write_bytes(b"not a database at all, but long enough for a header" * 9)
@@ -96,7 +98,7 @@ def test_a_damaged_run_does_not_keep_the_others_waiting(place, caplog):
     assert daemon._damage is not None
 
 
-def test_a_number_that_another_run_has_used_is_told(place, caplog):
+def test_used_number_is_told(place, caplog):
     """The owner's own files were moved away, and it counted from one again."""
     first = place.sign()
     place.finish(first)
@@ -113,7 +115,8 @@ def test_a_number_that_another_run_has_used_is_told(place, caplog):
     assert line.startswith("passed over: run 1 is another one")
 
 
-def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
+def test_waiting_says_what_to_do(place, caplog):
+    """What the daemon waits for comes with what to do."""
     place.owner.renew()
     place.sign()
     daemon = daemon_of(place)
@@ -125,7 +128,7 @@ def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
 
 
 @pytest.mark.parametrize("head", ["{half", '{"available": [], "metadata": {}, "vectors": {}}', None])
-def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog, head):
+def test_damaged_finished_run_is_left(place, caplog, head):
     """Its records are whole and the rest is not: told once, and the daemon goes on."""
     plan = place.sign()
     place.finish(plan)
@@ -144,7 +147,7 @@ def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog,
     assert line.startswith(("uploads to run 1 can't be acknowledged: ", "passed over: "))
 
 
-def test_a_record_that_is_none_is_passed_over(place, caplog):
+def test_record_that_is_none_is_passed_over(place, caplog):
     plan = place.sign()
     store = Store(place.directory(plan), plan)
     store.record(1, {"round": 1})
@@ -170,7 +173,8 @@ def test_a_directory_may_have_any_name(tmp_path, monkeypatch, name):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_a_run_file_that_is_taken_away_before_its_run_begins(place, caplog):
+def test_run_file_is_taken_away_early(place, caplog):
+    """A run file that is taken away before its run begins."""
     place.sign()
     daemon = daemon_of(place)
     run = daemon._next_run()
@@ -180,7 +184,8 @@ def test_a_run_file_that_is_taken_away_before_its_run_begins(place, caplog):
     assert daemon._next_run() is None
 
 
-def test_a_run_that_is_over_is_answered_for_once_its_file_is_back(place, caplog):
+def test_finished_run_is_back_with_its_file(place, caplog):
+    """A run that is over is answered for once its file is back."""
     plan = place.sign()
     place.finish(plan)
     daemon = daemon_of(place)
@@ -194,7 +199,7 @@ def test_a_run_that_is_over_is_answered_for_once_its_file_is_back(place, caplog)
     assert not daemon._unreadable
 
 
-def test_a_run_older_than_one_that_was_begun_is_passed_over(place, caplog):
+def test_older_run_is_passed_over(place, caplog):
     """Devices refuse it, so that the fleet would wait for ever."""
     late, done, next_ = place.sign(), place.sign(), place.sign()
     path = place.server / "runs/000001.run"
@@ -211,7 +216,7 @@ def test_a_run_older_than_one_that_was_begun_is_passed_over(place, caplog):
     assert "sign it again" in caplog.records[-1].kv["hint"]
 
 
-def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
+def test_run_ends_without_its_file(place, caplog, monkeypatch):
     """The way to give one up that devices refuse; the next begins."""
     place.sign()
     second = place.sign()
@@ -234,7 +239,7 @@ def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("odd", ["devices have signed another history", ""])
-def test_a_stopped_run_of_another_history_is_dropped_for_good(place, monkeypatch, odd):
+def test_other_history_is_dropped(place, monkeypatch, odd):
     """No device would take part in its final round; any other run waits for that."""
     plan, second = place.sign(), place.sign()
     daemon = daemon_of(place)
@@ -262,7 +267,7 @@ def test_a_stopped_run_of_another_history_is_dropped_for_good(place, monkeypatch
 BACKLOG = 1500
 
 
-def test_every_callback_of_a_long_backlog_is_called(place):
+def test_long_backlog_calls_every_callback(place):
     """The 513th event of a backlog was dropped; where it was the syncer's callback, the run never went on."""
     daemon, called = daemon_of(place), []
     put = daemon._transport._sink
@@ -276,7 +281,8 @@ def test_every_callback_of_a_long_backlog_is_called(place):
 
 
 @pytest.mark.parametrize("ahead", [0, 511, 512, 513, 1025])
-def test_a_stop_request_is_found_behind_a_backlog(place, ahead):
+def test_stop_is_found_behind_a_backlog(place, ahead):
+    """A stop request is found behind a backlog."""
     daemon = daemon_of(place)
     put = daemon._transport._sink
     for _ in range(ahead):
@@ -291,7 +297,7 @@ def test_a_stop_request_is_found_behind_a_backlog(place, ahead):
         take_all()
 
 
-def test_a_take_over_is_found_behind_a_backlog(place):
+def test_take_over_is_found_behind_a_backlog(place):
     daemon = daemon_of(place)
     put = daemon._transport._sink
     for _ in range(512):
@@ -313,7 +319,7 @@ def _sqlite_full():
     [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), _sqlite_full()],
     ids=["full", "failing", "full in SQLite"],
 )
-def test_a_disk_that_is_full_or_fails_is_no_bug(place, monkeypatch, error):
+def test_failing_disk_is_no_bug(place, monkeypatch, error):
     """The aggregator ends with status 9, as a device does, and goes on where it was when it is started again."""
 
     def fail(_daemon):
@@ -325,7 +331,9 @@ def test_a_disk_that_is_full_or_fails_is_no_bug(place, monkeypatch, error):
         serve(AggregatorConfig(dir=place.server))
 
 
-def test_any_other_error_of_the_system_stays_itself(place, monkeypatch):
+def test_other_system_errors_stay(place, monkeypatch):
+    """Any other error of the system stays itself."""
+
     def fail(_daemon):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
@@ -338,7 +346,7 @@ def test_any_other_error_of_the_system_stays_itself(place, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- for `status`
 
 
-def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place, monkeypatch):
+def test_without_broker_it_says_so_at_end(place, monkeypatch):
     """Nobody answers on port 1."""
     monkeypatch.setattr("aggregator.daemon.signal.signal", lambda *_handler: None)
     with pytest.raises(BrokerUnreachableError):
@@ -350,7 +358,8 @@ def test_a_daemon_that_finds_no_broker_says_so_after_its_end(place, monkeypatch)
     assert facts.hint
 
 
-def test_the_connection_is_recorded_while_no_run_is_served(place):
+def test_connection_is_recorded_without_run(place):
+    """The connection is recorded while no run is served."""
     daemon = daemon_of(place)
     daemon._handle(Connected(session_present=False), None)
     daemon._keep_status()
@@ -370,7 +379,8 @@ def ask(place, daemon, action, sequence, **parts):
         daemon._handle(Message("shoal/v1/reef/o/request", chunk), daemon._service)
 
 
-def test_a_run_that_was_stopped_before_it_began_is_passed_over(place):
+def test_run_stopped_before_it_began(place):
+    """A run that was stopped before it began is passed over."""
     first, second = place.sign(), place.sign()
     daemon = daemon_of(place)
     ask(place, daemon, RequestAction.STOP, 1, run=first.run)
@@ -379,7 +389,8 @@ def test_a_run_that_was_stopped_before_it_began_is_passed_over(place):
     assert not place.directory(first).exists()
 
 
-def test_a_run_that_is_stopped_while_devices_are_gathered_ends_without_a_final_round(place, monkeypatch):
+def test_run_stopped_while_gathering(place, monkeypatch):
+    """A run that is stopped while devices are gathered ends without a final round."""
     plan = place.sign()
     daemon = daemon_of(place)
 
@@ -392,7 +403,8 @@ def test_a_run_that_is_stopped_while_devices_are_gathered_ends_without_a_final_r
     assert daemon_of(place)._next_run() is None
 
 
-def test_an_order_reaches_the_open_run_and_the_next_life_of_the_daemon(place):
+def test_order_reaches_run_and_next_life(place):
+    """An order reaches the open run and the next life of the daemon."""
     plan = place.sign()
     for sequence, action, wanted in ((1, RequestAction.PAUSE, Order.PAUSE), (2, RequestAction.RESUME, Order.GO)):
         daemon = daemon_of(place)
@@ -406,20 +418,22 @@ def test_an_order_reaches_the_open_run_and_the_next_life_of_the_daemon(place):
         again._let_go()
 
 
-def test_a_forged_request_is_logged_and_ends_nothing(place, caplog):
+def test_forged_request_ends_nothing(place, caplog):
+    """A forged request is logged and ends nothing."""
     daemon = daemon_of(place)
     daemon._handle(Message("shoal/v1/reef/o/request", b"junk"), None)
     assert told(caplog) == ["refused"]
 
 
-def test_an_optional_kind_of_a_later_version_is_skipped(place, caplog):
+def test_later_optional_kind_is_skipped(place, caplog):
+    """An optional kind of a later version is skipped."""
     daemon = daemon_of(place)
     for topic in ("o/request", "o/roster", "d/dev-1/state"):
         daemon._handle(Message(f"shoal/v1/reef/{topic}", forge(kind=200)), None)
     assert told(caplog) == []
 
 
-def test_a_disk_that_fails_while_an_order_is_carried_out_ends_the_daemon(place, monkeypatch):
+def test_failing_disk_ends_the_daemon(place, monkeypatch):
     """The request is durable and answered; the service's own error is no answer."""
     plan = place.sign()
     daemon = daemon_of(place)
@@ -436,7 +450,8 @@ def test_a_disk_that_fails_while_an_order_is_carried_out_ends_the_daemon(place, 
     daemon._let_go()
 
 
-def test_a_run_whose_workers_would_compare_too_many_updates_is_passed_over(place, tmp_path, caplog, monkeypatch):
+def test_too_many_comparisons_pass_over(place, tmp_path, caplog, monkeypatch):
+    """A run whose workers would compare too many updates is passed over."""
     plan = place.sign_for_workers(tmp_path)
     daemon = daemon_of(place)
     assert daemon._next_run().plan == plan

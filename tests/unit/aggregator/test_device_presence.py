@@ -50,7 +50,8 @@ def test_a_device_comes_and_goes(parties):
 
 
 @pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (WIRE, CameOnline), (WIRE + 1, WentOffline)])
-def test_a_device_that_does_not_speak_the_runs_wire_version_counts_as_offline(parties, wire, event):
+def test_other_wire_version_is_offline(parties, wire, event):
+    """A device that does not speak the runs wire version counts as offline."""
     watch = FleetWatch()
     here = DevicePresence(parties.server, watch, wire)
     assert here.take("dev-1", said(parties.members["dev-1"], 5, online=True)) == event("dev-1")
@@ -58,7 +59,8 @@ def test_a_device_that_does_not_speak_the_runs_wire_version_counts_as_offline(pa
     assert (found.online, found.version, found.wire) == (True, VERSION, WIRE), "status tells why"
 
 
-def test_later_fields_of_a_presence_are_skipped(parties):
+def test_later_fields_are_skipped(parties):
+    """Later fields of a presence are skipped."""
     member = parties.members["dev-1"]
     message = encode(Presence("reef", "dev-1", 9, online=True, later=((40, b"new"),)))
     payload = memoryview(
@@ -71,14 +73,15 @@ def test_later_fields_of_a_presence_are_skipped(parties):
     assert DevicePresence(parties.server, None, WIRE).take("dev-1", transfer) == CameOnline("dev-1")
 
 
-def test_the_will_of_an_earlier_life_says_nothing(parties):
+def test_will_of_earlier_life_says_nothing(parties):
     here, member = DevicePresence(parties.server), parties.members["dev-1"]
     here.take("dev-1", said(member, 5, online=True))
     assert here.take("dev-1", said(member, 4, online=False)) is None
     assert here.take("dev-1", said(member, 6, online=True)) == CameOnline("dev-1")
 
 
-def test_both_generations_are_read_while_the_fleet_goes_over(parties):
+def test_both_generations_are_read(parties):
+    """Both generations are read while the fleet goes over."""
     here, member = DevicePresence(parties.server), parties.members["dev-1"]
     old = said(member, 5, online=True)
     parties.owner.rotate()
@@ -90,7 +93,7 @@ def test_both_generations_are_read_while_the_fleet_goes_over(parties):
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["its will", "its word"])
-def test_whoever_speaks_under_replaced_secrets_is_not_there(parties, online):
+def test_replaced_secrets_mean_absence(parties, online):
     """The will of a connection from before, which nobody can change; or a device that has not got the newer secrets."""
     here, member = DevicePresence(parties.server), parties.members["dev-1"]
     last = said(member, 5, online=online)
@@ -114,11 +117,12 @@ def test_nobody_sends_a_device_away_for_it(parties, changes):
         DevicePresence(parties.server).take("dev-1", forged(parties, **changes))
 
 
-def test_the_forgeries_above_are_good_but_for_one_thing(parties):
+def test_forgeries_differ_in_one_thing(parties):
+    """The forgeries above are good but for one thing."""
     assert DevicePresence(parties.server).take("dev-1", forged(parties)) == WentOffline("dev-1")
 
 
-def test_a_presence_of_another_device_is_refused(parties):
+def test_presence_of_another_is_refused(parties):
     """Under the right key and signed by the device whose topic it lies on."""
     member = parties.members["dev-1"]
     message = encode(Presence("reef", "dev-2", 9, online=False))
@@ -135,7 +139,8 @@ def test_a_presence_of_another_device_is_refused(parties):
         )
 
 
-def test_somebody_who_was_revoked_is_not_listened_to(parties):
+def test_revoked_device_is_not_heard(parties):
+    """Somebody who was revoked is not listened to."""
     member = parties.members["dev-1"]
     word = said(member, 5, online=True)
     parties.server.roster = dataclasses.replace(parties.server.roster, revoked=("dev-1",))
@@ -162,7 +167,8 @@ def test_what_is_checked_is_recorded(parties):
     assert watch.devices.devices["dev-1"].online is False
 
 
-def test_presences_are_read_while_no_run_is_served(parties):
+def test_presences_are_read_without_a_run(parties):
+    """Presences are read while no run is served."""
     line, watch = Line(), FleetWatch()
     inbox = PresenceInbox(parties.server, watch)
     inbox.subscribe(line)

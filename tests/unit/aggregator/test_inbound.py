@@ -47,7 +47,7 @@ def flood(waiting, topic, chunks):
     waiting.fleet.broker.pump()
 
 
-def test_a_name_that_is_not_in_the_roster_takes_nothing(waiting):
+def test_unlisted_name_takes_nothing(waiting):
     """Whatever it sends: every kind, sizes it makes up, and an upload that is well formed."""
     good = split(bytes(3000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)
     for number in range(50):
@@ -57,7 +57,8 @@ def test_a_name_that_is_not_in_the_roster_takes_nothing(waiting):
     assert not waiting.service._presences._births.keys() & {f"ghost-{n}" for n in range(50)}
 
 
-def test_a_topic_that_the_aggregator_does_not_read_takes_nothing(waiting):
+def test_unread_topic_takes_nothing(waiting):
+    """A topic that the aggregator does not read takes nothing."""
     others = [TOPICS.round, TOPICS.plan, TOPICS.ctl(VICTIM), TOPICS.enrol("abc"), TOPICS.model("abc")]
     for topic in (*others, chunk_topic(TOPICS.keys(VICTIM), 0)):
         for chunk in claims():
@@ -65,7 +66,7 @@ def test_a_topic_that_the_aggregator_does_not_read_takes_nothing(waiting):
     assert held(waiting.service) == 0
 
 
-def test_a_devices_topic_takes_its_budget_at_most(waiting):
+def test_topic_takes_its_budget_at_most(waiting):
     """Under a name of the roster on an open broker: any size, any number of transfers."""
     plan, service = waiting.fleet.plan, waiting.service
     most = most_of(plan)
@@ -77,7 +78,7 @@ def test_a_devices_topic_takes_its_budget_at_most(waiting):
     assert 0 < held(service) <= service._inbound.chunks.budget_bytes(most)
 
 
-def test_the_true_upload_arrives_once_the_flood_ends(waiting):
+def test_true_upload_arrives_once_flood_ends(waiting):
     """Chunks under the device's name, with the ids of its own upload among them: they delay it and change nothing."""
     fleet, service = waiting.fleet, waiting.service
     (sealed,) = uploads_of(fleet, waiting.tap, VICTIM)[:1]
@@ -91,7 +92,8 @@ def test_the_true_upload_arrives_once_the_flood_ends(waiting):
     assert held(service) <= service._inbound.chunks.budget_bytes(most_of(fleet.plan))
 
 
-def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, caplog):
+def test_too_large_upload_is_refused_at_once(waiting, caplog):
+    """An upload above the plans size is refused at its first chunk."""
     fleet = waiting.fleet
     upload, body = open_upload(fleet, VICTIM, uploads_of(fleet, waiting.tap, VICTIM)[0])
     big = seal_upload(fleet, VICTIM, dataclasses.replace(upload, attached=4000), body + bytes(4000))
@@ -101,7 +103,8 @@ def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, c
     assert held(waiting.service) == 0
 
 
-def test_the_owners_topics_are_bounded_and_only_the_aggregators_own(waiting):
+def test_owners_topics_are_bounded(waiting):
+    """The owners topics are bounded and only the aggregators own."""
     mail = waiting.service._mail
     for chunk in claims((ChunkKind.ROSTER, ChunkKind.GRANT), sizes=(limits.MAX_GRANT_BYTES, 900 * MIB)):
         for topic in (chunk_topic(TOPICS.at(TopicKind.OWNER_ROSTER), 0), TOPICS.keys("aggregator")):

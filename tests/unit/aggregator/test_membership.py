@@ -42,11 +42,11 @@ def keys(fleet):
     return (fleet.path / "grants" / "aggregator.grant").read_bytes()
 
 
-def test_a_run_of_the_current_roster_is_served(fleet, server):
+def test_run_of_the_current_roster_is_served(fleet, server):
     assert server.reason(signed_now(fleet)) == ""
 
 
-def test_a_run_under_a_newer_roster_waits_for_it(fleet, server):
+def test_run_under_newer_roster_waits_for_it(fleet, server):
     fleet.renew()
     run = signed_now(fleet)
     assert "signed under roster" in server.reason(run)
@@ -54,7 +54,7 @@ def test_a_run_under_a_newer_roster_waits_for_it(fleet, server):
     assert server.reason(run) == ""
 
 
-def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, server):
+def test_run_waits_for_its_newer_keys(fleet, server):
     """This holds if the roster arrives first, too. A run of before is served with the keys of before if it begins first."""
     old = signed_now(fleet)
     before = server.grant.broadcast_key
@@ -73,7 +73,7 @@ def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, serv
         server.reason(old)
 
 
-def test_keys_say_which_roster_goes_with_them(fleet, server):
+def test_keys_name_their_roster(fleet, server):
     """It arrives in a message of its own, and no round opens under the older secrets until it has."""
     before = server.roster
     fleet.revoke("dev-2")
@@ -83,19 +83,21 @@ def test_keys_say_which_roster_goes_with_them(fleet, server):
     assert aggregators.AggregatorMembership(server.directory).next == server.next
 
 
-def test_keys_for_a_device_are_not_the_aggregators(fleet, server):
+def test_keys_for_device_are_not_aggregators(fleet, server):
     fleet.revoke("dev-2")
     with pytest.raises(UntrustedError):
         server.take_grant((fleet.path / "grants" / "dev-1.grant").read_bytes())
     assert server.next is None
 
 
-def test_a_directory_without_a_grant_belongs_to_no_fleet(tmp_path):
+def test_no_grant_no_fleet(tmp_path):
+    """A directory without a grant belongs to no fleet."""
     with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
         aggregators.AggregatorMembership(tmp_path)
 
 
-def test_init_makes_the_directory_of_runs_and_keys_that_are_never_overwritten(tmp_path):
+def test_init_never_overwrites_keys(tmp_path):
+    """Init makes the directory of runs and keys that are never overwritten."""
     card = aggregators.init(tmp_path / "a", "harbour")
     assert card.name == "harbour.card"
     assert (tmp_path / "a" / aggregators.RUNS_DIRECTORY).is_dir()
@@ -103,7 +105,7 @@ def test_init_makes_the_directory_of_runs_and_keys_that_are_never_overwritten(tm
         aggregators.init(tmp_path / "a", "harbour")
 
 
-def test_a_roster_that_names_another_aggregator_is_refused(fleet, server):
+def test_another_aggregators_roster(fleet, server):
     """Signed by the owner: the fleet has taken another aggregator in."""
     other = Identity.generate("aggregator").member
     roster = dataclasses.replace(fleet.roster, sequence=fleet.roster.sequence + 1, aggregator=other)
@@ -112,7 +114,8 @@ def test_a_roster_that_names_another_aggregator_is_refused(fleet, server):
         aggregators.AggregatorMembership(server.directory)
 
 
-def test_a_run_may_have_come_to_keys_that_are_newer_than_its_plan(parties, server):
+def test_keys_newer_than_the_plan(parties, server):
+    """A run may have come to keys that are newer than its plan."""
     run = signed_now(parties.owner)
     parties.owner.rotate()
     server.take_grant(parties.grant())
@@ -135,7 +138,8 @@ def said(member):
     return transfer.payload, transfer.signed
 
 
-def test_a_presence_is_opened_under_keys_in_force_and_under_later_ones(parties, server):
+def test_presence_opens_under_later_keys(parties, server):
+    """A presence is opened under keys in force and under later ones."""
     member = parties.members["dev-1"]
     old = said(member)
     parties.owner.rotate()
@@ -151,12 +155,14 @@ def test_a_presence_is_opened_under_keys_in_force_and_under_later_ones(parties, 
         server.open_from_device(member.identity.member, *old)
 
 
-def test_a_message_that_another_device_signed_is_refused(parties, server):
+def test_message_of_another_signer(parties, server):
+    """A message that another device signed is refused."""
     with pytest.raises(SealError):
         server.open_from_device(parties.members["dev-2"].identity.member, *said(parties.members["dev-1"]))
 
 
-def test_a_presence_is_recognised_by_its_signature_though_its_key_is_unknown(parties, server):
+def test_unknown_key_but_known_signature(parties, server):
+    """A presence is recognised by its signature though its key is unknown."""
     member = parties.members["dev-1"]
     unknown = GroupKey("reef", "broadcast", bytes(32))
 

@@ -54,7 +54,8 @@ def board(fleet, tmp_path):
     return Board(fleet, tmp_path)
 
 
-def test_without_a_run_or_an_order_it_says_so_once(board):
+def test_no_run_or_order_is_said_once(board):
+    """Without a run or an order it says so once."""
     (notice,) = board.says()
     assert (notice.run, notice.run_id, notice.order, notice.choice) == (0, bytes(16), RunOrder.NONE, b"")
     assert notice.sent_at_s == 5000
@@ -76,14 +77,16 @@ def test_an_order_is_told_with_its_run(board, order, word):
     assert notice.order is RunOrder.NONE
 
 
-def test_a_choice_of_models_is_passed_on_as_signed(board):
+def test_choice_is_passed_on_as_signed(board):
+    """A choice of models is passed on as signed."""
     board.orders.choose(b"signed by the owner")
     (notice,) = board.says()
     assert notice.choice == b"signed by the owner"
     assert OwnerOrders(board.orders._directory).choice == b"signed by the owner", "also after a restart"
 
 
-def test_a_newer_broadcast_key_and_a_broker_that_was_away_repeat_it(board):
+def test_repeated_for_new_key_or_broker(board):
+    """A newer broadcast key and a broker that was away repeat it."""
     board.says()
     board.board.on_event(Connected(session_present=True))
     assert board.says() == []

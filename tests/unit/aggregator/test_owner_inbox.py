@@ -34,18 +34,21 @@ def keys(parties, name="aggregator"):
     return chunk
 
 
-def test_it_listens_to_the_owners_rosters_and_to_its_own_keys_alone(inbox):
+def test_listens_to_the_owner_and_own_keys(inbox):
+    """It listens to the owners rosters and to its own keys alone."""
     line = Line()
     inbox.subscribe(line)
     assert line.filters == [f"{ROSTER}/#", f"{OWN_KEYS}/#"]
 
 
-def test_messages_of_others_are_left_to_the_caller(inbox):
+def test_others_messages_are_the_callers(inbox):
+    """Messages of others are left to the caller."""
     for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1"), TOPICS.round):
         assert not inbox.take(topic, b"anything", 0.0)
 
 
-def test_a_newer_roster_is_adopted_and_logged_once(parties, inbox, caplog):
+def test_newer_roster_is_adopted_once(parties, inbox, caplog):
+    """A newer roster is adopted and logged once."""
     caplog.set_level("INFO")
     parties.owner.renew()
     for _ in range(2):
@@ -54,7 +57,8 @@ def test_a_newer_roster_is_adopted_and_logged_once(parties, inbox, caplog):
     assert [r.message for r in caplog.records] == ["new roster from the owner"]
 
 
-def test_newer_keys_wait_for_the_next_run_and_are_logged_once(parties, inbox, caplog):
+def test_newer_keys_wait_for_the_next_run(parties, inbox, caplog):
+    """Newer keys wait for the next run and are logged once."""
     caplog.set_level("INFO")
     before = parties.server.grant
     parties.owner.rotate()
@@ -72,7 +76,8 @@ def test_a_cleared_message_changes_nothing(parties, inbox):
     assert parties.server.roster_bytes == before
 
 
-def test_a_roster_in_pieces_is_adopted_when_all_are_there(parties, inbox):
+def test_roster_in_pieces_is_adopted_whole(parties, inbox):
+    """A roster in pieces is adopted when all are there."""
     roster = dataclasses.replace(parties.owner.roster, sequence=99, revoked=tuple(f"gone-{i:02}" for i in range(200)))
     signed = sign_document(parties.owner.owner, roster)
     whole = Reassembler().add("x", owners_roster(parties, signed), 0.0).payload
@@ -97,7 +102,8 @@ def test_a_roster_in_pieces_is_adopted_when_all_are_there(parties, inbox):
     ],
     ids=["fleet", "sender", "purpose", "longer purpose", "signer", "recipient"],
 )
-def test_a_roster_that_is_not_the_owners_to_us_is_refused(parties, inbox, changes, error):
+def test_foreign_roster_is_refused(parties, inbox, changes, error):
+    """A roster that is not the owners to us is refused."""
     before = parties.server.roster
     parties.owner.renew()
     with pytest.raises(UntrustedError, match=error):
@@ -106,7 +112,7 @@ def test_a_roster_that_is_not_the_owners_to_us_is_refused(parties, inbox, change
 
 
 @pytest.mark.parametrize("change", ["older", "another signer"])
-def test_a_roster_for_another_aggregator_ends_ours_only_if_it_is_the_owners_and_newer(parties, inbox, change):
+def test_owners_newer_roster_alone_ends_us(parties, inbox, change):
     """The broker may still have the roster that was sealed to the aggregator before us; a stranger has no owner's key."""
     other = Identity.generate("aggregator").member
     changes = {"to": other}
@@ -118,7 +124,7 @@ def test_a_roster_for_another_aggregator_ends_ours_only_if_it_is_the_owners_and_
     assert not isinstance(caught.value, ReplacedError)
 
 
-def test_a_sealed_roster_that_another_party_signed_inside_is_refused(parties, inbox):
+def test_false_signature_inside_is_refused(parties, inbox):
     """The envelope is the owner's, the roster in it is not."""
     roster = dataclasses.replace(parties.owner.roster, sequence=99)
     with pytest.raises(UntrustedError, match=r"not by|signature"):
@@ -134,7 +140,8 @@ def test_a_rolled_back_roster_is_refused(parties, inbox):
     assert parties.server.roster == parties.owner.roster
 
 
-def test_each_fork_is_refused_every_time_and_logged_as_an_error_once(parties, inbox, caplog):
+def test_each_fork_is_logged_once(parties, inbox, caplog):
+    """Each fork is refused every time and logged as an error once."""
     roster = parties.owner.roster
     forks = [sign_document(parties.owner.owner, dataclasses.replace(roster, revoked=(n,))) for n in ("dev-1", "dev-2")]
     for fork in (*forks, *forks):
@@ -145,12 +152,14 @@ def test_each_fork_is_refused_every_time_and_logged_as_an_error_once(parties, in
     assert parties.server.roster == roster
 
 
-def test_keys_on_another_partys_topic_are_refused_before_they_are_read(parties, inbox):
+def test_foreign_topic_is_refused_unread(parties, inbox):
+    """Keys on another partys topic are refused before they are read."""
     with pytest.raises(UntrustedError, match=r"^keys for 'dev-1', which aggregator has not subscribed to$"):
         inbox.take(TOPICS.keys("dev-1"), b"junk", 0.0)
 
 
-def test_keys_that_are_sealed_to_a_device_are_refused(parties, inbox):
+def test_keys_for_a_device_are_refused(parties, inbox):
+    """Keys that are sealed to a device are refused."""
     parties.owner.rotate()
     with pytest.raises(UntrustedError):
         inbox.take(OWN_KEYS, keys(parties, "dev-1"), 0.0)
@@ -166,7 +175,8 @@ def test_malformed_messages_are_wire_errors(inbox, chunk):
         inbox.take(ROSTER, chunk, 0.0)
 
 
-def test_the_roster_of_an_owner_that_we_did_not_join_is_no_seal_of_ours(parties, inbox, tmp_path):
+def test_other_owners_roster_is_no_seal(parties, inbox, tmp_path):
+    """The roster of an owner that we did not join is no seal of ours."""
     other = Parties(tmp_path / "other", "dev-1")
     with pytest.raises(SealError):
         inbox.take(ROSTER, owners_roster(other, to=parties.server.identity.member), 0.0)

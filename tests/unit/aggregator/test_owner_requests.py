@@ -66,14 +66,16 @@ def test_it_subscribes_to_the_requests_alone(desk):
     assert not desk.requests.take(TOPICS.up("dev-1"), b"anything", 0.0)
 
 
-def test_a_request_is_answered_under_its_own_id(desk):
+def test_request_is_answered_under_its_id(desk):
+    """A request is answered under its own id."""
     sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
     answer, body = desk.take(sealed)
     assert (answer.outcome, answer.request, answer.accepted) == (Outcome.DONE, sealed.transfer_id, 3)
     assert json.loads(body) == {"runs": [], "records": []}
 
 
-def test_a_request_that_was_recorded_has_no_effect_also_after_a_restart(desk):
+def test_recorded_request_has_no_effect(desk):
+    """A request that was recorded has no effect also after a restart."""
     sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
     assert desk.take(sealed)[0].outcome is Outcome.DONE
     for _ in range(2):
@@ -85,13 +87,14 @@ def test_a_request_that_was_recorded_has_no_effect_also_after_a_restart(desk):
     assert desk.ask(sequence=4)[0].outcome is Outcome.DONE
 
 
-def test_a_request_that_comes_late_has_no_effect_and_uses_up_no_number(desk):
+def test_late_request_uses_no_number(desk):
+    """A request that comes late has no effect and uses up no number."""
     answer, _ = desk.ask(sequence=9, expires_at_s=int(time.time()) - 5)
     assert (answer.outcome, answer.accepted) == (Outcome.EXPIRED, 0)
     assert "by the aggregator's clock" in answer.reason
 
 
-def test_a_request_that_an_old_backup_does_not_know_has_no_effect_after_the_restore(desk, tmp_path):
+def test_request_after_a_restore(desk, tmp_path):
     """A broker that has recorded it sends it again within its ten minutes; the owner's next one is carried out."""
     save(desk.parties.server.directory, tmp_path / "file")
     recorded = desk.seal(request_of(LIST, fleet="reef", sequence=3))
@@ -109,12 +112,14 @@ def test_a_request_that_an_old_backup_does_not_know_has_no_effect_after_the_rest
     assert desk.take(recorded)[0].outcome is Outcome.REPLAYED
 
 
-def test_a_refused_request_uses_up_its_number(desk):
+def test_refused_request_uses_up_its_number(desk):
     answer, _ = desk.ask(RequestAction.PAUSE, run=7, sequence=2)
     assert (answer.outcome, answer.accepted) == (Outcome.UNKNOWN, 2)
 
 
-def test_a_full_disk_is_answered_and_ends_nothing(desk, monkeypatch):
+def test_full_disk_is_answered(desk, monkeypatch):
+    """A full disk is answered and ends nothing."""
+
     def refuse(*_args, **_options):
         raise StorageError("the disk is full", hint="free some space")
 
@@ -123,7 +128,8 @@ def test_a_full_disk_is_answered_and_ends_nothing(desk, monkeypatch):
     assert (answer.outcome, answer.reason, answer.hint) == (Outcome.FAILED, "the disk is full", "free some space")
 
 
-def test_a_request_in_pieces_is_carried_out_once_all_are_there(desk):
+def test_request_in_pieces_is_carried_out(desk):
+    """A request in pieces is carried out once all are there."""
     sealed = desk.seal(request_of(RequestAction.START, fleet="reef"), b"x" * 5000)
     answer, _ = desk.take(sealed, chunk_bytes=1024)
     assert answer.outcome is Outcome.REFUSED
@@ -133,7 +139,8 @@ def test_a_request_in_pieces_is_carried_out_once_all_are_there(desk):
 @pytest.mark.parametrize(
     "forgery", ["signer", "recipient", "purpose", "fleet", "inner fleet", "altered", "another key"]
 )
-def test_a_forged_request_is_neither_carried_out_nor_answered(desk, forgery):
+def test_forged_request_gets_no_answer(desk, forgery):
+    """A forged request is neither carried out nor answered."""
     stranger = Identity.generate("owner")
     right = channels.REQUEST.head("reef", "owner", "aggregator")
     options = {
@@ -156,13 +163,15 @@ def test_a_forged_request_is_neither_carried_out_nor_answered(desk, forgery):
     assert (desk.line.sent, desk.orders.accepted) == ([], 0)
 
 
-def test_a_request_above_the_limit_is_refused_by_its_first_chunk(desk):
+def test_large_request_is_refused_at_once(desk):
+    """A request above the limit is refused by its first chunk."""
     (chunk, *_) = split(bytes(limits.MAX_REQUEST_BYTES + 1), kind=channels.REQUEST.kind, round=0)
     with pytest.raises(WireError, match="is above"):
         desk.requests.take(TOPICS.owner_request, chunk, 0.0)
 
 
-def test_a_key_that_nothing_can_be_sealed_to_is_refused(desk):
+def test_unusable_key_is_refused(desk):
+    """A key that nothing can be sealed to is refused."""
     request = dataclasses.replace(request_of(LIST, fleet="reef"), answer_key=bytes(32))
     with pytest.raises(WireError, match="a key that nothing can be sealed to"):
         desk.take(desk.seal(request))

@@ -8,7 +8,8 @@ from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_version_of_a_map_stays_as_it_was(seed):
+def test_every_version_of_a_map_stays(seed):
+    """Every version of a map stays as it was."""
     draw = random.Random(seed)
     versions = [(PersistentMap({"k1": 0}), {"k1": 0})]
     for i in range(600):
@@ -36,7 +37,7 @@ def test_a_set_is_a_set():
     assert first.removing("z") is first
 
 
-def test_a_list_grows_from_any_of_its_versions():
+def test_list_grows_from_any_of_its_versions():
     first = PersistentList("a")
     second = first.appending("b")
     other = first.appending("c")
@@ -47,7 +48,8 @@ def test_a_list_grows_from_any_of_its_versions():
         second[2]
 
 
-def test_many_changes_of_few_entries_take_little_memory():
+def test_many_changes_take_little_memory():
+    """Many changes of few entries take little memory."""
     found = PersistentSet("abc")
     for _ in range(10_000):
         found = found.removing("a").adding("a")

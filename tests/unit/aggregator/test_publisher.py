@@ -16,7 +16,8 @@ NAME = "d" * limits.MAX_NAME_CHARS
 
 
 @pytest.mark.parametrize("chunk_bytes", [MIN_CHUNK_BYTES, 2048, limits.CHUNK_BYTES])
-def test_a_question_for_many_chunks_is_cut_to_one_packet(tmp_path, chunk_bytes):
+def test_long_question_fits_one_packet(tmp_path, chunk_bytes):
+    """A question for many chunks is cut to one packet."""
     sent = []
     transport = SimpleNamespace(chunk_bytes=chunk_bytes, publish=lambda _topic, payload: sent.append(payload))
     group = GroupKey("demo", "broadcast", bytes(32))

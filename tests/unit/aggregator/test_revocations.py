@@ -53,7 +53,8 @@ def message(device="gone", *, signer=None, fleet="reef", sender=None, body=10, c
     return pieces[0]
 
 
-def test_a_revoked_device_is_sent_the_roster_though_its_message_can_not_be_opened(revocations, publisher, caplog):
+def test_revoked_device_is_sent_the_roster(revocations, publisher, caplog):
+    """A revoked device is sent the roster though its message can't be opened."""
     caplog.set_level("INFO")
     revocations.look("gone", message(), 0.0)
     assert publisher.sent == [("gone", b"signed by the owner")]
@@ -61,12 +62,13 @@ def test_a_revoked_device_is_sent_the_roster_though_its_message_can_not_be_opene
     assert record.kv == {"device": "gone", "roster": 8}
 
 
-def test_a_device_that_is_not_revoked_is_sent_nothing(revocations, publisher):
+def test_listed_device_is_sent_nothing(revocations, publisher):
+    """A device that is not revoked is sent nothing."""
     revocations.look("here", message("here"), 0.0)
     assert publisher.sent == []
 
 
-def test_the_list_of_the_revoked_is_not_searched_for_active_devices(revocations, publisher, monkeypatch):
+def test_list_is_not_searched_for_active(revocations, publisher, monkeypatch):
     """It may hold thousands of names, and every message of every device comes through here."""
     monkeypatch.setattr(ROSTER, "revoked", None)
     revocations.look("here", message("here"), 0.0)
@@ -91,7 +93,7 @@ def altered(chunk):
     ],
     ids=["another signer", "another fleet", "another device's", "another sender", "altered", "junk", "empty"],
 )
-def test_a_message_that_the_device_did_not_sign_is_not_answered_and_starts_no_pause(revocations, publisher, chunk):
+def test_unsigned_message_starts_no_pause(revocations, publisher, chunk):
     """Anybody can publish on its topic: a forgery must not delay the answer to its own message."""
     revocations.look("gone", chunk, 0.0)
     assert publisher.sent == []
@@ -99,13 +101,14 @@ def test_a_message_that_the_device_did_not_sign_is_not_answered_and_starts_no_pa
     assert len(publisher.sent) == 1
 
 
-def test_a_message_of_several_chunks_is_not_answered(revocations, publisher):
+def test_several_chunks_get_no_answer(revocations, publisher):
     """An upload is followed by reminders, which have one."""
     revocations.look("gone", message(body=4096, chunks=2), 0.0)
     assert publisher.sent == []
 
 
-def test_a_revoked_name_that_the_roster_does_not_list_has_no_key_to_seal_to(revocations, publisher):
+def test_unlisted_name_has_no_key(revocations, publisher):
+    """A revoked name that the roster does not list has no key to seal to."""
     revocations.look("unlisted", message(), 0.0)
     assert publisher.sent == []
 

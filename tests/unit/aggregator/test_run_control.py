@@ -79,7 +79,8 @@ def test_a_package_that_is_no_run_is_refused(desk, package):
     assert list((desk.place.server / "runs").iterdir()) == []
 
 
-def test_a_run_in_a_wire_version_of_later_software_is_refused(desk):
+def test_later_wire_version_is_refused(desk):
+    """A run in a wire version of later software is refused."""
     _, package = desk.sign(wire=WIRE + 1)
     error = desk.refused(RequestAction.START, package)
     assert error.outcome is Outcome.REFUSED
@@ -87,12 +88,14 @@ def test_a_run_in_a_wire_version_of_later_software_is_refused(desk):
     assert error.hint == "upgrade the aggregator"
 
 
-def test_a_run_in_a_wire_version_of_earlier_software_is_to_be_signed_again(desk):
+def test_earlier_version_is_to_be_resigned(desk):
+    """A run in a wire version of earlier software is to be signed again."""
     _, package = desk.sign(wire=WIRE - 1)
     assert desk.refused(RequestAction.START, package).hint == "upgrade the owner's program, and sign the run again"
 
 
-def test_a_request_that_a_later_version_has_is_answered(desk):
+def test_later_request_is_answered(desk):
+    """A request that a later version has is answered."""
     error = desk.refused(200, run=9, now=True)
     assert (error.outcome, str(error)) == (
         Outcome.NOT_NOW,
@@ -101,7 +104,8 @@ def test_a_request_that_a_later_version_has_is_answered(desk):
     assert error.hint == "upgrade the aggregator, or use an earlier shoal-fleet"
 
 
-def test_the_answer_names_the_devices_that_do_not_speak_the_runs_wire_version(desk):
+def test_answer_names_other_versions(desk):
+    """The answer names the devices that do not speak the runs wire version."""
     newer = DeviceStatus(name="dev-1", online=True, version="0.9.0", wire=WIRE + 1)
     heard = {"dev-1": newer, "dev-2": DeviceStatus(name="dev-2", wire=WIRE)}
     up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
@@ -119,7 +123,8 @@ def test_a_run_of_another_owner_is_refused(desk, tmp_path):
     assert "no run of this fleet" in str(desk.refused(RequestAction.START, package))
 
 
-def test_another_run_of_the_same_number_is_refused(desk):
+def test_run_of_the_same_number_is_refused(desk):
+    """Another run of the same number is refused."""
     _, package = desk.sign()
     _, other = desk.sign(run=1)
     desk.one(RequestAction.START, package)
@@ -127,14 +132,16 @@ def test_another_run_of_the_same_number_is_refused(desk):
     assert (error.outcome, str(error)) == (Outcome.REFUSED, "another run 1 is here")
 
 
-def test_a_run_that_devices_would_refuse_is_refused(desk):
+def test_run_unfit_for_devices_is_refused(desk):
+    """A run that devices would refuse is refused."""
     _, old = desk.sign()
     later = desk.place.sign()
     desk.place.finish(later)
     assert "is older than run 2" in str(desk.refused(RequestAction.START, old))
 
 
-def test_a_run_that_has_not_begun_is_paused_resumed_and_stopped(desk):
+def test_early_run_takes_all_orders(desk):
+    """A run that has not begun is paused resumed and stopped."""
     plan = desk.place.sign()
     assert desk.one(RequestAction.PAUSE, run=1).order == "paused by the owner"
     assert desk.one(RequestAction.RESUME, run=1).order == ""
@@ -151,12 +158,13 @@ def test_a_finished_run_takes_no_order(desk):
     assert (error.outcome, str(error)) == (Outcome.NOT_NOW, "run 1 is over")
 
 
-def test_a_number_that_is_not_here_is_unknown(desk):
+def test_number_that_is_not_here_is_unknown(desk):
     for action, parts in ((RequestAction.PAUSE, {}), (RequestAction.LOGS, {"records": 1})):
         assert desk.refused(action, run=4, **parts).outcome is Outcome.UNKNOWN
 
 
-def test_the_list_has_every_run_and_names_obstacles(desk):
+def test_list_has_every_run(desk):
+    """The list has every run and names obstacles."""
     desk.place.finish(desk.place.sign())
     begun = desk.place.sign()
     desk.place.sign(run=begun.run)  # another run of a number that was begun
@@ -165,7 +173,8 @@ def test_the_list_has_every_run_and_names_obstacles(desk):
     assert all(e.stored_at_s for e in listed)
 
 
-def test_status_reports_the_next_run_and_refreshes_the_facts_first(desk):
+def test_status_reports_the_next_run(desk):
+    """Status reports the next run and refreshes the facts first."""
     desk.place.finish(desk.place.sign())
     desk.place.sign()
     desk.ask(RequestAction.PAUSE, run=2)
@@ -177,7 +186,8 @@ def test_a_fleet_without_a_run_has_a_status(desk):
     assert desk.ask(RequestAction.STATUS).run is None
 
 
-def test_a_choice_of_models_is_stored_with_the_run_that_it_names(desk):
+def test_choice_is_stored_with_its_run(desk):
+    """A choice of models is stored with the run that it names."""
     plan, package = desk.sign()
     desk.one(RequestAction.START, package)
     signed = sign_choice(desk.place.owner, plan.run, print)
@@ -191,7 +201,8 @@ def test_a_choice_of_models_is_stored_with_the_run_that_it_names(desk):
     assert desk.orders.choice == back
 
 
-def test_a_choice_that_the_owner_of_this_fleet_has_not_made_is_refused(desk):
+def test_foreign_choice_is_refused(desk):
+    """A choice that the owner of this fleet has not made is refused."""
     made = ModelChoice(fleet="reef", sequence=9, run=0, run_id=bytes(16), latest=3)
     elsewhere = ModelChoice(fleet="other", sequence=9, run=0, run_id=bytes(16), latest=3)
     for signed in (
@@ -203,7 +214,8 @@ def test_a_choice_that_the_owner_of_this_fleet_has_not_made_is_refused(desk):
     assert desk.orders.choice == b""
 
 
-def test_a_run_whose_workers_would_compare_too_many_updates_is_refused(desk, tmp_path, monkeypatch):
+def test_too_many_comparisons_are_refused(desk, tmp_path, monkeypatch):
+    """A run whose workers would compare too many updates is refused."""
     plan = desk.place.sign_for_workers(tmp_path)
     path = desk.place.server / "runs" / f"{plan.run:06d}.run"
     package = path.read_bytes()

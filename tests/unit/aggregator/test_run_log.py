@@ -18,7 +18,8 @@ def everything(caplog):
     caplog.set_level(logging.INFO, "shoal.aggregator")
 
 
-def test_the_same_line_comes_after_pauses_that_double(caplog):
+def test_same_line_after_doubling_pauses(caplog):
+    """The same line comes after pauses that double."""
     _, state = opened()
     lines, said = RunLog(run_plan()), []
     for tick in range(4 * 400):
@@ -43,7 +44,8 @@ def test_another_line_comes_at_once(caplog):
     assert record.getMessage().startswith("round 1: 1 of 5")
 
 
-def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
+def test_new_round_says_nothing_yet(caplog):
+    """A round that has just opened says nothing yet."""
     _, state = opened()
     lines = RunLog(run_plan())
     for second in range(50):
@@ -74,18 +76,21 @@ def warned(caplog):
     return [r.kv for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_a_device_out_of_step_is_named_when_it_falls_out_and_not_again_while_it_stays(caplog):
+def test_out_of_step_is_told_once(caplog):
+    """A device out of step is named when it falls out and not again while it stays."""
     lines = RunLog(run_plan())
     for round_, apart in enumerate([{"dev-1": 0}, {"dev-1": 0}, {}, {"dev-1": 3, "dev-2": 0}], 1):
         lines.closed(dataclasses.replace(closed(round_, {}), out_of_step=apart), 1.0, 10)
     assert [w["devices"] for w in warned(caplog)] == ["dev-1 (model 0)", "dev-1 (model 3), dev-2 (model 0)"]
 
 
-def test_a_device_that_waits_for_a_checkpoint_is_named_with_its_reason():
+def test_waiting_for_a_checkpoint_is_told():
+    """A device that waits for a checkpoint is named with its reason."""
     assert declined_by({"dev-1": "state"}) == "waits for a checkpoint: dev-1"
 
 
-def test_a_cluster_that_stands_still_is_a_warning_with_reason_and_hint_and_its_end_is_none(caplog):
+def test_standstill_is_a_warning(caplog):
+    """A cluster that stands still is a warning with reason and hint and its end is none."""
     lines = RunLog(run_plan())
     begun = {"round": 3, "kind": STANDS_STILL, "cluster": 1, "reason": "it has 2 devices", "hint": "add devices"}
     ended = {"round": 5, "kind": MOVES_AGAIN, "cluster": 1, "rounds": 4}
@@ -101,7 +106,8 @@ def test_which_clusters_are_too_small(least, expected):
     assert too_small(dict(zip("abcdef", (0, 0, 0, 1, 1, 7), strict=True)), least) == expected
 
 
-def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
+def test_nobody_answers_says_where_to_look():
+    """Where nobody answers by the deadline the line says where to look."""
     engine, state = opened()
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert waiting_for(state).startswith(
@@ -111,7 +117,8 @@ def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
     assert waiting_for(state).startswith("round 1: 1 of 5")
 
 
-def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
+def test_each_limit_is_told_once(caplog):
+    """Each limit is told once for a device with what to do."""
     lines = RunLog(run_plan())
     for round_ in range(1, 6):
         record = dataclasses.replace(closed(round_, {}), capped={"dev-1": 30.0}, refused_norm={"dev-2": 123.456})
@@ -125,7 +132,8 @@ def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
     assert warned(caplog)[2]["norms"] == "dev-3 (8)"
 
 
-def test_a_device_that_stands_apart_is_told_with_what_to_do(caplog):
+def test_standing_apart_is_told(caplog):
+    """A device that stands apart is told with what to do."""
     event = {"round": 3, "kind": "stands-apart", "device": "dev-1", "rounds": 3, "robust": "filter"}
     RunLog(run_plan(robust="filter")).closed(dataclasses.replace(closed(3, {}), events=(event,)), 1.0, 10)
     (told,) = warned(caplog)
@@ -133,7 +141,8 @@ def test_a_device_that_stands_apart_is_told_with_what_to_do(caplog):
     assert "check these devices' labels" in told["hint"]
 
 
-def test_a_margin_against_all_others_is_told_with_both(caplog):
+def test_contradicted_margin_is_told(caplog):
+    """A margin against all others is told with both."""
     event = {"round": 6, "kind": "stands-apart", "cluster": 0, "device": "dev-1", "margin": -5.0, "others": 0.0712}
     RunLog(run_plan()).closed(dataclasses.replace(closed(6, {}), events=(event,)), 1.0, 10)
     (told,) = warned(caplog)
@@ -141,7 +150,7 @@ def test_a_margin_against_all_others_is_told_with_both(caplog):
     assert "revoke" in told["hint"]
 
 
-def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
+def test_missing_since_it_went():
     """Rounds without it may close within seconds for hours, until one more device is missing."""
     clock = iter(range(1_000_000_000, 1_000_010_000, 100))
     engine, state = opened(min_contributors=5, quorum=1.0)
@@ -163,7 +172,7 @@ def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
     assert lines.figures == {}
 
 
-def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
+def test_lost_connection_waits_for_broker():
     """It named the devices whose uploads could not arrive, and after the deadline said to start them again."""
     engine, state = opened()
     late, _ = engine.handle(state, DeadlinePassed(state.round))
@@ -176,7 +185,8 @@ def test_while_the_connection_is_lost_the_run_waits_for_the_broker_alone():
     assert "dev-1" in lines.line
 
 
-def test_the_line_says_who_has_paused_or_stopped_the_run():
+def test_line_says_who_paused_the_run():
+    """The line says who has paused or stopped the run."""
     engine, state = opened()
     state, _ = engine.handle(state, Ordered(Order.PAUSE))
     assert waiting_for(state).endswith("; paused by the owner after this round")

@@ -25,7 +25,8 @@ def reasons(caplog):
     return [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
 
 
-def test_a_new_run_is_published_and_waits_for_its_devices(scene):
+def test_new_run_waits_for_its_devices(scene):
+    """A new run is published and waits for its devices."""
     assert f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#" in scene.line.filters
     assert {"shoal/v1/reef/d/+/up", "shoal/v1/reef/d/+/state"} <= set(scene.line.filters)
     topics = scene.line.take()
@@ -36,7 +37,8 @@ def test_a_new_run_is_published_and_waits_for_its_devices(scene):
     assert scene.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
 
 
-def test_a_round_opens_when_all_are_here_and_is_durable_before_it_is_announced(scene):
+def test_round_is_durable_then_announced(scene):
+    """A round opens when all are here and is durable before it is announced."""
     scene.come("dev-1")
     assert scene.order == []
     scene.come("dev-2")
@@ -44,7 +46,7 @@ def test_a_round_opens_when_all_are_here_and_is_durable_before_it_is_announced(s
     assert scene.state.round == 1
 
 
-def test_a_round_after_a_complete_one_is_announced_before_the_disk_is_waited_for(scene):
+def test_after_a_complete_round_no_disk_wait(scene):
     """Devices work meanwhile; the uploads from which the closed round follows are durable."""
     scene.come("dev-1", "dev-2")
     scene.order.clear()
@@ -53,7 +55,7 @@ def test_a_round_after_a_complete_one_is_announced_before_the_disk_is_waited_for
     assert [r["round"] for r in scene.records()] == [1]
 
 
-def test_a_round_after_one_with_a_missing_device_is_durable_first(scene):
+def test_after_a_missing_device_disk_first(scene):
     """After a restart the deadline would close that round with other uploads."""
     scene.come("dev-1", "dev-2")
     scene.upload("dev-1")
@@ -64,7 +66,8 @@ def test_a_round_after_one_with_a_missing_device_is_durable_first(scene):
     assert scene.records()[0]["missing"] == ["dev-2"]
 
 
-def test_the_deadline_counts_from_the_opening_of_the_round_and_passes_once(scene):
+def test_deadline_counts_from_the_opening(scene):
+    """The deadline counts from the opening of the round and passes once."""
     scene.now_s = 5.0
     scene.come("dev-1", "dev-2")
     fed = []
@@ -76,7 +79,8 @@ def test_the_deadline_counts_from_the_opening_of_the_round_and_passes_once(scene
     assert scene.state.deadline_passed
 
 
-def test_the_record_has_the_seconds_and_the_bytes_of_its_round_alone(scene):
+def test_record_has_its_rounds_cost_alone(scene):
+    """The record has the seconds and the bytes of its round alone."""
     scene.now_s = 2.0
     scene.come("dev-1", "dev-2")
     for now_s in (7.0, 8.5):
@@ -89,7 +93,7 @@ def test_the_record_has_the_seconds_and_the_bytes_of_its_round_alone(scene):
     assert 0 < second["bytes_up"] < 1.5 * first["bytes_up"] < 10_000
 
 
-def test_no_event_closes_a_round_while_its_uploads_are_being_committed(scene):
+def test_event_closes_nothing_in_a_commit(scene):
     """The deadline passes between the write and the sync: the upload still counts in its round."""
     scene.come("dev-1", "dev-2")
     scene.upload("dev-1", commit=False)
@@ -101,7 +105,8 @@ def test_no_event_closes_a_round_while_its_uploads_are_being_committed(scene):
     assert scene.state.round == 2
 
 
-def test_events_that_waited_for_a_commit_keep_their_order(scene):
+def test_events_keep_their_order(scene):
+    """Events that waited for a commit keep their order."""
     scene.come("dev-1", "dev-2")
     scene.upload("dev-1", commit=False)
     topic, chunk = presence(scene.parties.members["dev-2"], 1, online=False)
@@ -113,7 +118,8 @@ def test_events_that_waited_for_a_commit_keep_their_order(scene):
     assert scene.state.present == ("dev-1", "dev-2")
 
 
-def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, caplog):
+def test_refused_message_is_logged(scene, caplog):
+    """A refused message is logged with its reason and changes nothing."""
     scene.come("dev-1", "dev-2")
     before = scene.state
     for topic in (
@@ -129,7 +135,8 @@ def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, 
     assert reasons(caplog)[0] == "stranger is not in the roster"
 
 
-def test_an_optional_kind_of_a_later_version_is_skipped(scene, caplog):
+def test_later_kind_is_skipped(scene, caplog):
+    """An optional kind of a later version is skipped."""
     scene.come("dev-1", "dev-2")
     before = scene.state
     for topic in (TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.at(TopicKind.OWNER_ROSTER)):
@@ -137,12 +144,14 @@ def test_an_optional_kind_of_a_later_version_is_skipped(scene, caplog):
     assert (reasons(caplog), scene.state is before) == ([], True)
 
 
-def test_an_empty_message_is_ignored_and_not_logged(scene, caplog):
+def test_empty_message_is_ignored(scene, caplog):
+    """An empty message is ignored and not logged."""
     scene.service.on_event(Message(TOPICS.state("stranger"), b""), 1.0)
     assert reasons(caplog) == []
 
 
-def test_retained_messages_are_published_again_only_after_a_lost_connection(scene):
+def test_retained_again_after_a_loss_only(scene):
+    """Retained messages are published again only after a lost connection."""
     scene.line.take()
     scene.service.on_event(Connected(session_present=False), 1.0)
     assert scene.line.take() == []
@@ -155,7 +164,8 @@ def test_retained_messages_are_published_again_only_after_a_lost_connection(scen
     assert scene.line.take() == []
 
 
-def test_a_device_that_the_owner_revokes_leaves_the_round_and_is_no_longer_heard(scene, caplog):
+def test_revoked_device_is_heard_no_more(scene, caplog):
+    """A device that the owner revokes leaves the round and is no longer heard."""
     scene.come("dev-1", "dev-2")
     scene.parties.owner.revoke("dev-2")
     scene.line.take()
@@ -169,14 +179,16 @@ def test_a_device_that_the_owner_revokes_leaves_the_round_and_is_no_longer_heard
     assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
 
 
-def test_a_roster_that_changes_nothing_is_not_published_again(scene):
+def test_unchanged_roster_is_not_published(scene):
+    """A roster that changes nothing is not published again."""
     scene.line.take()
     scene.service.reload_roster()
     scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
     assert scene.line.take() == []
 
 
-def test_stalled_transfers_are_looked_for_at_intervals_not_on_every_tick(scene):
+def test_stalled_transfers_at_intervals(scene):
+    """Stalled transfers are looked for at intervals not on every tick."""
     seen = []
     scene.service.uploads.tick = seen.append
     for now_s in (0.0, LOOK_S / 2, LOOK_S, 1.5 * LOOK_S, 2.5 * LOOK_S):
@@ -184,7 +196,8 @@ def test_stalled_transfers_are_looked_for_at_intervals_not_on_every_tick(scene):
     assert seen == [0.0, LOOK_S, 2.5 * LOOK_S]
 
 
-def test_a_restart_resumes_the_open_round_with_the_uploads_that_are_durable(scene):
+def test_restart_resumes_durable_uploads(scene):
+    """A restart resumes the open round with the uploads that are durable."""
     scene.come("dev-1", "dev-2")
     scene.upload("dev-1")
     plan = scene.state.plan
@@ -196,7 +209,8 @@ def test_a_restart_resumes_the_open_round_with_the_uploads_that_are_durable(scen
     assert scene.state.present == ("dev-1", "dev-2"), "those that were available, until their wills say otherwise"
 
 
-def test_a_finished_run_holds_no_state_of_its_strategy(scene):
+def test_finished_run_holds_no_state(scene):
+    """A finished run holds no state of its strategy."""
     scene.finish()
     assert scene.state.strategy is None
     assert scene.records()[-1]["final"]
@@ -204,7 +218,7 @@ def test_a_finished_run_holds_no_state_of_its_strategy(scene):
     assert scene.records()[-1]["round"] == 4
 
 
-def test_a_finished_run_is_only_answered_for_after_a_restart(scene):
+def test_finished_run_is_answered_for(scene):
     """It publishes no run package, which would send devices back to it."""
     scene.finish()
     scene.service.close()
@@ -216,6 +230,7 @@ def test_a_finished_run_is_only_answered_for_after_a_restart(scene):
     assert set(scene.state.received) == {"dev-1", "dev-2"}
 
 
-def test_an_action_that_the_service_does_not_know_is_an_error_of_ours(scene):
+def test_unknown_action_is_our_error(scene):
+    """An action that the service does not know is an error of ours."""
     with pytest.raises(AssertionError):
         scene.service._carry_out((SimpleNamespace(),))

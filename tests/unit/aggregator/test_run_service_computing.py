@@ -47,7 +47,8 @@ def scene(tmp_path):
     made.service.close()
 
 
-def test_a_long_close_is_computed_elsewhere_and_the_uploads_are_acknowledged_at_once(scene):
+def test_long_close_is_computed_elsewhere(scene):
+    """A long close is computed elsewhere and the uploads are acknowledged at once."""
     scene.upload(*DEVICES)
     assert scene.service.computing
     assert scene.state.round == 1
@@ -74,14 +75,15 @@ def test_the_state_says_computing(scene):
     assert scene.service.status().startswith("round 2: 0 of 2")
 
 
-def test_the_waiting_line_of_the_log_says_computing(scene, caplog):
+def test_waiting_line_of_log_says_computing(scene, caplog):
     caplog.set_level("INFO", "shoal.aggregator")
     scene.upload(*DEVICES)
     scene.service.tick(5.0)
     assert "round 1: 2 of 2, computing" in [record.getMessage() for record in caplog.records]
 
 
-def test_devices_are_answered_during_the_computation(scene):
+def test_devices_are_answered_meanwhile(scene):
+    """Devices are answered during the computation."""
     sealed = scene.upload(*DEVICES)
     scene.controls()
     scene.remind("dev-1", sealed["dev-1"])
@@ -94,7 +96,8 @@ def test_devices_are_answered_during_the_computation(scene):
     assert scene.state.present == ("dev-1",)
 
 
-def test_an_upload_that_comes_during_the_computation_is_refused_once_the_round_is_closed(scene):
+def test_upload_during_the_computation(scene):
+    """An upload that comes during the computation is refused once the round is closed."""
     scene.upload("dev-1")
     scene.service.tick(DEADLINE_S)
     assert scene.service.computing
@@ -110,7 +113,8 @@ def test_an_upload_that_comes_during_the_computation_is_refused_once_the_round_i
     assert [r["contributed"] for r in scene.records()] == [1]
 
 
-def test_events_during_the_computation_are_handled_in_order_afterwards(scene):
+def test_events_follow_the_computation(scene):
+    """Events during the computation are handled in order afterwards."""
     scene.upload(*DEVICES)
     scene.come("dev-2", online=False)
     scene.service.obey(Order.PAUSE, 1.0)
@@ -127,7 +131,8 @@ def test_events_during_the_computation_are_handled_in_order_afterwards(scene):
     assert scene.state.plan is None
 
 
-def test_a_device_that_is_revoked_during_the_computation_leaves_the_next_round(scene):
+def test_revocation_during_the_computation(scene):
+    """A device that is revoked during the computation leaves the next round."""
     scene.upload(*DEVICES)
     scene.revoke("dev-2")
     assert set(scene.state.devices) == set(DEVICES)
@@ -136,7 +141,7 @@ def test_a_device_that_is_revoked_during_the_computation_leaves_the_next_round(s
     assert scene.state.asked == 1
 
 
-def test_a_crash_during_the_computation_changes_nothing(scene, tmp_path):
+def test_crash_during_the_computation(scene, tmp_path):
     """The same run, once to its end and once with a kill -9 while its round was computed: the same bits."""
     scene.upload(*DEVICES)
     run = scene.run_directory
@@ -182,7 +187,8 @@ def test_a_whole_run_is_the_same_on_threads(tmp_path):
     assert len(documents[0]) == 4
 
 
-def test_a_service_may_be_closed_during_the_computation(tmp_path):
+def test_close_during_the_computation(tmp_path):
+    """A service may be closed during the computation."""
     handed = queue.SimpleQueue()
     numerics = ThreadWorkers(handed.put, "shoal-test")
     workers = RunWorkers(numerics=numerics)
@@ -196,13 +202,14 @@ def test_a_service_may_be_closed_during_the_computation(tmp_path):
     assert scene.records() == []
 
 
-def test_a_message_that_nobody_expects_is_still_refused_during_the_computation(scene, caplog):
+def test_unexpected_message_is_still_refused(scene, caplog):
+    """A message that nobody expects is still refused during the computation."""
     scene.upload(*DEVICES)
     scene.service.on_event(Message(TOPICS.up("stranger"), b"junk"), 1.0)
     assert "stranger is not in the roster" in [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
 
 
-def test_a_round_that_can_never_be_closed_ends_no_program(scene, monkeypatch, caplog):
+def test_impossible_round_ends_no_program(scene, monkeypatch, caplog):
     """For instance, devices joined during the run, and its workers can't compare so many updates."""
 
     def too_many(_before, _recorded):

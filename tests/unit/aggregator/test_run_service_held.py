@@ -21,7 +21,8 @@ def digests(fleet, *names):
     return {tuple(sorted(fleet.devices[n].states.digests().items())) for n in names or fleet.devices}
 
 
-def test_all_devices_hold_the_same_model_to_the_last_bit(fleet):
+def test_all_hold_the_same_model(fleet):
+    """All devices hold the same model to the last bit."""
     fleet.come(*fleet.devices)
     fleet.finish()
     assert len(digests(fleet)) == 1
@@ -36,7 +37,7 @@ def test_all_devices_hold_the_same_model_to_the_last_bit(fleet):
     np.testing.assert_allclose(state.theta, theta, atol=1e-5)
 
 
-def test_the_announcements_and_digests_are_the_same_with_a_restart_before_every_commit_and_after_it(tmp_path):
+def test_restarts_change_no_announcement(tmp_path):
     """The aggregator is killed with uploads that came and are not durable, then when some of them are."""
     plain, killed = RoundFleet(tmp_path / "plain", 3), RoundFleet(tmp_path / "killed", 3)
     plain.come(*plain.devices)
@@ -70,7 +71,8 @@ def test_the_announcements_and_digests_are_the_same_with_a_restart_before_every_
         fleet.service.close()
 
 
-def test_a_device_with_another_bit_is_left_out_recorded_and_takes_a_checkpoint(fleet):
+def test_another_bit_leads_to_a_checkpoint(fleet):
+    """A device with another bit is left out recorded and takes a checkpoint."""
     fleet.come(*fleet.devices)
     fleet.round()
     fleet.round()
@@ -86,7 +88,8 @@ def test_a_device_with_another_bit_is_left_out_recorded_and_takes_a_checkpoint(f
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-def test_a_device_that_was_away_comes_back_through_means_or_a_checkpoint(tmp_path, rounds):
+def test_away_device_comes_back(tmp_path, rounds):
+    """A device that was away comes back through means or a checkpoint."""
     fleet = RoundFleet(tmp_path, 4, rounds=10)
     fleet.come(*fleet.devices)
     fleet.round()
@@ -105,7 +108,8 @@ def test_a_device_that_was_away_comes_back_through_means_or_a_checkpoint(tmp_pat
     fleet.service.close()
 
 
-def test_with_participation_every_drawn_device_gets_its_model(tmp_path):
+def test_drawn_devices_get_their_model(tmp_path):
+    """With participation every drawn device gets its model."""
     fleet = RoundFleet(tmp_path, 5, participation=0.4, rounds=12)
     fleet.come(*fleet.devices)
     fleet.finish()
@@ -116,7 +120,8 @@ def test_with_participation_every_drawn_device_gets_its_model(tmp_path):
     fleet.service.close()
 
 
-def test_a_newer_key_version_takes_effect_with_the_next_announcement(fleet):
+def test_newer_version_at_next_announcement(fleet):
+    """A newer key version takes effect with the next announcement."""
     fleet.come(*fleet.devices)
     fleet.round()
     first = fleet.plan.key_version
@@ -141,7 +146,8 @@ def two_groups(fleet):
         device.target = fleet.origins[0] if name < "dev-4" else fleet.origins[1]
 
 
-def test_devices_of_two_clusters_hold_the_same_models(tmp_path):
+def test_clusters_devices_hold_its_model(tmp_path):
+    """Devices of two clusters hold the same models."""
     fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings={"k": 2})
     two_groups(fleet)
     fleet.come(*fleet.devices)
@@ -152,7 +158,8 @@ def test_devices_of_two_clusters_hold_the_same_models(tmp_path):
     fleet.service.close()
 
 
-def test_a_cluster_whose_devices_missed_its_last_mean_makes_up_for_it_however_late(tmp_path, monkeypatch):
+def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
+    """A cluster whose devices missed its last mean makes up for it however late."""
     monkeypatch.setattr(missing_states, "CHECKPOINT_EVERY", 1)
     settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
     fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
@@ -177,7 +184,7 @@ def test_a_cluster_whose_devices_missed_its_last_mean_makes_up_for_it_however_la
     fleet.service.close()
 
 
-def test_a_newcomer_takes_a_checkpoint_and_trains(tmp_path):
+def test_newcomer_trains_from_a_checkpoint(tmp_path):
     """Its presence comes after the first round, so it has no origin; the owner has drawn a version for it."""
     fleet = RoundFleet(tmp_path, 4, rounds=8)
     late = fleet.devices["dev-4"]
@@ -196,7 +203,8 @@ def test_a_newcomer_takes_a_checkpoint_and_trains(tmp_path):
     fleet.service.close()
 
 
-def test_the_final_checkpoints_stay_on_the_broker_and_on_disk(fleet):
+def test_final_checkpoints_stay(fleet):
+    """The final checkpoints stay on the broker and on disk."""
     fleet.come(*fleet.devices)
     fleet.finish()
     (checkpoint,) = fleet.announcement.held.checkpoints
@@ -220,7 +228,7 @@ def steps_of(announcement):
 
 
 @pytest.mark.parametrize("at", ["snapshot", "after the snapshot"])
-def test_a_crash_around_the_snapshot_of_the_next_round_changes_nothing(fleet, monkeypatch, at):
+def test_crash_around_the_next_snapshot(fleet, monkeypatch, at):
     """After a complete round the next one is announced before its snapshot is durable."""
     fleet.come(*fleet.devices)
     for round_ in (1, 2, 3):
@@ -247,7 +255,8 @@ def test_a_crash_around_the_snapshot_of_the_next_round_changes_nothing(fleet, mo
     assert [r["contributed"] for r in fleet.records()] == [5] * 7
 
 
-def test_a_crash_between_the_final_announcement_and_its_record_loses_no_checkpoint(fleet, monkeypatch):
+def test_crash_before_the_final_record(fleet, monkeypatch):
+    """A crash between the final announcement and its record loses no checkpoint."""
     fleet.come(*fleet.devices)
     for _ in range(6):
         fleet.round()
@@ -266,7 +275,8 @@ def test_a_crash_between_the_final_announcement_and_its_record_loses_no_checkpoi
     assert fleet.records()[-1]["contributed"] == 5
 
 
-def test_a_crash_after_the_keys_have_turned_leaves_the_round_under_the_newer_version(fleet, monkeypatch):
+def test_crash_after_the_keys_have_turned(fleet, monkeypatch):
+    """A crash after the keys have turned leaves the round under the newer version."""
     fleet.come(*fleet.devices)
     fleet.round()
     fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
@@ -284,7 +294,8 @@ def test_a_crash_after_the_keys_have_turned_leaves_the_round_under_the_newer_ver
     assert len(digests(fleet)) == 1
 
 
-def test_a_round_waits_for_the_keys_that_the_newest_roster_names(fleet):
+def test_round_waits_for_the_rosters_keys(fleet):
+    """A round waits for the keys that the newest roster names."""
     fleet.come(*fleet.devices)
     fleet.round()
     fleet.rotate(deliver=False)
@@ -300,7 +311,8 @@ def test_a_round_waits_for_the_keys_that_the_newest_roster_names(fleet):
     assert len(digests(fleet)) == 1
 
 
-def test_a_revoked_device_is_not_in_the_next_round_and_certifies_nothing(fleet):
+def test_revoked_device_certifies_nothing(fleet):
+    """A revoked device is not in the next round and certifies nothing."""
     fleet.come(*fleet.devices)
     fleet.round()
     fleet.here.discard("dev-5")
@@ -332,7 +344,7 @@ RESTARTED = ("ifca sharing", "fedgroup adding", "cfl validating")
 
 
 @pytest.mark.parametrize("name", RESTARTED)
-def test_restarts_change_nothing_in_the_records(tmp_path, name):
+def test_restarts_change_nothing_in_records(tmp_path, name):
     algorithm, settings, changes = RUNS[name]
     found = []
     for kills in (False, True):
@@ -350,7 +362,7 @@ def test_restarts_change_nothing_in_the_records(tmp_path, name):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in RESTARTED else ()) for name in RUNS]
 )
-def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(tmp_path, name):
+def test_restart_in_each_round(tmp_path, name):
     """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
     algorithm, settings, changes = RUNS[name]
     fleet = RoundFleet(tmp_path, 6, algorithm=algorithm, settings=settings, rounds=ROUNDS, norm_limit=1e6, **changes)
@@ -378,7 +390,7 @@ def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(
     fleet.service.close()
 
 
-def test_a_device_that_no_group_knows_makes_the_global_model_of_the_final_round_from_checkpoints(tmp_path):
+def test_unplaced_device_gets_global_model(tmp_path):
     """FedGroup's auxiliary model is the mean of its groups' models, which no device trains."""
     settings = {"groups": 2, "alpha": 2, "discrepancy": False}
     fleet = RoundFleet(tmp_path, 5, algorithm="fedgroup", settings=settings, rounds=5, quorum=0.5)

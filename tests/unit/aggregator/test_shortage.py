@@ -11,7 +11,8 @@ from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 
 
-def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
+def test_revocation_is_all_that_is_needed():
+    """Where enough devices stay a revocation is all that is needed."""
     engine, state = opened(min_contributors=2, quorum=1.0)
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, _ = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
@@ -20,7 +21,8 @@ def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
     assert "shoal-fleet revoke" in shortage(state).hint
 
 
-def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again():
+def test_unable_device_is_not_to_be_started():
+    """A device that is there but can't take part is not to be started again."""
     engine, state = opened(min_contributors=4, quorum=1.0)
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, _ = give(engine, state, "dev-1", "dev-2")
@@ -44,7 +46,8 @@ def gathering(**changes):
     return engine, give(engine, state, *DEVICES[:2])[0]
 
 
-def test_between_rounds_the_devices_that_are_offline_are_named_after_the_deadline():
+def test_offline_devices_after_the_deadline():
+    """Between rounds the devices that are offline are named after the deadline."""
     engine, state = gathering(min_contributors=3)
     assert shortage(state) is None
     state, _ = engine.handle(state, DeadlinePassed(1))
@@ -53,7 +56,7 @@ def test_between_rounds_the_devices_that_are_offline_are_named_after_the_deadlin
     assert (found.here, found.needed, found.late) == (2, 3, True)
 
 
-def test_a_fleet_that_is_too_small_is_known_at_once():
+def test_too_small_fleet_is_known_at_once():
     """No device that could return is left, and no deadline helps; with another device it is over."""
     engine, state = opened(min_contributors=3)
     for device in DEVICES[2:]:
@@ -80,7 +83,7 @@ def test_a_small_fleet_may_end_its_run():
     assert shortage(state) is None
 
 
-def test_devices_that_lack_the_models_are_not_enough():
+def test_devices_without_models_are_too_few():
     """Three newcomers are online, and one device that can't certify its model alone."""
     engine, state = gathering(min_contributors=3, quorum=1.0)
     newcomers = ("dev-6", "dev-7", "dev-8")

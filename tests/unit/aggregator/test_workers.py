@@ -47,7 +47,8 @@ def fail():
     raise OSError(28, "No space left on device")
 
 
-def test_jobs_are_done_in_order_and_called_back_by_the_driver(made):
+def test_jobs_are_done_in_order(made):
+    """Jobs are done in order and called back by the driver."""
     driver = made()
     for name in range(3):
         driver.submit(name)
@@ -58,7 +59,8 @@ def test_jobs_are_done_in_order_and_called_back_by_the_driver(made):
     assert driver.called[3:] == ["back 0", "back 1", "back 2"]
 
 
-def test_jobs_of_one_key_keep_their_order_while_others_overtake_them(made):
+def test_jobs_of_one_key_keep_their_order(made):
+    """Jobs of one key keep their order while others overtake them."""
     driver = made(threads=4)
     keys = [f"dev-{number}" for number in range(40)]
     gate = threading.Event()
@@ -78,7 +80,8 @@ def test_jobs_of_one_key_keep_their_order_while_others_overtake_them(made):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a bug")])
-def test_a_failed_job_is_raised_where_the_driver_calls(made, error):
+def test_failed_job_is_raised_at_the_call(made, error):
+    """A failed job is raised where the driver calls."""
     driver = made()
 
     def raises():
@@ -93,7 +96,8 @@ def test_a_failed_job_is_raised_where_the_driver_calls(made, error):
     assert driver.called == ["job next", "back next"]
 
 
-def test_a_job_without_a_taker_hands_nothing_back(made):
+def test_untaken_job_hands_nothing_back(made):
+    """A job without a taker hands nothing back."""
     driver = made()
     driver.workers.submit(lambda: driver.called.append("job"))
     driver.submit("next")
@@ -102,7 +106,7 @@ def test_a_job_without_a_taker_hands_nothing_back(made):
     assert driver.handed.empty()
 
 
-def test_what_was_handed_back_and_not_called_does_nothing_once_the_workers_are_closed(made):
+def test_closed_workers_call_nothing(made):
     """The store that the callback would use is closed by then, and the run is not served any more."""
     driver = made()
     driver.submit("early")
@@ -157,7 +161,8 @@ def test_a_job_above_the_limit_runs_alone(made):
     assert "back huge" in driver.called
 
 
-def test_inline_workers_run_and_call_back_at_once():
+def test_inline_workers_call_back_at_once():
+    """Inline workers run and call back at once."""
     called = []
     workers = InlineWorkers()
     workers.submit(lambda: called.append("job") or 7, called.append, key="x", size=10)
@@ -169,14 +174,15 @@ def test_inline_workers_run_and_call_back_at_once():
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 0), (2, 2), (64, INTAKE_THREADS)])
-def test_the_threads_for_uploads_follow_the_cores(cores, threads):
+def test_threads_for_uploads_follow_cores(cores, threads):
     before = threading.active_count()
     workers = intake_workers(lambda back: back(), cores)
     assert threading.active_count() - before == threads
     workers.close()
 
 
-def test_a_run_on_one_core_waits_for_disk_and_numerics_on_other_threads():
+def test_disk_and_numerics_have_threads():
+    """A run on one core waits for disk and numerics on other threads."""
     handed = queue.SimpleQueue()
     workers = RunWorkers.threads(handed.put, 1)
     assert isinstance(workers.intake, InlineWorkers)

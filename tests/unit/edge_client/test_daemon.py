@@ -28,7 +28,7 @@ def test_births_grow(device):
     assert next_birth(device) > first
 
 
-def test_births_grow_when_the_clock_goes_back(device, monkeypatch):
+def test_births_grow_when_clock_goes_back(device, monkeypatch):
     first = next_birth(device)
     monkeypatch.setattr(time, "time_ns", lambda: 5)
     assert next_birth(device) == first + 1
@@ -36,7 +36,8 @@ def test_births_grow_when_the_clock_goes_back(device, monkeypatch):
 
 
 @pytest.mark.parametrize("junk", [b"", b"abc", b"\xff\xfe", b"-5", b"1e9", b"9" * 40, b"9" * 5000, b"12\n13"])
-def test_a_damaged_number_is_replaced_by_the_clocks(device, caplog, junk):
+def test_damaged_number_is_the_clocks(device, caplog, junk):
+    """A damaged number is replaced by the clocks."""
     path = device.directory / BIRTH_FILE
     path.write_bytes(junk)
     before = time.time_ns()
@@ -82,13 +83,15 @@ def loop(runtime, *events, once=False):
     daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1")
 
 
-def test_events_reach_the_device_in_order_and_callbacks_are_called_between_them():
+def test_events_are_handled_in_order():
+    """Events reach the device in order and callbacks are called between them."""
     runtime, event = Runtime(), Connected(session_present=True)
     loop(runtime, event, lambda: runtime.events.append("job done"), event)
     assert runtime.events == [event, "job done", event]
 
 
-def test_the_service_manager_hears_of_the_loop_unless_a_step_of_training_hangs(monkeypatch):
+def test_hanging_training_is_not_reported(monkeypatch):
+    """The service manager hears of the loop unless a step of training hangs."""
     told, quiet = [], [0.0]
     manager = SimpleNamespace(
         alive=lambda _: told.append("alive"),
@@ -107,7 +110,8 @@ def test_the_service_manager_hears_of_the_loop_unless_a_step_of_training_hangs(m
     assert len(turns) == 3
 
 
-def test_events_after_the_request_to_stop_are_not_handled():
+def test_no_events_after_a_stop():
+    """Events after the request to stop are not handled."""
     runtime, inbox = Runtime(), Inbox()
     for event in (None, Connected(session_present=True)):
         inbox.put(event)
@@ -116,13 +120,15 @@ def test_events_after_the_request_to_stop_are_not_handled():
     assert runtime.ticks == 0
 
 
-def test_a_device_whose_name_another_uses_ends_with_a_hint():
+def test_name_of_another_ends_with_a_hint():
+    """A device whose name another uses ends with a hint."""
     with pytest.raises(UntrustedError, match=r"^another device connected as dev-1$") as caught:
         loop(Runtime(), TakenOver())
     assert "directory" in caught.value.hint
 
 
-def test_a_revoked_device_ends_and_does_no_more_work():
+def test_revoked_device_does_no_more_work():
+    """A revoked device ends and does no more work."""
     runtime = Runtime()
 
     def revoke():
@@ -135,7 +141,8 @@ def test_a_revoked_device_ends_and_does_no_more_work():
     assert runtime.ticks == 0
 
 
-def test_with_once_the_loop_waits_for_the_personal_finish(monkeypatch):
+def test_once_waits_for_the_finish(monkeypatch):
+    """With once the loop waits for the personal finish."""
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
     runtime, inbox = Runtime(), Inbox()
 
@@ -155,7 +162,7 @@ def ended(runtime):
     return end
 
 
-def test_with_once_the_loop_ends_with_the_run_and_leaves_the_record_of_its_end_to_the_caller():
+def test_once_ends_with_the_run():
     """A process that is killed before it has closed reports the end again."""
     runtime = Runtime()
     inbox = Inbox()
@@ -164,7 +171,8 @@ def test_with_once_the_loop_ends_with_the_run_and_leaves_the_record_of_its_end_t
     assert (runtime.ticks, runtime.ends) == (1, 0)
 
 
-def test_without_once_each_end_of_a_run_is_recorded_and_the_loop_goes_on(monkeypatch):
+def test_loop_goes_on_after_a_run(monkeypatch):
+    """Without once each end of a run is recorded and the loop goes on."""
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
     runtime = Runtime()
     inbox = Inbox()
@@ -208,20 +216,23 @@ def place(tmp_path):
     return EdgeConfig(parties.members["dev-1"].directory, tmp_path / "d.npz", broker="mqtt://127.0.0.1:1")
 
 
-def test_a_directory_that_is_no_devices_is_left_as_it_was(tmp_path):
+def test_foreign_directory_is_left(tmp_path):
+    """A directory that is no devices is left as it was."""
     with pytest.raises(NotEnrolledError):
         serve(EdgeConfig(tmp_path, tmp_path / "d.npz"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_are_an_error_before_the_directory_is_locked(place):
+def test_missing_data_before_the_lock(place):
+    """Missing data are an error before the directory is locked."""
     before = sorted(place.dir.iterdir())
     with pytest.raises(DataError, match="does not exist"):
         serve(EdgeConfig(place.dir, place.dir / "none.npz"))
     assert sorted(place.dir.iterdir()) == before
 
 
-def test_a_second_program_in_the_directory_is_refused(place, monkeypatch):
+def test_second_program_is_refused(place, monkeypatch):
+    """A second program in the directory is refused."""
     monkeypatch.setattr(locks, "TAKE_OVER_S", 0.0)
     with exclusive(place.dir, wait_s=0, hint="-"), pytest.raises(ConfigError) as caught:
         serve(place)
@@ -229,7 +240,8 @@ def test_a_second_program_in_the_directory_is_refused(place, monkeypatch):
     assert not (place.dir / BIRTH_FILE).exists()
 
 
-def test_a_disk_that_fails_is_recorded_for_status_and_ends_the_program(place, monkeypatch):
+def test_failing_disk_ends_the_program(place, monkeypatch):
+    """A disk that fails is recorded for status and ends the program."""
     daemon.DeviceState(place.dir).clear_trouble()
 
     def fail(config):
@@ -277,7 +289,8 @@ def served(place, monkeypatch):
     return run
 
 
-def test_the_end_of_a_run_is_recorded_only_after_a_clean_close(served):
+def test_end_is_recorded_after_clean_close(served):
+    """The end of a run is recorded only after a clean close."""
     clean, failed = Closing(), Closing(ConfigError("no space left"))
     served(clean)
     assert (clean.closed, clean.ends) == (True, 1)
@@ -286,7 +299,8 @@ def test_the_end_of_a_run_is_recorded_only_after_a_clean_close(served):
     assert (failed.closed, failed.ends) == (True, 0)
 
 
-def test_the_error_that_ended_the_loop_is_not_hidden_by_a_failure_to_close(served):
+def test_failed_close_hides_no_error(served):
+    """The error that ended the loop is not hidden by a failure to close."""
     runtime = Closing(ConfigError("no space left"))
     with pytest.raises(UntrustedError, match="another device"):
         served(runtime, UntrustedError("another device"))

@@ -20,7 +20,7 @@ from shoal.util.locks import exclusive
 from tests.helpers.chunks import forge
 
 
-def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
+def test_unstorable_grant_ends_the_wait(tmp_path, monkeypatch):
     """The device was joined by hand during the wait, and runs: the answer is valid, so waiting longer is no use."""
     monkeypatch.setattr(memberships, "WAIT_S", 0.0)
     now_s, broker, complaints = int(time.time()), LoopbackBroker(), []
@@ -46,7 +46,7 @@ def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
     assert complaints == []
 
 
-def test_an_optional_kind_of_a_later_version_is_no_complaint(tmp_path):
+def test_later_kind_is_no_complaint(tmp_path):
     """Junk is one, on the same topic."""
     broker, complaints, now_s = LoopbackBroker(), [], int(time.time())
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")

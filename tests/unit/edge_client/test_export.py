@@ -19,7 +19,8 @@ def bundle():
     return logistic_bundle()
 
 
-def test_exported_file_is_valid_onnx_and_needs_only_x(bundle, tmp_path):
+def test_export_is_valid_onnx(bundle, tmp_path):
+    """Exported file is valid onnx and needs only x."""
     theta = np.random.default_rng(0).standard_normal(15).astype(np.float32)
     x, _ = samples(8)
     path = tmp_path / "model.onnx"
@@ -39,7 +40,7 @@ def test_models_that_do_not_fit_are_refused(bundle, tmp_path, theta):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_does_not_exist_is_named(bundle, tmp_path):
+def test_folder_that_does_not_exist_is_named(bundle, tmp_path):
     path = tmp_path / "none" / "m.onnx"
     with pytest.raises(ConfigError, match="No such file or directory") as caught:
         export(bundle, np.zeros(15, np.float32), path)
@@ -48,7 +49,8 @@ def test_a_folder_that_does_not_exist_is_named(bundle, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exported_file_standardises_as_the_device_does(bundle, tmp_path):
+def test_export_standardises(bundle, tmp_path):
+    """An exported file standardises as the device does."""
     theta = np.random.default_rng(0).standard_normal(15).astype(np.float32)
     x = samples(8)[0] * np.array([1, 1000, 1, 0], np.float32) + np.array([0, 5e4, 0, 3], np.float32)
     scale = local_scale(x, bytes(16))

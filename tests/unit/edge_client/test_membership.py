@@ -47,14 +47,15 @@ def reopened(member):
 # --------------------------------------------------------------------------------------------------- in the roster
 
 
-def test_a_device_knows_its_place_in_the_roster(parties, member):
+def test_device_knows_its_place_in_roster(parties, member):
     assert [parties.members[d].index for d in ("dev-1", "dev-2")] == [0, 1]
     assert member.listed
     assert (member.name, member.fleet) == ("dev-2", "reef")
 
 
 @pytest.mark.parametrize("how", ["revoked", "other keys", "left out"])
-def test_a_device_that_is_no_member_any_more_has_no_place(member, how):
+def test_former_member_has_no_place(member, how):
+    """A device that is no member any more has no place."""
     roster = member.roster
     other = Identity.generate("dev-2").member
     member.roster = {
@@ -68,14 +69,16 @@ def test_a_device_that_is_no_member_any_more_has_no_place(member, how):
     assert caught.value.hint == REVOKED_HINT
 
 
-def test_a_device_with_an_expired_roster_starts_so_that_it_can_get_a_newer_one(parties, member):
+def test_expired_roster_starts_all_the_same(parties, member):
+    """A device with an expired roster starts so that it can get a newer one."""
     roster = dataclasses.replace(member.roster, sequence=member.roster.sequence + 1, issued_at_s=1, expires_at_s=2)
     write_private(member.directory / ROSTER_FILE, sign_document(parties.owner.owner, roster))
     assert reopened(member).expired
     assert not member.expired
 
 
-def test_a_directory_without_a_grant_belongs_to_no_fleet(tmp_path):
+def test_no_grant_no_fleet(tmp_path):
+    """A directory without a grant belongs to no fleet."""
     init(tmp_path / "new", "dev-9")
     with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
         DeviceMembership(tmp_path / "new")
@@ -86,7 +89,8 @@ def test_a_directory_without_a_grant_belongs_to_no_fleet(tmp_path):
 # ------------------------------------------------------------------------------------------------ keys by version
 
 
-def test_the_keys_of_each_version_that_has_arrived_are_at_hand(parties, member):
+def test_keys_of_each_version_are_at_hand(parties, member):
+    """The keys of each version that has arrived are at hand."""
     old = member.grant
     new = rotate(parties, "dev-2")
     assert member.grant_of(old.keys_since) == old
@@ -121,7 +125,8 @@ def test_a_version_key_is_the_owners(parties, member):
         member.version_key(99)
 
 
-def test_a_stepped_version_key_is_stored_and_the_secret_before_it_erased(member):
+def test_stepped_key_erases_its_secret(member):
+    """A stepped version key is stored and the secret before it erased."""
     generation = member.grant.keys_since
     drawn = member.version_key(generation).reveal()
     key = begun(member, generation, 3)
@@ -131,7 +136,7 @@ def test_a_stepped_version_key_is_stored_and_the_secret_before_it_erased(member)
     assert key.reveal() in on_disk(member.directory)
 
 
-def test_an_earlier_version_key_changes_nothing(member):
+def test_earlier_version_key_changes_nothing(member):
     generation = member.grant.keys_since
     early = member.version_key(generation)
     begun(member, generation, 3)
@@ -141,7 +146,7 @@ def test_an_earlier_version_key_changes_nothing(member):
     assert reopened(member).grant == before
 
 
-def test_a_stepped_key_of_a_waiting_version_puts_that_version_in_force(parties, member):
+def test_stepped_key_of_a_waiting_version(parties, member):
     """A newer one goes on waiting."""
     versions = [member.grant.keys_since, *(rotate(parties, "dev-2") for _ in range(3))]
     secrets = [member.version_key(number).reveal() for number in versions]
@@ -153,7 +158,7 @@ def test_a_stepped_key_of_a_waiting_version_puts_that_version_in_force(parties, 
     assert [secret in on_disk(member.directory) for secret in secrets] == [False, False, False, True]
 
 
-def test_earlier_versions_stay_for_later_runs_alone(parties, member):
+def test_earlier_versions_serve_later_runs(parties, member):
     """The owner may have signed a run before it drew the newer keys, and the run begins only now."""
     versions = [member.grant.keys_since, rotate(parties, "dev-2"), rotate(parties, "dev-2")]
     drawn = [member.version_key(number) for number in versions]
@@ -171,7 +176,7 @@ def test_earlier_versions_stay_for_later_runs_alone(parties, member):
     )
 
 
-def test_only_the_newest_earlier_versions_stay(parties, member):
+def test_only_newest_earlier_versions_stay(parties, member):
     versions = [member.grant.keys_since]
     for run in range(1, MOST_EARLIER + 3):
         versions.append(rotate(parties, "dev-2"))
@@ -181,7 +186,8 @@ def test_only_the_newest_earlier_versions_stay(parties, member):
     assert reopened(member).version_key(versions[-2]).next_run == MOST_EARLIER + 3
 
 
-def test_a_damaged_file_of_earlier_versions_is_refused(parties, member):
+def test_damaged_versions_are_refused(parties, member):
+    """A damaged file of earlier versions is refused."""
     begun(member, rotate(parties, "dev-2"), 1)
     path = member.directory / EARLIER_FILE
     path.write_bytes(path.read_bytes()[:-1])
@@ -189,7 +195,8 @@ def test_a_damaged_file_of_earlier_versions_is_refused(parties, member):
         reopened(member)
 
 
-def test_a_stepped_key_leaves_the_broadcast_key_that_the_fleet_uses(parties, member):
+def test_stepped_key_keeps_the_broadcast_key(parties, member):
+    """A stepped key leaves the broadcast key that the fleet uses."""
     rotate(parties, "dev-2", "aggregator")
     member.open_broadcast(*sealed(parties, key=parties.server.next.broadcast_key))
     begun(member, member.grant.keys_since, 1)
@@ -197,7 +204,7 @@ def test_a_stepped_key_leaves_the_broadcast_key_that_the_fleet_uses(parties, mem
 
 
 @pytest.mark.parametrize("waiting", [False, True], ids=["version in force", "waiting version"])
-def test_a_power_cut_leaves_the_old_secret_or_the_new_one(parties, member, tmp_path, waiting):
+def test_power_cut_leaves_one_secret(parties, member, tmp_path, waiting):
     """The old one gives the same chain again. After the next start nothing is left of what is erased."""
     old = member.version_key(member.grant.keys_since)
     number = rotate(parties, "dev-2") if waiting else old.number
@@ -238,7 +245,8 @@ def sealed(parties, plain=b"x", purpose="control", *, key=None, sender="aggregat
     return payload, Fingerprint.of(payload).signed
 
 
-def test_a_broadcast_is_opened_with_its_purpose(parties, member):
+def test_broadcast_opens_with_its_purpose(parties, member):
+    """A broadcast is opened with its purpose."""
     purpose, plain = member.open_broadcast(*sealed(parties, b"hello", "announcement"))
     assert (purpose, bytes(plain)) == ("announcement", b"hello")
 
@@ -253,12 +261,14 @@ def test_a_broadcast_is_opened_with_its_purpose(parties, member):
     ],
     ids=["fleet", "sender", "signer", "key"],
 )
-def test_a_broadcast_that_is_not_the_aggregators_to_us_is_refused(parties, member, changes, error, message):
+def test_foreign_broadcast_is_refused(parties, member, changes, error, message):
+    """A broadcast that is not the aggregators to us is refused."""
     with pytest.raises(error, match=message):
         member.open_broadcast(*sealed(parties, **changes))
 
 
-def test_a_message_under_a_newer_broadcast_key_changes_the_key_we_answer_under(parties, member):
+def test_newer_broadcast_key_changes_ours(parties, member):
+    """A message under a newer broadcast key changes the key we answer under."""
     rotate(parties, "dev-2", "aggregator")
     newer, grant = parties.server.next.broadcast_key, member.grant
     member.open_broadcast(*sealed(parties, key=newer))
@@ -274,7 +284,8 @@ def package(parties, sequence, signer=None):
     return encode(RunPackage(plan, b"task", b"origins"))
 
 
-def test_a_run_that_the_owner_signed_under_newer_keys_puts_them_in_force(parties, member):
+def test_owners_newer_run_brings_keys(parties, member):
+    """A run that the owner signed under newer keys puts them in force."""
     new = rotate(parties, "dev-2", "aggregator")
     key = parties.server.next.broadcast_key
     member.open_broadcast(*sealed(parties, package(parties, new), "run", key=key))
@@ -282,7 +293,7 @@ def test_a_run_that_the_owner_signed_under_newer_keys_puts_them_in_force(parties
     assert reopened(member).grant.keys_since == new
 
 
-def test_a_run_of_before_that_travels_under_newer_keys_does_not(parties, member):
+def test_earlier_run_brings_no_newer_keys(parties, member):
     """The aggregator publishes the package again under the newer keys: the run's own are still needed."""
     before = member.grant
     rotate(parties, "dev-2", "aggregator")
@@ -291,7 +302,7 @@ def test_a_run_of_before_that_travels_under_newer_keys_does_not(parties, member)
     assert member.grant is before
 
 
-def test_a_device_with_an_expired_roster_changes_no_keys(parties, member):
+def test_expired_roster_changes_no_keys(parties, member):
     """It ignores rounds until a newer roster arrives, so it can't know which keys the fleet uses."""
     before = member.grant
     new = rotate(parties, "dev-2", "aggregator")
@@ -302,7 +313,8 @@ def test_a_device_with_an_expired_roster_changes_no_keys(parties, member):
     assert member.grant is before
 
 
-def test_an_aggregator_can_not_put_newer_keys_in_force_without_the_owner(parties, member):
+def test_aggregator_alone_changes_no_keys(parties, member):
+    """An aggregator can't put newer keys in force without the owner."""
     new = rotate(parties, "dev-2", "aggregator")
     before, key = member.grant, parties.server.next.broadcast_key
     forged = package(parties, new, signer=parties.server.identity)
@@ -321,7 +333,8 @@ def own_roster(parties, *, to="dev-2", recipient="dev-2", signer=None, fleet="re
     return payload, Fingerprint.of(payload).signed
 
 
-def test_a_roster_for_this_device_is_opened_without_a_broadcast_key(parties, member):
+def test_roster_opens_without_broadcast_key(parties, member):
+    """A roster for this device is opened without a broadcast key."""
     member.group = GroupKey("reef", "broadcast", bytes(32))
     assert member.open_own_roster(*own_roster(parties)) == b"signed"
 
@@ -337,6 +350,7 @@ def test_a_roster_for_this_device_is_opened_without_a_broadcast_key(parties, mem
     ],
     ids=["recipient", "fleet", "purpose", "sealed to another", "signer"],
 )
-def test_a_roster_that_is_not_the_aggregators_to_us_is_refused(parties, member, changes, error, message):
+def test_foreign_roster_is_refused(parties, member, changes, error, message):
+    """A roster that is not the aggregators to us is refused."""
     with pytest.raises(error, match=message):
         member.open_own_roster(*own_roster(parties, **changes))

@@ -18,7 +18,8 @@ from shoal.errors import ConfigError
         ("00:00-23:59", ("00:00", "12:00"), ("23:59",)),
     ],
 )
-def test_hours_hold_their_first_minute_and_not_their_last(text, inside, outside):
+def test_hours_hold_their_first_minute(text, inside, outside):
+    """Hours hold their first minute and not their last."""
     hours = parse_hours(text)
     assert str(hours) == text
 
@@ -36,13 +37,14 @@ def test_no_text_means_no_hours():
 @pytest.mark.parametrize(
     "text", ["8:00-20:00", "24:00-01:00", "08:60-09:00", "08:00", "08:00-08:00", "day", "08:00-20:00 "]
 )
-def test_other_texts_are_refused_with_an_example(text):
+def test_other_texts_show_an_example(text):
+    """Other texts are refused with an example."""
     with pytest.raises(ConfigError, match="metered is two different times of day") as error:
         parse_hours(text)
     assert "08:00-20:00" in error.value.hint
 
 
-def test_the_time_is_that_of_the_devices_zone(monkeypatch):
+def test_time_is_that_of_the_devices_zone(monkeypatch):
     monkeypatch.setenv("TZ", "UTC-2")
     time.tzset()
     try:

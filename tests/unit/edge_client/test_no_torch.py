@@ -38,7 +38,8 @@ print("clean")
 """
 
 
-def test_load_score_train_and_export_without_torch(tmp_path):
+def test_everything_runs_without_torch(tmp_path):
+    """Load score train and export without torch."""
     import numpy as np
 
     rng = np.random.default_rng(0)

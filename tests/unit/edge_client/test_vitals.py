@@ -44,7 +44,8 @@ def test_all_figures_of_a_machine(machine):
     assert found.cores >= 1
 
 
-def test_a_machine_without_any_of_it_has_no_figures(machine):
+def test_bare_machine_has_no_figures(machine):
+    """A machine without any of it has no figures."""
     found = machine({})
     figures = (found.uptime_s, found.load, found.temperature_c, found.memory_bytes, found.battery_percent)
     assert set(figures) == {None}
@@ -61,7 +62,8 @@ def test_a_machine_without_any_of_it_has_no_figures(machine):
         ("proc/meminfo", "MemTotal: many"),
     ],
 )
-def test_a_broken_sensor_or_file_gives_no_figure(machine, name, text):
+def test_broken_sensor_gives_no_figure(machine, name, text):
+    """A broken sensor or file gives no figure."""
     files = {k: v for k, v in FILES.items() if "zone1" not in k}
     changed = machine(files | {name: text})
     figures = {

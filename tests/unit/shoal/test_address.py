@@ -8,17 +8,19 @@ from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
 
 
-def test_the_short_form_gets_the_standard_port() -> None:
+def test_short_form_gets_the_standard_port() -> None:
     assert BrokerAddress.parse("mqtt://broker.local") == BrokerAddress("broker.local", 1883)
     assert BrokerAddress.parse("mqtts://broker.local/") == BrokerAddress("broker.local", 8883, tls=True)
 
 
-def test_user_password_and_port_are_read_and_decoded() -> None:
+def test_user_and_port_are_decoded() -> None:
+    """User password and port are read and decoded."""
     address = BrokerAddress.parse("mqtts://us%40er:p%3Aw%2Fd@10.0.0.1:18")
     assert (address.username, address.password, address.host, address.port) == ("us@er", "p:w/d", "10.0.0.1", 18)
 
 
-def test_an_ipv6_address_keeps_its_brackets_in_the_text() -> None:
+def test_ipv6_address_keeps_its_brackets() -> None:
+    """An ipv6 address keeps its brackets in the text."""
     address = BrokerAddress.parse("mqtt://[::1]:1884")
     assert address.host == "::1"
     assert address.is_loopback
@@ -31,7 +33,8 @@ def test_only_this_machine_is_loopback() -> None:
     assert not BrokerAddress.parse("mqtt://192.168.0.1").is_loopback
 
 
-def test_neither_text_form_shows_user_or_password() -> None:
+def test_text_shows_no_user_or_password() -> None:
+    """Neither text form shows user or password."""
     address = BrokerAddress.parse("mqtt://somebody:secret-word@host:1")
     assert "secret-word" not in f"{address} {address!r}"
     assert "somebody" not in f"{address} {address!r}"
@@ -56,7 +59,8 @@ def test_neither_text_form_shows_user_or_password() -> None:
         "mqtt://" + "a" * 64,
     ],
 )
-def test_any_other_form_is_refused_without_repeating_it(url: str) -> None:
+def test_other_form_is_not_repeated(url: str) -> None:
+    """Any other form is refused without repeating it."""
     with pytest.raises(ConfigError) as refused:
         BrokerAddress.parse(url)
     shown = f"{refused.value} {refused.value.hint}"
@@ -72,7 +76,8 @@ def test_certificates_need_tls_and_their_key(tmp_path: Path) -> None:
         BrokerAddress.parse("mqtts://host", cert_file=file)
 
 
-def test_a_missing_or_broken_certificate_file_is_a_configuration_error(tmp_path: Path) -> None:
+def test_broken_certificate_is_config_error(tmp_path: Path) -> None:
+    """A missing or broken certificate file is a configuration error."""
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
     for file in (tmp_path / "missing.pem", broken):

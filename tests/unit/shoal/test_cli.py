@@ -21,7 +21,8 @@ def program():
     return typer.main.get_command(cli.app)
 
 
-def test_the_labs_commands_are_found_by_their_entry_points(program):
+def test_labs_commands_are_entry_points(program):
+    """The labs commands are found by their entry points."""
     context = program.make_context("shoal", [], resilient_parsing=True)
     assert set(program.list_commands(context)) == {"demo", "bench", "data", "new", "simulate"}
     assert {name: program.get_command(context, name).name for name in cli.LAB_COMMANDS} == {
@@ -30,7 +31,8 @@ def test_the_labs_commands_are_found_by_their_entry_points(program):
     assert program.get_command(context, "no-such") is None
 
 
-def test_without_the_lab_its_commands_say_what_to_install(program, monkeypatch):
+def test_missing_lab_says_what_to_install(program, monkeypatch):
+    """Without the lab its commands say what to install."""
     monkeypatch.setattr("shoal.util.extensions.entry_points", lambda **_: ())
     context = program.make_context("shoal", [], resilient_parsing=True)
     assert set(program.list_commands(context)) == {"demo", "new"}
@@ -56,7 +58,8 @@ def test_the_demos_page_is_written_and_shown(tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "demo.html") in capsys.readouterr().err
 
 
-def test_without_a_browser_the_demo_says_where_its_page_is(tmp_path, monkeypatch, capsys):
+def test_missing_browser_says_where_page_is(tmp_path, monkeypatch, capsys):
+    """Without a browser the demo says where its page is."""
     monkeypatch.setattr("webbrowser.open", lambda _url: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cli._show_page(b"page", None, browse=True)

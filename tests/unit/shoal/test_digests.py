@@ -11,7 +11,7 @@ DATA = bytes(range(256)) * 5
 
 
 @pytest.mark.parametrize("cut", [0, 1, 700, len(DATA)])
-def test_sha256_of_pieces_is_that_of_the_whole(cut):
+def test_sha256_of_pieces_is_that_of_whole(cut):
     assert sha256(DATA[:cut], memoryview(DATA)[cut:]) == hashlib.sha256(DATA).digest()
 
 
@@ -19,7 +19,8 @@ def test_sha256_of_nothing():
     assert sha256() == sha256(b"") == hashlib.sha256().digest()
 
 
-def test_a_growing_sha256_tells_its_digest_at_each_step():
+def test_growing_digest_at_each_step():
+    """A growing sha256 tells its digest at each step."""
     growing = Sha256(DATA[:10])
     assert growing.digest() == hashlib.sha256(DATA[:10]).digest()
     growing.update(memoryview(DATA)[10:20], DATA[20:])

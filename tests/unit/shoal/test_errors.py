@@ -19,7 +19,8 @@ def all_kinds(kind=ShoalError):
 
 @pytest.mark.parametrize("kind", [k for k in all_kinds() if k.__module__ == errors.__name__])
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_an_error_raised_without_a_text_has_its_class_description(kind, text):
+def test_error_without_text_has_its_class(kind, text):
+    """An error raised without a text has its class description."""
     error = kind(text)
     assert len(str(error)) > 10
     assert reason_of(error) == str(error)
@@ -34,13 +35,14 @@ def test_an_error_raised_without_a_text_has_its_class_description(kind, text):
         (ValueError("bad"), "bad"),
     ],
 )
-def test_a_cause_without_a_text_is_named_by_its_class(cause, shown):
+def test_textless_cause_has_its_class(cause, shown):
+    """A cause without a text is named by its class."""
     error = ShoalError("refused")
     error.__cause__ = cause
     assert reason_of(error) == f"refused: {shown}"
 
 
-def test_a_message_under_another_key_is_refused_with_a_reason():
+def test_other_key_is_refused_with_reason():
     """A revoked device logged `a sealed message was refused: ` with nothing after the colon."""
     identity = Identity.generate("aggregator")
     ours, other = (GroupKey("reef", "broadcast", bytes([i]) * 32) for i in (1, 2))
@@ -50,7 +52,8 @@ def test_a_message_under_another_key_is_refused_with_a_reason():
     assert reason_of(refused.value) == "a sealed message was refused: it was sealed under another key, or altered"
 
 
-def test_a_cause_that_the_error_has_named_is_not_repeated():
+def test_named_cause_is_not_repeated():
+    """A cause that the error has named is not repeated."""
     error = ShoalError("can't write birth: No space left on device")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "birth")
     assert reason_of(error) == "can't write birth: No space left on device"
@@ -86,12 +89,13 @@ def test_each_error_has_its_exit_status(kind, code):
     assert kind("x").exit_code == code
 
 
-def test_every_error_of_the_module_is_in_the_table_above():
+def test_every_error_is_in_the_table():
+    """Every error of the module is in the table above."""
     mark = next(m for m in test_each_error_has_its_exit_status.pytestmark if m.name == "parametrize")
     assert {kind for kind, _ in mark.args[1]} == {k for k in all_kinds() if k.__module__ == errors.__name__}
 
 
-def test_a_full_disk_is_handled_wherever_a_configuration_error_is():
+def test_full_disk_is_handled_everywhere():
     """Callers catch ConfigError for any file that can't be written, and only some tell the two apart."""
     assert issubclass(errors.StorageError, errors.ConfigError)
     assert not issubclass(errors.ConfigError, errors.StorageError)
@@ -113,11 +117,12 @@ def test_the_hint_is_no_part_of_the_message():
         (OSError("timed out"), "timed out"),
     ],
 )
-def test_the_text_of_any_exception_is_never_empty(error, text):
+def test_text_is_never_empty(error, text):
+    """The text of any exception is never empty."""
     assert text_of(error) == text
 
 
-def test_a_cause_of_a_system_error_that_the_text_ends_with_is_not_repeated():
+def test_repeated_cause_is_left_out():
     """The text may end with the system's message alone, without the file that the cause also names."""
     error = ShoalError("can't read x: Permission denied")
     error.__cause__ = OSError(errno.EACCES, "Permission denied", "/srv/x")

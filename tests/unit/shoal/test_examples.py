@@ -38,7 +38,8 @@ def same(printed, shown):
 
 
 @pytest.mark.parametrize("name", ["ifca", "cfl"])
-def test_a_page_prints_what_it_shows_and_draws_its_picture(examples, tmp_path, name):
+def test_page_prints_and_draws(examples, tmp_path, name):
+    """A page prints what it shows and draws its picture."""
     shown_blocks = 0
     for printed, shown, _ in examples.run_page(examples.EXAMPLES / f"{name}.md", tmp_path):
         same(printed, shown)
@@ -48,7 +49,8 @@ def test_a_page_prints_what_it_shows_and_draws_its_picture(examples, tmp_path, n
     assert (examples.PICTURES / f"examples-{name}.png").exists()
 
 
-def test_the_notebook_runs_and_shows_what_it_has_shown(examples):
+def test_notebook_runs_as_shown(examples):
+    """The notebook runs and shows what it has shown."""
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     import nbformat

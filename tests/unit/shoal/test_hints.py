@@ -25,7 +25,8 @@ class Derived(Base):
     second: Colour | None = None
 
 
-def test_hints_are_resolved_in_field_order_with_their_annotations():
+def test_hints_are_in_field_order():
+    """Hints are resolved in field order with their annotations."""
     assert list(field_hints(Derived).items()) == [("first", Annotated[int, "mark"]), ("second", Colour | None)]
 
 
@@ -33,7 +34,7 @@ def test_hints_are_resolved_in_field_order_with_their_annotations():
     ("hint", "inner"),
     [(int | None, int), (Optional[str], str), (int, None), (tuple[int, ...], None), (None, None)],  # noqa: UP045
 )
-def test_the_type_inside_an_optional_is_found(hint, inner):
+def test_type_inside_an_optional_is_found(hint, inner):
     assert optional_of(hint) is inner
 
 

@@ -32,7 +32,8 @@ def test_a_valid_name_is_returned(name):
         "a" * (limits.MAX_NAME_CHARS + 1),
     ],
 )
-def test_a_name_that_could_leave_its_topic_or_its_folder_is_refused(name):
+def test_dangerous_name_is_refused(name):
+    """A name that could leave its topic or its folder is refused."""
     with pytest.raises(ConfigError) as caught:
         check_name(name, "device")
     assert str(caught.value) == f"device {name!r} is not a valid name"
@@ -48,7 +49,7 @@ def test_the_error_for_a_long_name_is_short():
 
 @pytest.mark.parametrize("name", ["cluster", "shared"])
 @pytest.mark.parametrize("length", [1, limits.MAX_COORDINATES])
-def test_a_segment_takes_the_ends_of_its_range(name, length):
+def test_segment_takes_the_ends_of_its_range(name, length):
     assert Segment(name, length).length == length
 
 
@@ -67,7 +68,7 @@ def test_any_other_segment_is_refused(name, length, message):
         Segment(name, length)
 
 
-def test_a_masked_vector_can_not_change_its_key():
+def test_masked_vector_keeps_its_key():
     """Vectors of two keys must not be added, so the key's id stays with the values."""
     vector = MaskedVector(None, b"k" * 16)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -26,7 +26,8 @@ def test_the_mean_equals_float64_arithmetic() -> None:
     np.testing.assert_allclose(mean, np.average(ROWS.astype(np.float64), axis=0, weights=WEIGHTS), atol=1e-6)
 
 
-def test_streaming_a_list_and_an_array_give_the_same_bits() -> None:
+def test_list_and_array_have_the_same_bits() -> None:
+    """Streaming a list and an array give the same bits."""
     mean = StreamingMean(ROWS.shape[1])
     for row, weight in zip(ROWS, WEIGHTS, strict=True):
         mean.add(row, weight)
@@ -38,7 +39,7 @@ def test_streaming_a_list_and_an_array_give_the_same_bits() -> None:
     assert weighted_mean(np.asfortranarray(ROWS), WEIGHTS).tobytes() == expected
 
 
-def test_bits_are_those_of_plain_sums_in_the_given_order() -> None:
+def test_bits_are_those_of_plain_sums() -> None:
     """The order of the rows is the order of the float32 sums, coordinate by coordinate."""
     total = np.zeros(ROWS.shape[1], dtype=np.float32)
     for row, weight in zip(ROWS, WEIGHTS, strict=True):
@@ -47,7 +48,8 @@ def test_bits_are_those_of_plain_sums_in_the_given_order() -> None:
     assert weighted_mean(ROWS[::-1], WEIGHTS[::-1]).tobytes() != weighted_mean(ROWS, WEIGHTS).tobytes()
 
 
-def test_the_mean_of_a_permutation_is_the_permuted_mean_bit_for_bit() -> None:
+def test_permuted_mean_has_the_same_bits() -> None:
+    """The mean of a permutation is the permuted mean bit for bit."""
     order = np.random.default_rng(2).permutation(ROWS.shape[1])
     assert weighted_mean(ROWS[:, order], WEIGHTS).tobytes() == weighted_mean(ROWS, WEIGHTS)[order].tobytes()
 
@@ -63,7 +65,8 @@ def test_uniform_weights_give_the_plain_mean() -> None:
     np.testing.assert_allclose(weighted_mean(ROWS, np.ones(9)), ROWS.mean(axis=0), atol=1e-6)
 
 
-def test_one_row_of_weight_one_is_returned_as_it_is() -> None:
+def test_single_row_comes_back() -> None:
+    """One row of weight one is returned as it is."""
     np.testing.assert_array_equal(weighted_mean(ROWS[:1], np.ones(1)), ROWS[0])
 
 
@@ -116,7 +119,7 @@ def test_it_is_noticed_in_every_block(column: int) -> None:
         weighted_mean(updates, WEIGHTS)
 
 
-def test_weights_are_added_up_in_the_given_order() -> None:
+def test_weights_are_added_up_in_given_order() -> None:
     """As a stream adds them, and not more exactly."""
     rng = np.random.default_rng(3)
     rows, weights = rng.standard_normal((200, 5)).astype(np.float32), rng.uniform(1e-12, 1e12, 200)
@@ -131,7 +134,8 @@ def test_a_sum_beyond_float32_is_refused() -> None:
         weighted_mean(np.full((2, 3), 3e38, dtype=np.float32), np.ones(2))
 
 
-def test_large_means_whose_own_sum_overflows_pass() -> None:
+def test_large_finite_means_pass() -> None:
+    """Large means whose own sum overflows pass."""
     updates = np.full((1, 1000), 3e38, dtype=np.float32)
     np.testing.assert_array_equal(weighted_mean(updates, np.ones(1)), updates[0])
 

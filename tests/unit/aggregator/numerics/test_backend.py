@@ -37,7 +37,7 @@ def make(name: str) -> Backend:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_gram_products_and_mean_equal_float64_arithmetic(name: str) -> None:
+def test_products_equal_float64(name: str) -> None:
     """Relative to the vectors' lengths, within 1e-6."""
     backend = make(name)
     wide = ROWS.astype(np.float64)
@@ -53,7 +53,8 @@ def test_gram_products_and_mean_equal_float64_arithmetic(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_read_only_memory_map_and_a_list_are_taken(name: str, tmp_path: Path) -> None:
+def test_memory_map_and_list_are_taken(name: str, tmp_path: Path) -> None:
+    """A read only memory map and a list are taken."""
     path = tmp_path / "rows.f32"
     ROWS.tofile(path)
     mapped = np.memmap(path, dtype=np.float32, mode="r", shape=ROWS.shape)
@@ -98,7 +99,8 @@ def test_an_unknown_device_is_refused() -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_cuda_without_cuda_is_refused_with_a_hint() -> None:
+def test_missing_cuda_has_a_hint() -> None:
+    """Cuda without cuda is refused with a hint."""
     import torch
 
     if torch.cuda.is_available():
@@ -126,7 +128,7 @@ def test_cuda_agrees_with_numpy() -> None:
     )
 
 
-def test_auto_imports_no_torch_without_a_driver() -> None:
+def test_auto_needs_a_driver_for_torch() -> None:
     """A fresh interpreter, large work, no NVIDIA driver: numpy, and torch was never loaded."""
     if driver_visible():
         pytest.skip("an NVIDIA driver is visible on this machine")
@@ -137,7 +139,7 @@ def test_auto_imports_no_torch_without_a_driver() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_without_torch_cuda_is_refused_and_auto_is_numpy() -> None:
+def test_without_torch_cuda_is_refused() -> None:
     """An aggregator installed without torch says what to install."""
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -77,7 +77,8 @@ def check_shape(result: Bipartition, size: int) -> None:
 
 @pytest.mark.parametrize("size", range(2, 11))
 @pytest.mark.parametrize("decimals", [None, 1])
-def test_single_reaches_the_optimum_of_brute_force(size: int, decimals: int | None) -> None:
+def test_single_reaches_the_optimum(size: int, decimals: int | None) -> None:
+    """Single reaches the optimum of brute force."""
     rng = np.random.default_rng(size)
     for _ in range(20 if size < 9 else 5):
         similarity = random_similarity(rng, size, decimals=decimals)
@@ -88,7 +89,8 @@ def test_single_reaches_the_optimum_of_brute_force(size: int, decimals: int | No
 
 
 @pytest.mark.parametrize("size", [3, 12, 40])
-def test_single_equals_algorithm_1_where_nothing_ties(size: int) -> None:
+def test_single_equals_algorithm_1(size: int) -> None:
+    """Single equals algorithm 1 where nothing ties."""
     rng = np.random.default_rng(100 + size)
     for _ in range(10):
         similarity = random_similarity(rng, size)
@@ -97,7 +99,8 @@ def test_single_equals_algorithm_1_where_nothing_ties(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 20, 40])
-def test_on_ties_the_objective_is_that_of_algorithm_1(size: int) -> None:
+def test_ties_have_algorithm_1s_objective(size: int) -> None:
+    """On ties the objective is that of algorithm 1."""
     rng = np.random.default_rng(200 + size)
     for _ in range(10):
         similarity = random_similarity(rng, size, decimals=1)
@@ -107,7 +110,8 @@ def test_on_ties_the_objective_is_that_of_algorithm_1(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 9, 25])
-def test_complete_equals_naive_complete_linkage(size: int) -> None:
+def test_complete_equals_the_naive_one(size: int) -> None:
+    """Complete equals naive complete linkage."""
     rng = np.random.default_rng(300 + size)
     for _ in range(10):
         similarity = random_similarity(rng, size)
@@ -126,7 +130,8 @@ def test_the_linkages_differ_on_a_chain() -> None:
 
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_all_equal_similarities_still_give_two_halves(linkage: str) -> None:
+def test_equal_similarities_give_halves(linkage: str) -> None:
+    """All equal similarities still give two halves."""
     result = bipartition(np.full((7, 7), 0.25), linkage)
     check_shape(result, 7)
     assert result.cross_max == 0.25
@@ -172,16 +177,16 @@ BAD = {
 
 @pytest.mark.parametrize(("row", "column", "value"), BAD.values(), ids=BAD.keys())
 @pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_a_matrix_that_is_not_finite_and_symmetric_is_refused(
-    row: int, column: int, value: float, linkage: str
-) -> None:
+def test_malformed_matrix_is_refused(row: int, column: int, value: float, linkage: str) -> None:
+    """A matrix that is not finite and symmetric is refused."""
     similarity = np.zeros((300, 300))
     similarity[row, column] = value
     with pytest.raises(NumericsError, match="not symmetric, or holds NaN"):
         bipartition(similarity, linkage)
 
 
-def test_symmetric_nan_and_infinity_are_refused() -> None:
+def test_symmetric_nan_is_refused() -> None:
+    """Symmetric nan and infinity are refused."""
     for value in (np.nan, np.inf, -np.inf):
         similarity = np.zeros((4, 4))
         similarity[1, 2] = similarity[2, 1] = value
@@ -195,7 +200,8 @@ def test_a_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
         bipartition(np.zeros(shape))
 
 
-def test_errors_are_both_ours_and_value_errors() -> None:
+def test_errors_are_ours_and_value_errors() -> None:
+    """Errors are both ours and value errors."""
     with pytest.raises(ValueError, match="two devices") as caught:
         bipartition(np.zeros((1, 1)))
     assert isinstance(caught.value, IntegrityError)
@@ -207,7 +213,7 @@ def test_an_unknown_linkage_is_refused() -> None:
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
-def test_one_odd_device_does_not_hide_two_groups(linkage: str) -> None:
+def test_odd_device_hides_no_groups(linkage: str) -> None:
     """Device 8 resembles nobody: the weakest link is its own, and the groups are behind it."""
     similarity = np.full((9, 9), 0.1)
     similarity[:4, :4] = similarity[4:8, 4:8] = 0.8
@@ -222,7 +228,8 @@ def test_one_odd_device_does_not_hide_two_groups(linkage: str) -> None:
         assert found is None or min(len(found.left), len(found.right)) >= 3
 
 
-def test_halves_that_can_not_be_large_enough_are_none() -> None:
+def test_impossible_halves_are_none() -> None:
+    """Halves that can't be large enough are none."""
     similarity = np.eye(5)
     assert balanced_bipartition(similarity, "single", 3) is None
     chain = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.8], [0.1, 0.8, 1.0]])

@@ -15,7 +15,8 @@ from shoal.errors import ConfigError
 COSINES = np.array([[1.0, 0.25, -0.5], [0.25, 1.0, 0.0], [-0.5, 0.0, 1.0]])
 
 
-def test_a_symmetric_matrix_is_returned_as_float64_without_a_change() -> None:
+def test_symmetric_matrix_is_unchanged() -> None:
+    """A symmetric matrix is returned as float64 without a change."""
     narrow = COSINES.astype(np.float32)
     found = check_square(narrow, "the cosines", least=3)
     assert found.dtype == np.float64
@@ -42,7 +43,9 @@ def test_any_other_matrix_is_refused_by_name(matrix: np.ndarray, message: str) -
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_symmetry_is_checked_to_a_tolerance_that_grows_with_the_largest_entry(scale: float) -> None:
+def test_tolerance_grows_with_the_largest(scale: float) -> None:
+    """Symmetry is checked to a tolerance that grows with the largest entry."""
+
     def skewed(difference: float) -> np.ndarray:
         matrix = np.eye(3) * scale
         matrix[0, 1] += difference
@@ -54,7 +57,8 @@ def test_symmetry_is_checked_to_a_tolerance_that_grows_with_the_largest_entry(sc
         check_square(skewed(1.1 * limit), "m", least=1)
 
 
-def test_entries_below_one_do_not_make_the_tolerance_smaller() -> None:
+def test_small_entries_keep_the_tolerance() -> None:
+    """Entries below one do not make the tolerance smaller."""
     tiny = 1e-12 * np.array([[1.0, 1.0], [0.0, 1.0]])
     np.testing.assert_array_equal(check_square(tiny, "m", least=1), tiny)
 
@@ -63,9 +67,8 @@ def test_entries_below_one_do_not_make_the_tolerance_smaller() -> None:
     ("load", "name", "package"),
     [(scipy_module, "scipy.spatial", "scipy"), (sklearn_module, "sklearn.cluster", "scikit-learn")],
 )
-def test_a_missing_package_is_named_as_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, load: object, name: str, package: str
-) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, load: object, name: str, package: str) -> None:
+    """A missing package is named as it is installed."""
     monkeypatch.setitem(sys.modules, name, None)
     assert callable(load)
     with pytest.raises(ConfigError, match=f"^{package} is not installed$") as caught:
@@ -74,6 +77,7 @@ def test_a_missing_package_is_named_as_it_is_installed(
     assert caught.value.__cause__ is None
 
 
-def test_a_module_that_is_there_is_returned_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_present_module_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is there is returned itself."""
     monkeypatch.setitem(sys.modules, "scipy.spatial", math)
     assert scipy_module("scipy.spatial") is math

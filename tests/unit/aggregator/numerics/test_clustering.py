@@ -32,11 +32,12 @@ def points(spread: float = 0.1, d: int = 40) -> NDArray[np.float32]:
     return (centres[TRUTH] + spread * rng.standard_normal((12, d))).astype(np.float32)
 
 
-def test_kmeans_finds_the_groups_numbered_by_first_appearance() -> None:
+def test_kmeans_finds_the_groups() -> None:
+    """Kmeans finds the groups numbered by first appearance."""
     np.testing.assert_array_equal(kmeans(points().astype(np.float64), 3, seed=7), TRUTH)
 
 
-def test_kmeans_from_a_gram_matrix_equals_kmeans_of_the_vectors() -> None:
+def test_kmeans_of_gram_equals_vectors() -> None:
     """Overlapping groups, far from the origin: same seed, same labels."""
     rows = points(spread=0.9) + np.float32(2.0)
     for seed in range(5):
@@ -59,7 +60,8 @@ def test_the_same_seed_gives_the_same_labels() -> None:
     assert len(np.unique(kmeans(rows, 4, 11))) == 4
 
 
-def test_fewer_rows_than_labels_each_stand_alone() -> None:
+def test_few_rows_stand_alone() -> None:
+    """Fewer rows than labels each stand alone."""
     rows = points()[:3].astype(np.float64)
     np.testing.assert_array_equal(kmeans(rows, 5, 0), [0, 1, 2])
     np.testing.assert_array_equal(complete_linkage(1.0 - np.eye(3), 5), [0, 1, 2])
@@ -73,14 +75,15 @@ def test_equal_rows_share_a_label() -> None:
     np.testing.assert_array_equal(kmeans(np.zeros((4, 2)), 1, 0), [0, 0, 0, 0])
 
 
-def test_equal_vectors_share_a_label_behind_a_gram_matrix_too() -> None:
+def test_equal_vectors_share_a_label() -> None:
     """What the eigenvalues' rounding leaves between copies does not count as a difference."""
     rows = points()[[0, 1, 0, 1, 1]]
     np.testing.assert_array_equal(kmeans_from_gram(gram(rows), 4, 0), [0, 1, 0, 1, 1])
     np.testing.assert_array_equal(kmeans_from_gram(np.zeros((3, 3)), 2, 0), [0, 0, 0])
 
 
-def test_complete_linkage_finds_the_groups_and_equals_scipys_cut() -> None:
+def test_complete_linkage_equals_scipys() -> None:
+    """Complete linkage finds the groups and equals scipys cut."""
     rows = points(spread=0.6).astype(np.float64)
     distances = np.linalg.norm(rows[:, None] - rows[None], axis=2)
     condensed = distances[np.triu_indices(12, 1)]
@@ -95,7 +98,7 @@ def test_equal_distances_still_give_k_sets() -> None:
     assert len(np.unique(complete_linkage(1.0 - np.eye(6), 4))) == 4
 
 
-def test_complete_linkage_looks_at_the_farthest_pair() -> None:
+def test_complete_linkage_takes_the_farthest() -> None:
     """On a line 0, 1, 2.1, 3.3 single linkage would chain three of four points; complete linkage pairs them."""
     line = np.array([0.0, 1.0, 2.1, 3.3])
     np.testing.assert_array_equal(complete_linkage(np.abs(line[:, None] - line[None]), 2), [0, 0, 1, 1])
@@ -119,7 +122,7 @@ def test_what_has_no_answer_is_refused() -> None:
             call()
 
 
-def test_missing_packages_are_named_with_what_to_install() -> None:
+def test_missing_packages_are_named() -> None:
     """An aggregator without scikit-learn and scipy can run other algorithms; only these calls end, with a hint."""
     code = (
         "import sys\n"
@@ -137,7 +140,8 @@ def test_missing_packages_are_named_with_what_to_install() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_heavy_packages_load_only_when_called() -> None:
+def test_heavy_packages_load_when_called() -> None:
+    """Heavy packages load only when called."""
     code = (
         "import sys; from aggregator.numerics import clustering, distances, embedding, streaming;"
         "assert not {'sklearn', 'scipy', 'torch'} & set(sys.modules)"

@@ -16,7 +16,8 @@ ROWS = np.random.default_rng(5).standard_normal((23, CHUNK_COLUMNS + 99), dtype=
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_squared_distances_equal_float64_arithmetic(name: str) -> None:
+def test_squared_distances_equal_float64(name: str) -> None:
+    """Squared distances equal float64 arithmetic."""
     centres = ROWS[:3] * np.float32(0.5)
     expected = ((ROWS[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
     found = squared_distances(ROWS, centres, backend=make(name))
@@ -25,7 +26,7 @@ def test_squared_distances_equal_float64_arithmetic(name: str) -> None:
     np.testing.assert_array_equal(squared_distances(list(ROWS), list(centres), backend=make(name)), found)
 
 
-def test_distances_between_long_close_vectors_do_not_cancel() -> None:
+def test_long_close_vectors_do_not_cancel() -> None:
     """Whole models: length 1000, distances about 0.01; |a|^2 - 2 a.c + |c|^2 would be rounding alone."""
     rng = np.random.default_rng(8)
     model = 100 * rng.standard_normal(500)
@@ -54,20 +55,21 @@ def test_distances_refuse_what_has_no_answer() -> None:
         squared_distances(ROWS[:2], ROWS[:2, :5])
 
 
-def test_distances_that_leave_float32_are_refused_and_no_row_is_blamed() -> None:
+def test_overflowing_distances_blame_no_row() -> None:
+    """Distances that leave float32 are refused and no row is blamed."""
     far = np.full((1, 4), 3e38, np.float32)
     with pytest.raises(NumericsError, match=r"^distances are not finite; .*updates \[\], centres \[\]$"):
         squared_distances(far, np.concatenate([-far, -far]))
 
 
-def test_the_distance_of_equal_vectors_is_never_negative() -> None:
+def test_equal_vectors_are_not_negative() -> None:
     """Rounding would leave a few of them below zero."""
     found = squared_distances(ROWS[:5, :300], ROWS[:5, :300])
     assert found.min() == 0.0
     np.testing.assert_allclose(np.diagonal(found), 0.0, atol=1e-3)
 
 
-def test_many_updates_are_moved_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_updates_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be on disk, and a copy of all of them may not fit in memory."""
     rows, centres = ROWS[:, :100], ROWS[:3, :100]
     expected = squared_distances(rows, centres)

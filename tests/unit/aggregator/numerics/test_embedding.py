@@ -50,7 +50,8 @@ def madc_by_definition(similarity: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("m", [1, 3, 12])
-def test_edc_equals_the_exact_decomposition_up_to_signs(m: int) -> None:
+def test_edc_equals_the_exact_one(m: int) -> None:
+    """Edc equals the exact decomposition up to signs."""
     rows = groups(12, 400, 3)
     found = edc(rows, m)
     assert found.shape == (12, m)
@@ -58,7 +59,7 @@ def test_edc_equals_the_exact_decomposition_up_to_signs(m: int) -> None:
     np.testing.assert_allclose(np.abs(found), np.abs(exact_edc(rows, m)), atol=1e-8)
 
 
-def test_edc_from_float32_products_keeps_the_top_directions() -> None:
+def test_edc_keeps_the_top_directions() -> None:
     """Beyond ``PRECISE_FLOPS`` products are float32; directions of true groups are then exact to 1e-5."""
     rows = groups(12, 400, 3)
     np.testing.assert_allclose(edc_from_gram(gram(rows), 3), edc(rows, 3), atol=1e-5)
@@ -71,7 +72,8 @@ def test_edc_by_hand() -> None:
     np.testing.assert_allclose(edc(rows, 2), [[1, 0], [0, 1], [1, 0]], atol=1e-12)
 
 
-def test_a_zero_update_has_a_row_of_zeros_and_a_missing_direction_a_column() -> None:
+def test_zero_update_has_a_row_of_zeros() -> None:
+    """A zero update has a row of zeros and a missing direction a column."""
     rows = np.array([[1.0, 1, 0], [0, 0, 0], [2, 2, 0], [-1, -1, 0]], dtype=np.float32)
     np.testing.assert_allclose(np.abs(edc(rows, 3)), [[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], atol=1e-7)
     np.testing.assert_array_equal(edc(np.zeros((3, 4), np.float32), 2), np.zeros((3, 2)))
@@ -83,7 +85,8 @@ def test_edc_does_not_depend_on_the_scale(factor: float) -> None:
     np.testing.assert_allclose(edc(rows * np.float32(factor), 3), edc(rows, 3), atol=1e-6)
 
 
-def test_directions_are_orthogonal_and_of_length_one() -> None:
+def test_directions_are_orthonormal() -> None:
+    """Directions are orthogonal and of length one."""
     rows = groups(12, 400, 3)
     wide = rows.astype(np.float64)
     found = top_directions(precise_gram(rows), 3)
@@ -156,7 +159,7 @@ def test_madc_of_three_by_hand() -> None:
     np.testing.assert_allclose(madc(similarity), [[0, 0.7, 0.4], [0.7, 0, 0.3], [0.4, 0.3, 0]], atol=1e-15)
 
 
-def test_madc_with_a_zero_update_equals_the_definition() -> None:
+def test_madc_of_a_zero_update() -> None:
     """A zero update has cosine 0 with itself, so the terms taken off are not 2 (1 - S)."""
     rows = groups(6, 30, 2)
     rows[3] = 0

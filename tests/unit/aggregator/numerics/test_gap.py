@@ -27,17 +27,20 @@ def test_a_gap_by_hand() -> None:
     assert found.gap == pytest.approx(0.6)
 
 
-def test_groups_that_the_best_cut_crosses_have_no_positive_gap() -> None:
+def test_crossed_groups_have_no_gap() -> None:
+    """Groups that the best cut crosses have no positive gap."""
     similarity = np.where(np.arange(4)[:, None] // 2 == np.arange(4)[None, :] // 2, 0.9, -0.5)
     assert separation_gap(similarity, [0, 0, 1, 1]).gap > 0
     assert separation_gap(similarity, [0, 1, 0, 1]).gap <= 0
 
 
-def test_groups_of_one_device_have_no_pair_to_be_dissimilar() -> None:
+def test_groups_of_one_have_no_pair() -> None:
+    """Groups of one device have no pair to be dissimilar."""
     assert separation_gap(np.array([[1.0, 0.3], [0.3, 1.0]]), [0, 1]).intra_min == 1.0
 
 
-def test_groups_of_another_length_are_refused() -> None:
+def test_unlike_groups_are_refused() -> None:
+    """Groups of another length are refused."""
     with pytest.raises(NumericsError, match="3 groups for 2 devices"):
         separation_gap(np.eye(2), [0, 1, 1])
 
@@ -50,7 +53,7 @@ def test_gamma_limit_by_hand(cross: float, limit: float) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.2, 0.7, 0.99])
-def test_the_limit_and_the_overlap_are_two_sides_of_one_test(gamma: float) -> None:
+def test_limit_and_overlap_are_one_test(gamma: float) -> None:
     """Eq. 39 holds exactly where the overlap of the two noisiest devices exceeds the cross similarity."""
     estimate = overlap(gamma, gamma)
     assert estimate == pytest.approx(1.0 - 2.0 * gamma**2)  # Eqs 37 and 38
@@ -58,14 +61,14 @@ def test_the_limit_and_the_overlap_are_two_sides_of_one_test(gamma: float) -> No
         assert is_safe_split(cross, gamma) == (estimate > cross)
 
 
-def test_overlap_is_the_cosine_of_the_added_angles() -> None:
+def test_overlap_is_cosine_of_added_angles() -> None:
     """Eq. 64: cos(asin x + asin y)."""
     assert overlap(0.3, 0.6) == pytest.approx(math.cos(math.asin(0.3) + math.asin(0.6)))
     assert overlap(0.0, 0.0) == 1.0
 
 
 @pytest.mark.parametrize("value", [-1.0, -0.4, 0.3, 1.0])
-def test_two_distributions_simplify_to_minus_h(value: float) -> None:
+def test_two_distributions_give_minus_h(value: float) -> None:
     """Remark 1, Eq. 22."""
     assert cross_max_bound(2, value) == pytest.approx(-value)
 
@@ -77,7 +80,7 @@ def test_bound_beyond_the_angle_is_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_theorem_holds_on_gradients_that_sum_to_zero(seed: int) -> None:
+def test_theorem_holds_on_gradients(seed: int) -> None:
     """At a stationary point (weighted true gradients sum to zero) the measured values keep to the bounds."""
     rng = np.random.default_rng(seed)
     kinds, each, length = 3, 4, 20

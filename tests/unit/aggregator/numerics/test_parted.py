@@ -43,7 +43,8 @@ def updates(space):
     return [PartedVector(space, 50, NodeKind.UPDATE, device=str(i)) for i in range(len(space.rows))]
 
 
-def test_products_norms_and_cosines_ask_the_workers():
+def test_workers_are_asked_for_products():
+    """Products norms and cosines ask the workers."""
     space = Space()
     made = updates(space)
     np.testing.assert_allclose(gram(made), ROWS @ ROWS.T, rtol=1e-4, atol=1e-4)

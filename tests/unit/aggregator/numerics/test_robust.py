@@ -55,7 +55,8 @@ def test_the_plan_knows_exactly_these_rules():
 
 
 @pytest.mark.parametrize("rule", limits.ROBUST_RULES)
-def test_fewer_than_four_updates_have_their_plain_weights(rule):
+def test_few_updates_have_plain_weights(rule):
+    """Fewer than four updates have their plain weights."""
     rows = np.vstack([np.ones((2, D)), -100 * np.ones((1, D))])
     found, _ = mean_by(rule, rows, [3, 1, 2])
     assert found.values.tolist() == [3, 1, 2]
@@ -64,7 +65,8 @@ def test_fewer_than_four_updates_have_their_plain_weights(rule):
 
 @pytest.mark.parametrize("rule", EVERY)
 @pytest.mark.parametrize("factor", [-1.0, -10.0, 9.0, -100.0])
-def test_three_of_ten_false_updates_leave_the_mean_near_the_honest_one(rule, factor):
+def test_three_false_of_ten_do_little(rule, factor):
+    """Three of ten false updates leave the mean near the honest one."""
     rows = attacked(factor)
     honest = rows[:-3].mean(0)
     _, found = mean_by(rule, rows)
@@ -76,7 +78,8 @@ def test_three_of_ten_false_updates_leave_the_mean_near_the_honest_one(rule, fac
 
 
 @pytest.mark.parametrize("rule", ["filter", "multi-krum"])
-def test_sign_flips_get_no_weight_and_stand_apart(rule):
+def test_sign_flips_get_no_weight(rule):
+    """Sign flips get no weight and stand apart."""
     found, mean = mean_by(rule, attacked(-1.0))
     assert not found.values[-3:].any()
     assert found.apart.tolist() == [False] * 7 + [True] * 3
@@ -120,7 +123,8 @@ def test_krum_takes_so_many_for_false(count, expected):
 # --- The filter ---
 
 
-def test_the_filter_leaves_honest_updates_exactly_as_they_are():
+def test_filter_leaves_honest_updates():
+    """The filter leaves honest updates exactly as they are."""
     for spread, common in ((1.0, 0.7), (1.0, 0.0), (1.0, 0.2)):
         for seed in range(50):
             rows = vectors(seed, spread=spread, common=common)
@@ -138,19 +142,21 @@ def groups(*sizes, seed=0, noise=0.5):
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (10, 10), (4, 4), (5, 5), (3, 3, 3), (12, 8)])
-def test_the_filter_takes_no_side_between_groups(sizes):
+def test_filter_takes_no_side_between_groups(sizes):
     for seed in range(20):
         rows = groups(*sizes, seed=seed)
         assert not opposed(rows @ rows.T, np.zeros(len(rows), bool)).any()
 
 
-def test_the_filter_looks_at_devices_not_at_their_weights():
+def test_filter_ignores_weights():
+    """The filter looks at devices not at their weights."""
     rows = attacked(-1.0)
     found, _ = mean_by("filter", rows, [1] * 7 + [3] * 3)
     assert found.against.tolist() == [False] * 7 + [True] * 3
 
 
-def test_what_was_left_out_stays_out_until_the_others_agree_again_and_it_agrees_with_them():
+def test_left_out_until_all_agree_again():
+    """What was left out stays out until the others agree again and it agrees with them."""
     before = np.arange(N) >= 7
     apart, together = vectors(3, common=0.0), vectors(3)
     assert opposed(apart @ apart.T, before).tolist() == before.tolist()
@@ -160,7 +166,8 @@ def test_what_was_left_out_stays_out_until_the_others_agree_again_and_it_agrees_
     assert not opposed(apart @ apart.T, np.arange(N) >= 5).any()
 
 
-def test_the_filter_shortens_long_updates_to_the_median_norm():
+def test_filter_shortens_to_the_median():
+    """The filter shortens long updates to the median norm."""
     rows = vectors()
     rows[2] *= 5
     found, _ = mean_by("filter", rows)
@@ -170,7 +177,7 @@ def test_the_filter_shortens_long_updates_to_the_median_norm():
     assert found.apart.tolist() == [i == 2 for i in range(N)]
 
 
-def test_the_filter_leaves_small_clusters_alone():
+def test_filter_leaves_small_clusters_alone():
     rows = vectors(n=7)
     rows[0] *= -5
     assert mean_by("filter", rows)[0].values.tolist() == [1.0] * 7
@@ -190,7 +197,8 @@ def test_rfa_is_the_geometric_median():
         np.testing.assert_allclose(found, best.x, atol=1e-4)
 
 
-def test_multi_krum_is_the_mean_of_the_updates_of_least_score():
+def test_multi_krum_takes_the_least_scores():
+    """Multi krum is the mean of the updates of least score."""
     for seed in range(20):
         rows, f = attacked(-2.0, seed), 3
         score = [sum(sorted(((rows - row) ** 2).sum(1))[: N - f]) for row in rows]
@@ -208,7 +216,8 @@ def test_centred_clipping_follows_its_steps():
         np.testing.assert_allclose(centred_clipping(rows @ rows.T, EQUAL / N, tau, 7) @ rows, v, atol=1e-12)
 
 
-def test_neighbours_are_mixed_before_multi_krum():
+def test_neighbours_are_mixed_first():
+    """Neighbours are mixed before multi krum."""
     for seed in range(20):
         rows, f = attacked(-2.0, seed), 3
         mixed = np.array([rows[np.argsort(((rows - row) ** 2).sum(1))[: N - f]].mean(0) for row in rows])

@@ -53,7 +53,8 @@ def mapped(path: Path, rows: int, columns: int) -> tuple[Pages, list[NDArray[np.
 
 
 @pytest.mark.parametrize("updates", [FEW, list(FEW), np.asfortranarray(FEW), tuple(FEW)])
-def test_the_shape_of_an_array_and_of_a_list_of_vectors(updates: NDArray[np.float32]) -> None:
+def test_shape_of_arrays_and_lists(updates: NDArray[np.float32]) -> None:
+    """The shape of an array and of a list of vectors."""
     assert check_rows(updates, least=2) == (2, 8)
 
 
@@ -77,7 +78,8 @@ def test_rows_that_do_not_fit_are_refused(updates: NDArray[np.float32], message:
     assert str(caught.value) == message
 
 
-def test_a_pair_needs_one_length_and_at_least_one_row_each() -> None:
+def test_pair_needs_one_length() -> None:
+    """A pair needs one length and at least one row each."""
     assert check_pair(FEW, FEW[:1]) == (2, 1)
     with pytest.raises(NumericsError, match=r"^updates have 8 coordinates, the other vectors 7$"):
         check_pair(FEW, FEW[:, :7])
@@ -104,7 +106,8 @@ def test_an_array_is_read_as_views() -> None:
 
 
 @pytest.mark.parametrize("layout", ["list", "fortran", "strided", "reversed", "unaligned", "copied"])
-def test_rows_that_a_product_can_not_use_in_place_are_copied_without_a_gap(layout: str) -> None:
+def test_unfit_rows_are_copied_without_a_gap(layout: str) -> None:
+    """Rows that a product can't use in place are copied without a gap."""
     made = {
         "list": list(WIDE),
         "fortran": np.asfortranarray(WIDE),
@@ -122,7 +125,7 @@ def test_rows_that_a_product_can_not_use_in_place_are_copied_without_a_gap(layou
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), expected)
 
 
-def test_the_buffer_for_scattered_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_of_scattered_rows_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of many rows is read in narrower pieces, and all of it is read."""
     monkeypatch.setattr(rows_module, "BUFFER_BYTES", 4 * 7 * 1000)
     pieces = [piece.copy() for piece in column_chunks(list(WIDE))]
@@ -130,9 +133,8 @@ def test_the_buffer_for_scattered_rows_is_bounded(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), WIDE)
 
 
-def test_pages_that_fit_in_memory_are_dropped_once_and_others_with_each_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_are_dropped_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that fit in memory are dropped once and others with each piece."""
     pages, rows = mapped(tmp_path / "few", 3, 2 * CHUNK_COLUMNS)
     pieces = [piece.copy() for piece in column_chunks(rows)]
     np.testing.assert_array_equal(np.concatenate(pieces, axis=1), np.stack(rows))
@@ -153,14 +155,13 @@ def test_pages_that_fit_in_memory_are_dropped_once_and_others_with_each_piece(
         (10_000_000, 100_000, 256),
     ],
 )
-def test_a_chunk_is_as_wide_as_the_buffer_allows_and_never_narrower_than_256(
-    count: int, length: int, expected: int
-) -> None:
+def test_chunk_is_as_wide_as_the_buffer(count: int, length: int, expected: int) -> None:
+    """A chunk is as wide as the buffer allows and never narrower than 256."""
     assert chunk_width(count, length) == expected
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_pairs_of_pieces_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
+def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
     """The larger set decides, also if the other one could be read in wider pieces."""
     monkeypatch.setattr(rows_module, "BUFFER_BYTES", 4 * 7 * 5000)
     seen = 0
@@ -174,7 +175,8 @@ def test_pairs_of_pieces_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------------------------------------------------- pages
 
 
-def test_the_pages_of_each_file_are_dropped_once_however_many_rows_it_holds(tmp_path: Path) -> None:
+def test_pages_of_a_file_are_dropped_once(tmp_path: Path) -> None:
+    """The pages of each file are dropped once however many rows it holds."""
     first, rows = mapped(tmp_path / "a", 4, 16)
     second, others = mapped(tmp_path / "b", 2, 16)
     drop_pages([*rows, others[0][3:9], np.zeros(4, np.float32)])
@@ -182,9 +184,8 @@ def test_the_pages_of_each_file_are_dropped_once_however_many_rows_it_holds(tmp_
     assert rows[3][15] == 63.0, "the pages are read again"
 
 
-def test_rows_are_read_in_order_and_dropped_each_time_that_many_bytes_are_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read in order and dropped each time that many bytes are in memory."""
     monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
     monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
     pages, rows = mapped(tmp_path / "a", 8, 16)
@@ -193,7 +194,8 @@ def test_rows_are_read_in_order_and_dropped_each_time_that_many_bytes_are_in_mem
     assert pages.drops == 3, "those after the last full batch are dropped too"
 
 
-def test_a_reader_of_few_columns_holds_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_columns_hold_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of few columns holds fewer bytes."""
     monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
     monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
 

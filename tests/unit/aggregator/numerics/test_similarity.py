@@ -35,7 +35,7 @@ def test_cosine_equals_float64_arithmetic() -> None:
     np.testing.assert_allclose(cosines, exact_cosine(WIDE), atol=1e-6)
 
 
-def test_a_list_a_memory_map_and_a_strided_array_give_the_same(tmp_path: Path) -> None:
+def test_any_kind_of_rows_gives_the_same(tmp_path: Path) -> None:
     """The layout of the rows in memory does not matter."""
     expected = cosine_matrix(WIDE)
     path = tmp_path / "rows.f32"
@@ -47,7 +47,8 @@ def test_a_list_a_memory_map_and_a_strided_array_give_the_same(tmp_path: Path) -
     np.testing.assert_allclose(cosine_matrix(unaligned), expected, atol=1e-7)
 
 
-def test_a_zero_update_has_cosine_zero_with_all_and_itself() -> None:
+def test_zero_update_has_cosine_zero() -> None:
+    """A zero update has cosine zero with all and itself."""
     updates = WIDE.copy()
     updates[2] = 0.0
     cosines = cosine_matrix(updates)
@@ -57,7 +58,7 @@ def test_a_zero_update_has_cosine_zero_with_all_and_itself() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e-20, 1e15, 1e20, 1e37])
-def test_rows_whose_squares_leave_float32_keep_their_cosine(scale: float) -> None:
+def test_overflowing_squares_keep_the_cosine(scale: float) -> None:
     """Cosines don't depend on a row's length, even if its square vanishes or overflows."""
     updates = WIDE[:, :400].copy()
     updates[3] = np.where(np.arange(400) % 3 == 0, np.float32(scale), np.float32(0))
@@ -67,7 +68,7 @@ def test_rows_whose_squares_leave_float32_keep_their_cosine(scale: float) -> Non
     np.testing.assert_allclose(cosine_matrix(updates), exact_cosine(reference), atol=1e-6)
 
 
-def test_equal_and_opposite_rows_stay_in_range() -> None:
+def test_opposite_rows_stay_in_range() -> None:
     """Rounding never takes a cosine beyond 1 in size."""
     updates = np.concatenate([WIDE[:1] * factor for factor in (1, 3, 7, -1, -0.3)])
     cosines = cosine_matrix(updates)
@@ -77,7 +78,8 @@ def test_equal_and_opposite_rows_stay_in_range() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("function", [gram, cosine_matrix])
-def test_not_finite_updates_are_refused_by_row(bad: float, function: object) -> None:
+def test_infinite_updates_are_refused_by_row(bad: float, function: object) -> None:
+    """Not finite updates are refused by row."""
     updates = WIDE.copy()
     updates[4, 20_000] = bad
     assert callable(function)
@@ -109,12 +111,14 @@ def test_other_shapes_and_dtypes_are_refused(updates: np.ndarray) -> None:
     "products",
     [np.zeros((2, 3)), np.zeros(4), np.array([[1.0, np.nan], [np.nan, 1.0]]), np.array([[-1.0, 0.0], [0.0, 1.0]])],
 )
-def test_a_matrix_that_is_no_gram_matrix_is_refused(products: np.ndarray) -> None:
+def test_other_matrix_is_refused(products: np.ndarray) -> None:
+    """A matrix that is no gram matrix is refused."""
     with pytest.raises(NumericsError):
         cosine_from_gram(products)
 
 
-def test_cosine_from_gram_leaves_its_argument_alone() -> None:
+def test_cosine_leaves_its_argument_alone() -> None:
+    """Cosine from gram leaves its argument alone."""
     products = gram(WIDE)
     before = products.copy()
     cosine_from_gram(products)

@@ -68,7 +68,8 @@ def test_rows_on_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("position", [3, N - 1])
-def test_a_row_can_be_replaced_before_and_after_its_block(position: int, stored: bool) -> None:
+def test_row_is_replaced_at_any_time(position: int, stored: bool) -> None:
+    """A row can be replaced before and after its block."""
     stream = StreamingGram(D, N, store=np.empty_like(ROWS) if stored else None)
     for row in ROWS:
         stream.add(row)
@@ -78,7 +79,8 @@ def test_a_row_can_be_replaced_before_and_after_its_block(position: int, stored:
     np.testing.assert_allclose(stream.result(), gram(changed), atol=4 * TOLERANCE)
 
 
-def test_bad_rows_are_named_and_can_be_replaced() -> None:
+def test_bad_rows_can_be_replaced() -> None:
+    """Bad rows are named and can be replaced."""
     stream = StreamingGram(D, N)
     for position, row in enumerate(ROWS):
         bad = row.copy()
@@ -110,7 +112,8 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_running_mean_has_the_same_bits_on_every_backend(name: str) -> None:
+def test_running_mean_has_the_same_bits(name: str) -> None:
+    """The running mean has the same bits on every backend."""
     weights = np.random.default_rng(6).integers(0, 700, N).astype(np.float64)
     here, there = StreamingMean(D), make(name).running_mean(D)
     for row, weight in zip(ROWS, weights, strict=True):

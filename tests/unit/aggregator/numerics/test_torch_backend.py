@@ -21,7 +21,8 @@ needs_torch = [
 ROWS = np.random.default_rng(2).standard_normal((5, 1000), dtype=np.float32)
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch the error says what to install."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"^torch is not installed$") as caught:
         TorchBackend("cpu")
@@ -50,7 +51,8 @@ class TestWithTorch:
         np.testing.assert_array_equal(backend.gram(rows), expected)
         np.testing.assert_array_equal(backend.products(rows, rows), expected)
 
-    def test_updates_and_centres_keep_their_sides(self, backend: TorchBackend) -> None:
+    def test_updates_and_centres_keep_sides(self, backend: TorchBackend) -> None:
+        """Updates and centres keep their sides."""
         rows, others = np.array([[1, 0], [0, 1], [2, 2]], np.float32), np.array([[3, 5]], np.float32)
         np.testing.assert_array_equal(backend.products(rows, others), [[3], [5], [16]])
 
@@ -64,7 +66,8 @@ class TestWithTorch:
         assert there.result().tobytes() == here.result().tobytes()
         assert (there.count, there.total_weight) == (here.count, here.total_weight) == (5, 5 * weight)
 
-    def test_an_update_and_an_earlier_result_are_not_changed_by_later_sums(self, backend: TorchBackend) -> None:
+    def test_earlier_results_stay_as_they_are(self, backend: TorchBackend) -> None:
+        """An update and an earlier result are not changed by later sums."""
         mean, row = backend.running_mean(1000), ROWS[0].copy()
         mean.add(row, 3.0)
         first = mean.result()
@@ -73,14 +76,16 @@ class TestWithTorch:
         np.testing.assert_array_equal(row, ROWS[0])
         np.testing.assert_array_equal(first, before)
 
-    def test_city_block_distances_are_symmetric_and_zero_on_the_diagonal(self, backend: TorchBackend) -> None:
+    def test_city_block_is_symmetric(self, backend: TorchBackend) -> None:
+        """City block distances are symmetric and zero on the diagonal."""
         rows = np.array([[0.0, 0.0], [1.0, -2.0], [4.0, 0.5]])
         found = backend.city_block(rows)
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, [[0, 3, 4.5], [3, 0, 5.5], [4.5, 5.5, 0]], rtol=1e-6)
         np.testing.assert_allclose(found, NumpyBackend().city_block(rows), rtol=1e-6)
 
-    def test_sums_that_have_no_answer_are_refused(self, backend: TorchBackend) -> None:
+    def test_sums_without_answer_are_refused(self, backend: TorchBackend) -> None:
+        """Sums that have no answer are refused."""
         with pytest.raises(NumericsError, match=r"^a mean of 0 coordinates$"):
             backend.running_mean(0)
         with pytest.raises(NumericsError, match="positive weight"):

@@ -8,7 +8,8 @@ from aggregator.numerics.trimmed import FEWEST_TRIMMED, inner, winsorised
 
 
 @pytest.mark.parametrize("count", range(1, 13))
-def test_one_value_of_either_end_is_left_out_of_five_and_more(count):
+def test_ends_of_five_and_more_are_left_out(count):
+    """One value of either end is left out of five and more."""
     values = np.random.default_rng(count).standard_normal(count)
     kept = inner(values)
     if count < FEWEST_TRIMMED:
@@ -19,6 +20,7 @@ def test_one_value_of_either_end_is_left_out_of_five_and_more(count):
     np.testing.assert_array_equal(winsorised(values), winsorize(values, limits=(1 / count, 1 / count)))
 
 
-def test_equal_values_lose_two_of_their_number_too():
+def test_equal_values_lose_two_as_well():
+    """Equal values lose two of their number too."""
     assert inner(np.zeros(6)).sum() == 4
     assert winsorised(np.array([1.0, 1.0, 1.0, 1.0, 9.0])).tolist() == [1.0] * 5

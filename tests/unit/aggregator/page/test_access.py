@@ -41,7 +41,8 @@ def test_another_form_is_refused(text):
     assert "127.0.0.1:9464" in caught.value.hint
 
 
-def test_loopback_needs_no_token_and_other_addresses_do():
+def test_loopback_needs_no_token():
+    """Loopback needs no token and other addresses do."""
     assert Access.load(LOOPBACK, None).admits("")
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9464 is open to other machines and needs a token") as caught:
         Access.load(OPEN, None)
@@ -55,7 +56,8 @@ def test_a_token_comes_from_a_private_file(tmp_path):
     assert TOKEN not in repr(access)
 
 
-def test_a_token_that_others_can_read_is_refused(tmp_path):
+def test_readable_token_is_refused(tmp_path):
+    """A token that others can read is refused."""
     with pytest.raises(ConfigError, match="mode"):
         Access.load(OPEN, token_file(tmp_path / "t", TOKEN, mode=0o644))
     with pytest.raises(ConfigError):
@@ -65,23 +67,26 @@ def test_a_token_that_others_can_read_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "x" * (LEAST_TOKEN - 1), "x" * 513, "two words of a token", "ümläüt-ümläüt-ümläüt"]
 )
-def test_a_token_of_another_form_is_refused_and_not_repeated(tmp_path, text):
+def test_malformed_token_is_not_repeated(tmp_path, text):
+    """A token of another form is refused and not repeated."""
     with pytest.raises(ConfigError, match="one word of 16 to 512 ASCII characters") as caught:
         Access.load(LOOPBACK, token_file(tmp_path / "t", text))
     assert not text or text not in str(caught.value)
 
 
-def test_a_token_also_protects_a_loopback_address(tmp_path):
+def test_token_protects_loopback_too(tmp_path):
+    """A token also protects a loopback address."""
     assert not Access.load(LOOPBACK, token_file(tmp_path / "t", TOKEN)).admits("")
 
 
-def test_a_host_name_matters_on_loopback_alone():
+def test_host_name_matters_on_loopback_alone():
     assert Access(OPEN, TOKEN.encode()).admits_host("server.example:9464")
     assert not Access(LOOPBACK).admits_host("server.example:9464")
     assert Access(LOOPBACK).admits_host("[::1]")
 
 
-def test_credentials_that_are_no_text_are_refused():
+def test_binary_credentials_are_refused():
+    """Credentials that are no text are refused."""
     access = Access(OPEN, TOKEN.encode())
     assert not access.admits("Bearer \udcff")
     assert not access.admits("Basic " + "=" * 7)

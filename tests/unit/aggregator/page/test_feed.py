@@ -17,11 +17,13 @@ def place(tmp_path, monkeypatch):
         yield made
 
 
-def test_before_the_first_facts_there_is_no_snapshot(place):
+def test_no_snapshot_before_the_first_facts(place):
+    """Before the first facts there is no snapshot."""
     assert place.feed.current() is None
 
 
-def test_a_snapshot_has_the_status_and_the_rounds_read_so_far(place):
+def test_snapshot_has_status_and_rounds(place):
+    """A snapshot has the status and the rounds read so far."""
     place.close_rounds(2)
     place.publish(received=3)
     snapshot = place.feed.current()
@@ -32,7 +34,8 @@ def test_a_snapshot_has_the_status_and_the_rounds_read_so_far(place):
     assert [c.loss for c in snapshot.status.run.clusters] == [pytest.approx(place.store.records()[-1]["loss"])]
 
 
-def test_a_later_snapshot_adds_the_rounds_since_and_the_earlier_one_stays(place):
+def test_later_snapshot_adds_rounds(place):
+    """A later snapshot adds the rounds since and the earlier one stays."""
     place.close_rounds(2)
     place.publish()
     first = place.feed.current()
@@ -44,7 +47,8 @@ def test_a_later_snapshot_adds_the_rounds_since_and_the_earlier_one_stays(place)
     assert second.runs_serial == first.runs_serial + 1
 
 
-def test_nothing_new_keeps_both_serial_numbers(place):
+def test_nothing_new_keeps_the_numbers(place):
+    """Nothing new keeps both serial numbers."""
     place.close_rounds(1)
     place.publish()
     first, second = place.feed.current(), place.feed.current()
@@ -58,7 +62,8 @@ def test_many_requests_build_one_snapshot(place, monkeypatch):
     assert place.feed.current() is place.feed.current()
 
 
-def test_packed_rounds_are_read_once_and_in_order(place):
+def test_packed_rounds_are_read_once(place):
+    """Packed rounds are read once and in order."""
     place.close_rounds(3 * BLOCK_ROUNDS)
     place.publish()
     assert place.feed.current().totals.rounds == 3 * BLOCK_ROUNDS
@@ -68,7 +73,7 @@ def test_packed_rounds_are_read_once_and_in_order(place):
     assert (snapshot.totals.rounds, snapshot.runs[0]["closed"]) == (4 * BLOCK_ROUNDS, 4 * BLOCK_ROUNDS)
 
 
-def test_the_status_has_accuracies_of_a_round_before_the_last(place):
+def test_status_has_earlier_accuracies(place):
     """Devices report accuracy in some rounds only."""
     place.close_rounds(1)
     place.close_rounds(1, device_accuracy={})
@@ -76,7 +81,8 @@ def test_the_status_has_accuracies_of_a_round_before_the_last(place):
     assert place.feed.current().status.run.clusters[0].accuracy == 0.75
 
 
-def test_another_run_begins_anew_and_no_run_has_no_history(place, tmp_path):
+def test_another_run_begins_anew(place, tmp_path):
+    """Another run begins anew and no run has no history."""
     place.close_rounds(2)
     place.publish()
     before = place.feed.current()
@@ -90,7 +96,8 @@ def test_another_run_begins_anew_and_no_run_has_no_history(place, tmp_path):
     assert place.feed.current().status.run is None
 
 
-def test_rounds_that_can_not_be_read_are_named_and_the_status_stays(place, tmp_path):
+def test_unreadable_rounds_are_named(place, tmp_path):
+    """Rounds that can't be read are named and the status stays."""
     place.publish()
     for path in (tmp_path / "run-000001").glob("*.sqlite*"):
         path.write_bytes(b"x" * 4096)

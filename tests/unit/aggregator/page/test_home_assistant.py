@@ -28,7 +28,8 @@ def place(tmp_path, monkeypatch):
         yield made
 
 
-def test_sensors_are_announced_once_and_retained(place):
+def test_sensors_are_announced_once(place):
+    """Sensors are announced once and retained."""
     place.close_rounds(2)
     place.publish(changes={"dev-001": {"online": False}})
     sent = Sent()
@@ -47,7 +48,8 @@ def test_sensors_are_announced_once_and_retained(place):
     assert set(values) == {sensor.name for sensor in SENSORS}
 
 
-def test_values_are_repeated_when_they_change_and_now_and_then(place):
+def test_changed_values_are_repeated(place):
+    """Values are repeated when they change and now and then."""
     place.publish()
     sent = Sent()
     sensors = HomeAssistant(sent, "reef", "ha")
@@ -62,7 +64,8 @@ def test_values_are_repeated_when_they_change_and_now_and_then(place):
     assert len(sent.messages) == len(SENSORS) + 3
 
 
-def test_without_the_broker_the_number_online_is_unknown(place):
+def test_number_online_is_unknown(place):
+    """Without the broker the number online is unknown."""
     place.publish(connected=False)
     sent = Sent()
     HomeAssistant(sent, "reef", "ha").publish(place.feed.current(), 0.0)
@@ -77,6 +80,7 @@ def test_no_message_names_a_device(place):
 
 
 @pytest.mark.parametrize("prefix", ["", "#", "a/#", "a//b", "/a", "a/", "a+b", "$SYS", "ü", "a" * 65])
-def test_a_prefix_that_is_no_plain_topic_is_refused(prefix):
+def test_unfit_prefix_is_refused(prefix):
+    """A prefix that is no plain topic is refused."""
     with pytest.raises(ConfigError, match="no topic prefix"):
         HomeAssistant(Sent(), "reef", prefix)

@@ -30,7 +30,8 @@ def values(place):
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
 
 
-def test_all_names_begin_with_shoal_and_no_label_names_a_device(place):
+def test_names_begin_with_shoal(place):
+    """All names begin with shoal and no label names a device."""
     place.close_rounds(3)
     place.publish()
     for (name, labels), _ in values(place).items():
@@ -78,7 +79,8 @@ def test_the_least_accuracy_of_a_device(place):
     assert values(place)["shoal_device_accuracy_min", ()] == 0.25
 
 
-def test_the_worst_condition_of_the_devices_that_report_it(place):
+def test_worst_condition_is_shown(place):
+    """The worst condition of the devices that report it."""
     place.publish()
     assert values(place)["shoal_devices_reporting", ()] == 0
     assert "shoal_devices_disk_free_bytes_min" not in families(place)
@@ -101,7 +103,8 @@ def test_the_worst_condition_of_the_devices_that_report_it(place):
 
 
 @pytest.mark.parametrize("computing", [False, True])
-def test_a_round_that_is_being_closed_is_counted_as_one(place, computing):
+def test_closing_round_is_counted(place, computing):
+    """A round that is being closed is counted as one."""
     place.publish(computing=computing)
     assert values(place)["shoal_round_computing", ()] == computing
 
@@ -113,7 +116,7 @@ def test_one_phase_is_1_and_the_others_are_0(place):
     assert {"gathering", "final_round", "finished", "not_served"} < set(phases)
 
 
-def test_there_are_no_more_clusters_than_the_limit(tmp_path, monkeypatch):
+def test_clusters_are_limited(tmp_path, monkeypatch):
     """In a run of ``local`` each device is a cluster of its own."""
     monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
     devices = names(3 * MOST_CLUSTERS)
@@ -125,7 +128,8 @@ def test_there_are_no_more_clusters_than_the_limit(tmp_path, monkeypatch):
     assert found["shoal_clusters", ()] == len(devices)
 
 
-def test_before_the_first_round_and_without_a_run_there_are_no_figures_of_rounds(place):
+def test_no_figures_before_a_round(place):
+    """Before the first round and without a run there are no figures of rounds."""
     place.publish(plan=None)
     assert "shoal_run" not in families(place)
     place.publish()
@@ -133,7 +137,8 @@ def test_before_the_first_round_and_without_a_run_there_are_no_figures_of_rounds
     assert "shoal_round_seconds" not in families(place)
 
 
-def test_the_grafana_dashboard_asks_for_metrics_that_exist(place):
+def test_dashboard_asks_for_real_metrics(place):
+    """The grafana dashboard asks for metrics that exist."""
     place.close_rounds(3)
     place.publish()
     there = {name for name, _ in values(place)}

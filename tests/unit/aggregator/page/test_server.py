@@ -64,7 +64,8 @@ def test_the_page_has_the_state_and_the_run(place):
     assert data["kind"] == "live"
 
 
-def test_the_policy_allows_nothing_of_anybody_else(place):
+def test_policy_allows_nothing_else(place):
+    """The policy allows nothing of anybody else."""
     place.publish()
     policy = ask(place)[1]["Content-Security-Policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -73,7 +74,8 @@ def test_the_policy_allows_nothing_of_anybody_else(place):
     assert rules["script-src"].startswith("'sha256-")
 
 
-def test_before_the_loop_has_published_anything_there_is_no_page(place):
+def test_no_page_before_the_first(place):
+    """Before the loop has published anything there is no page."""
     assert ask(place)[0] == 503
     assert ask(place, "/readyz")[::2] == (503, b"the aggregator has just started\n")
     assert ask(place, "/healthz")[::2] == (200, b"ok\n")
@@ -115,7 +117,7 @@ def test_a_head_has_no_content(place):
     assert int(headers["Content-Length"]) > 10_000
 
 
-def test_text_of_devices_can_not_leave_the_data(tmp_path):
+def test_text_of_devices_can_not_leave_data(tmp_path):
     with PagePlace(tmp_path, ("dev-1",)) as place:
         place.publish(changes={"dev-1": {"version": HOSTILE}})
         page = ask(place)[2]
@@ -129,7 +131,7 @@ def test_text_of_devices_can_not_leave_the_data(tmp_path):
 @pytest.mark.parametrize(
     "host", ["attacker.example", "attacker.example:9464", "127.0.0.1.attacker.example", "10.0.0.1", ""]
 )
-def test_on_loopback_another_host_name_is_refused(place, host):
+def test_foreign_host_name_is_refused(place, host):
     """A web page elsewhere can let its own name resolve to 127.0.0.1."""
     place.publish()
     status, _, content = ask(place, Host=host)
@@ -138,13 +140,14 @@ def test_on_loopback_another_host_name_is_refused(place, host):
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9464", "[::1]:9464", "127.1.2.3"])
-def test_loopback_names_are_answered_at_any_port(place, host):
+def test_loopback_names_are_answered(place, host):
     """``ssh -L`` may use another port."""
     place.publish()
     assert ask(place, Host=host)[0] == 200
 
 
-def test_with_a_token_each_answer_but_health_needs_it(tmp_path):
+def test_token_guards_all_but_health(tmp_path):
+    """With a token each answer but health needs it."""
     with PagePlace(tmp_path, names(2), token=TOKEN) as place:
         place.publish()
         for path in ("/", "/events", "/report.html", "/metrics", "/nothing"):
@@ -182,13 +185,15 @@ def test_a_slow_head_ends_at_its_deadline(place, monkeypatch):
     "data",
     [b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n", b"\xff" * 99 + b"\r\n"],
 )
-def test_nonsense_is_refused_and_the_next_request_is_answered(place, data):
+def test_nonsense_is_refused_and_survived(place, data):
+    """Nonsense is refused and the next request is answered."""
     answer = raw(place, data + b"\r\n\r\n")
     assert not answer.startswith(b"HTTP/1.1 200")
     assert ask(place, "/healthz")[0] == 200
 
 
-def test_connections_above_the_limit_are_closed_at_once(place, monkeypatch):
+def test_too_many_connections_are_closed(place, monkeypatch):
+    """Connections above the limit are closed at once."""
     monkeypatch.setattr(server_module, "HEAD_S", 30.0)
     held = [socket.create_connection(("127.0.0.1", place.server.port)) for _ in range(server_module.MOST_CONNECTIONS)]
     try:
@@ -222,7 +227,8 @@ def events_of(place):
     return connection, answer, following
 
 
-def test_events_follow_the_fleet_and_repeat_only_changes(place, monkeypatch):
+def test_events_repeat_only_changes(place, monkeypatch):
+    """Events follow the fleet and repeat only changes."""
     monkeypatch.setattr("aggregator.page.feed.UPDATE_S", 0.01)
     monkeypatch.setattr(server_module, "UPDATE_S", 0.02)
     place.publish(received=0)
@@ -243,7 +249,7 @@ def test_events_follow_the_fleet_and_repeat_only_changes(place, monkeypatch):
         assert third["runs"][0]["closed"] == 1
 
 
-def test_a_silent_stream_sends_a_sign_of_life(place, monkeypatch):
+def test_silent_stream_sends_a_sign_of_life(place, monkeypatch):
     monkeypatch.setattr(server_module, "HEARTBEAT_S", 0.0)
     monkeypatch.setattr(server_module, "UPDATE_S", 0.02)
     place.publish()
@@ -254,7 +260,8 @@ def test_a_silent_stream_sends_a_sign_of_life(place, monkeypatch):
         assert answer.readline() == b": alive\n"
 
 
-def test_streams_above_the_limit_are_told_to_come_back(place):
+def test_too_many_streams_come_back_later(place):
+    """Streams above the limit are told to come back."""
     place.publish()
     held = [events_of(place) for _ in range(MOST_STREAMS)]
     for _, _, following in held:
@@ -267,7 +274,8 @@ def test_streams_above_the_limit_are_told_to_come_back(place):
         connection.close()
 
 
-def test_a_failed_answer_is_logged_and_a_client_that_went_away_is_not(place, caplog):
+def test_failed_answer_is_logged(place, caplog):
+    """A failed answer is logged and a client that went away is not."""
     place.publish()
     place.feed.current = None
     assert raw(place, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
@@ -277,7 +285,7 @@ def test_a_failed_answer_is_logged_and_a_client_that_went_away_is_not(place, cap
     assert caplog.records == []
 
 
-def test_a_client_that_goes_away_gives_its_stream_back(place, monkeypatch):
+def test_leaving_client_frees_its_stream(place, monkeypatch):
     """A person reloads the page more often than there are streams."""
     monkeypatch.setattr(server_module, "UPDATE_S", 30.0)
     place.publish()
@@ -292,7 +300,7 @@ def test_a_client_that_goes_away_gives_its_stream_back(place, monkeypatch):
         place.server.streams.release()
 
 
-def test_the_end_of_the_server_ends_its_streams(tmp_path):
+def test_end_of_the_server_ends_its_streams(tmp_path):
     place = PagePlace(tmp_path, names(2))
     with place:
         place.publish()
@@ -302,7 +310,7 @@ def test_the_end_of_the_server_ends_its_streams(tmp_path):
     connection.close()
 
 
-def test_an_address_that_is_taken_is_an_error(place):
+def test_address_that_is_taken_is_an_error(place):
     access = Access(Listen("127.0.0.1", place.server.port))
     with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1:"):
         PageServer(access, place.feed, place.metrics)

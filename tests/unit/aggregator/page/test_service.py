@@ -50,7 +50,8 @@ def kept_up(page, membership, times=1):
         page.keep_up(lambda: found, lambda: None, float(at_s))
 
 
-def test_the_page_is_served_from_what_the_loop_hands_over(config, membership, caplog):
+def test_page_comes_from_the_loop(config, membership, caplog):
+    """The page is served from what the loop hands over."""
     caplog.set_level(logging.INFO)
     page = FleetPage(config, membership, Sent())
     page.start()
@@ -64,7 +65,7 @@ def test_the_page_is_served_from_what_the_loop_hands_over(config, membership, ca
     assert not any(t.name == "fleet-page" for t in threading.enumerate())
 
 
-def test_the_loop_hands_over_once_in_a_second(config, membership):
+def test_loop_hands_over_once_in_a_second(config, membership):
     page = FleetPage(config, membership, Sent())
     calls = []
 
@@ -86,7 +87,8 @@ def test_without_an_address_nothing_is_done(config, membership):
     assert page.server is None
 
 
-def test_sensors_are_published_in_a_thread_and_a_full_queue_is_logged_once(config, membership, monkeypatch, caplog):
+def test_sensors_are_published_in_a_thread(config, membership, monkeypatch, caplog):
+    """Sensors are published in a thread and a full queue is logged once."""
     monkeypatch.setattr(service_module, "UPDATE_S", 0.01)
     monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
     transport = Sent(full=True)
@@ -109,7 +111,8 @@ def wait_for(reached):
         time.sleep(0.01)
 
 
-def test_without_prometheus_client_the_error_says_what_to_install(config, membership, monkeypatch):
+def test_missing_client_says_what_to_install(config, membership, monkeypatch):
+    """Without prometheus client the error says what to install."""
     monkeypatch.delitem(sys.modules, "aggregator.page.metrics", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="needs prometheus-client") as caught:
@@ -117,7 +120,8 @@ def test_without_prometheus_client_the_error_says_what_to_install(config, member
     assert "shoal[aggregator]" in caught.value.hint
 
 
-def test_an_address_open_to_others_needs_a_token_and_is_warned_of(config, membership, tmp_path, caplog):
+def test_open_address_is_warned_of(config, membership, tmp_path, caplog):
+    """An address open to others needs a token and is warned of."""
     with pytest.raises(ConfigError, match="needs a token"):
         FleetPage(dataclasses.replace(config, http="0.0.0.0:0"), membership, Sent())
     token = tmp_path / "token"

@@ -19,14 +19,15 @@ def closed(**options):
     return close_round(strategy, state, plan, updates, Watched(), **rest)
 
 
-def test_a_long_update_is_left_out_and_the_level_of_the_others_is_remembered():
+def test_long_update_is_left_out():
+    """A long update is left out and the level of the others is remembered."""
     _, outcome, watched, screened = closed()
     assert set(screened.refused) == {DEVICES[-1]}
     assert watched.levels
     assert set(outcome.clusters) == set(DEVICES)
 
 
-def test_without_the_screen_every_update_is_used():
+def test_without_screen_every_update_is_used():
     _, _, watched, screened = closed(screens=False)
     assert [c.device for c in screened.accepted] == list(DEVICES)
     assert watched.levels == {}

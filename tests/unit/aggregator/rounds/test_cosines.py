@@ -17,7 +17,8 @@ def values_of(found):
     return np.maximum(matrix, matrix.T) + np.minimum(matrix, matrix.T) - np.eye(n)
 
 
-def test_cosines_are_in_hundredths_and_devices_in_order_of_their_clusters():
+def test_cosines_follow_the_clusters():
+    """Cosines are in hundredths and devices in order of their clusters."""
     given = [
         contribution("a", [1, 0]),
         contribution("b", [-2, 0]),
@@ -35,7 +36,8 @@ def test_without_two_updates_there_are_none():
     assert sampled_cosines([contribution("a", [1, 0]), contribution("b")], {"a": 0}) is None
 
 
-def test_a_large_fleet_is_sampled_from_each_cluster():
+def test_large_fleet_is_sampled():
+    """A large fleet is sampled from each cluster."""
     rng = np.random.default_rng(0)
     names = [f"d{i:03d}" for i in range(4 * MOST_DEVICES)]
     found = sampled_cosines(
@@ -45,7 +47,8 @@ def test_a_large_fleet_is_sampled_from_each_cluster():
     assert [sum(int(n[1:]) % 4 == c for n in found.devices) for c in range(4)] == [MOST_DEVICES // 4] * 4
 
 
-def test_long_updates_are_compared_on_a_part_of_their_coordinates(monkeypatch):
+def test_long_updates_are_compared_in_part(monkeypatch):
+    """Long updates are compared on a part of their coordinates."""
     monkeypatch.setattr(cosines, "MOST_COORDINATES", 512)
     rng = np.random.default_rng(1)
     shared = rng.standard_normal(20_000)

@@ -19,7 +19,8 @@ def decline(engine, state, *devices, reason=DeclineReason.DATA, nonce=None):
     return state, actions
 
 
-def test_the_round_closes_as_soon_as_all_others_have_answered():
+def test_closes_when_all_others_answered():
+    """The round closes as soon as all others have answered."""
     engine, state = opened()
     state, actions = decline(engine, state, "dev-4")
     assert actions == ()
@@ -29,7 +30,7 @@ def test_the_round_closes_as_soon_as_all_others_have_answered():
     assert (record.contributed, record.missing, record.declined) == (4, ("dev-4",), {"dev-4": "data"})
 
 
-def test_the_last_to_decline_closes_the_round():
+def test_last_to_decline_closes_the_round():
     engine, state = opened()
     state, _ = give(engine, state, *DEVICES[:4])
     _, actions = decline(engine, state, "dev-5", reason=DeclineReason.TASK)
@@ -47,7 +48,7 @@ def test_it_is_asked_again_in_the_next_round():
 
 @pytest.mark.parametrize(("least", "closes"), [(2, True), (3, False)])
 @pytest.mark.parametrize("reason", [DeclineReason.DATA, DeclineReason.TASK, DeclineReason.METERED])
-def test_the_quorum_is_of_the_devices_that_can_but_no_fewer_than_a_mean_takes(reason, least, closes):
+def test_quorum_is_of_those_that_can(reason, least, closes):
     """Of five devices three decline: two are enough if means of two are allowed, however the others came to decline."""
     engine, state = opened(min_contributors=least)
     state, _ = decline(engine, state, "dev-3", "dev-4", "dev-5", reason=reason)
@@ -59,7 +60,8 @@ def test_the_quorum_is_of_the_devices_that_can_but_no_fewer_than_a_mean_takes(re
     assert closes or actions == ()
 
 
-def test_another_rounds_nonce_counts_for_nothing():
+def test_another_nonce_counts_for_nothing():
+    """Another rounds nonce counts for nothing."""
     engine, state = opened()
     state, _ = decline(engine, state, "dev-5", nonce=engine.nonce(2))
     assert state.declined == {}
@@ -67,13 +69,14 @@ def test_another_rounds_nonce_counts_for_nothing():
     assert engine.handle(before, Declined("dev-5", engine.nonce(0), DeclineReason.DATA)) == (before, ())
 
 
-def test_who_has_answered_or_was_not_asked_can_not_decline():
+def test_unasked_device_can_not_decline():
+    """Who has answered or was not asked can't decline."""
     engine, state = opened()
     state, _ = give(engine, state, "dev-1")
     assert decline(engine, state, "dev-1", "dev-9") == (state, ())
 
 
-def test_an_upload_that_comes_after_all_counts():
+def test_upload_that_comes_after_all_counts():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-1")
     state, actions = give(engine, state, *DEVICES)
@@ -81,7 +84,7 @@ def test_an_upload_that_comes_after_all_counts():
     assert actions[0].record.declined == {}
 
 
-def test_saying_that_it_is_there_takes_nothing_back():
+def test_presence_takes_nothing_back():
     """Presences come again for many reasons: only an upload says that the device can."""
     engine, state = opened()
     state, _ = decline(engine, state, "dev-5")
@@ -92,7 +95,8 @@ def test_saying_that_it_is_there_takes_nothing_back():
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
 
 
-def test_a_device_asked_alone_does_not_stop_the_fleet():
+def test_lone_device_does_not_stop_the_fleet():
+    """A device asked alone does not stop the fleet."""
     engine, state = opened(participation=0.1)
     (device,) = state.plan.assignments
     state, actions = decline(engine, state, device)
@@ -110,7 +114,8 @@ def test_the_waiting_line_names_them_apart():
     )
 
 
-def test_where_all_decline_the_line_does_not_ask_who_refuses():
+def test_all_declined_asks_nobody():
+    """Where all decline the line does not ask who refuses."""
     engine, state = opened()
     state, _ = decline(engine, state, *DEVICES)
     state, _ = engine.handle(state, DeadlinePassed(1))

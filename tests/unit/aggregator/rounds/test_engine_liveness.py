@@ -31,7 +31,8 @@ def one_alone():
 
 
 @pytest.mark.parametrize("leave", [WentOffline, Left])
-def test_a_device_asked_alone_that_goes_does_not_stop_the_fleet(leave):
+def test_lone_device_that_goes_stops_nobody(leave):
+    """A device asked alone that goes does not stop the fleet."""
     engine, state, device = one_alone()
     state, actions = engine.handle(state, leave(device))
     assert actions == ()
@@ -40,7 +41,8 @@ def test_a_device_asked_alone_that_goes_does_not_stop_the_fleet(leave):
     assert set(state.plan.assignments) < set(DEVICES) - {device}
 
 
-def test_one_that_goes_after_the_deadline_does_not_either():
+def test_nor_after_the_deadline():
+    """One that goes after the deadline does not either."""
     engine, state, device = one_alone()
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
@@ -53,7 +55,8 @@ def test_a_slow_device_is_still_waited_for():
     assert engine.handle(state, DeadlinePassed(1))[1] == ()
 
 
-def test_where_everybody_was_asked_the_round_stays_open_for_those_who_come_back():
+def test_round_of_all_waits_for_returns():
+    """Where everybody was asked the round stays open for those who come back."""
     engine, state = opened(run_plan())
     state, _ = engine.handle(state, DeadlinePassed(1))
     for device in DEVICES:
@@ -62,7 +65,8 @@ def test_where_everybody_was_asked_the_round_stays_open_for_those_who_come_back(
     assert state.round == 1
 
 
-def test_a_loss_that_no_float32_holds_is_refused():
+def test_loss_beyond_float32_is_refused():
+    """A loss that no float32 holds is refused."""
     engine, state = opened(run_plan())
     upload, _ = upload_of(engine, state, "dev-1")
     for loss in (1e300, -1e300):

@@ -39,11 +39,13 @@ def heads(count, round_, transcript, run_id=RUN.run_id):
         (heads(2, 9, OTHER) | {"stranger": TranscriptHead(RUN.run_id, 9, OTHER)}, False),
     ],
 )
-def test_as_many_devices_as_certify_a_state_must_agree_on_another_history(state, found, odd):
+def test_another_history_needs_as_many(state, found, odd):
+    """As many devices as certify a state must agree on another history."""
     assert bool(odd_history(state, found)) is odd
 
 
-def test_uploads_and_presences_count_together(state):
+def test_uploads_and_presences_count(state):
+    """Uploads and presences count together."""
     others = state.others.adding("dev-4", OTHER)
     state = dataclasses.replace(state, others=others)
     assert "3 devices" in odd_history(state, heads(2, 4, OTHER))

@@ -25,14 +25,15 @@ def order(engine, state, wanted):
         (Order.STOP_NOW, {Order.STOP_NOW}),
     ],
 )
-def test_nothing_follows_a_stop_but_a_faster_one(before, allowed):
+def test_nothing_follows_stop_but_faster_one(before, allowed):
     assert {after for after in Order if may_follow(before, after)} == allowed
     for after in Order:
         assert newest(before, after) is (after if after in allowed else before)
     assert bool(WORDS[before]) is (before is not Order.GO)
 
 
-def test_a_paused_round_completes_and_none_follows_until_the_run_is_resumed():
+def test_pause_completes_the_round():
+    """A paused round completes and none follows until the run is resumed."""
     engine, state = opened(rounds=3)
     state, actions = order(engine, state, Order.PAUSE)
     assert (actions, phase_of(state)) == ((), RunPhase.ROUND)
@@ -46,7 +47,8 @@ def test_a_paused_round_completes_and_none_follows_until_the_run_is_resumed():
     assert (state.round, state.deadline_passed) == (2, False)
 
 
-def test_a_run_that_is_resumed_with_too_few_devices_gathers_for_a_whole_deadline():
+def test_resumed_run_gathers_for_a_deadline():
+    """A run that is resumed with too few devices gathers for a whole deadline."""
     engine, state = opened(rounds=3)
     state, _ = order(engine, state, Order.PAUSE)
     state, _ = give(engine, state, *DEVICES)
@@ -58,7 +60,8 @@ def test_a_run_that_is_resumed_with_too_few_devices_gathers_for_a_whole_deadline
     assert order(engine, state, Order.GO)[1] == ()
 
 
-def test_a_stopped_run_closes_its_round_and_ends_with_a_final_one():
+def test_stop_ends_with_a_final_round():
+    """A stopped run closes its round and ends with a final one."""
     engine, state = opened(rounds=9)
     state, actions = order(engine, state, Order.STOP)
     assert actions == ()
@@ -71,7 +74,8 @@ def test_a_stopped_run_closes_its_round_and_ends_with_a_final_one():
     assert (event["kind"], event["by"], event["after"]) == (STOPPED, "owner", 1)
 
 
-def test_a_stop_now_closes_the_round_with_the_uploads_that_are_durable():
+def test_stop_now_closes_with_durable_ones():
+    """A stop now closes the round with the uploads that are durable."""
     engine, state = opened(rounds=9)
     state, _ = give(engine, state, "dev-1", "dev-2")
     state, actions = order(engine, state, Order.STOP_NOW)
@@ -81,7 +85,8 @@ def test_a_stop_now_closes_the_round_with_the_uploads_that_are_durable():
     assert order(engine, state, Order.STOP_NOW) == (state, ())
 
 
-def test_a_run_stopped_in_a_pause_goes_on_to_its_final_round():
+def test_stop_in_a_pause_ends_the_run():
+    """A run stopped in a pause goes on to its final round."""
     engine, state = opened(rounds=9)
     state, _ = order(engine, state, Order.PAUSE)
     state, _ = give(engine, state, *DEVICES)
@@ -89,7 +94,8 @@ def test_a_run_stopped_in_a_pause_goes_on_to_its_final_round():
     assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
 
 
-def test_a_run_stopped_while_devices_are_away_ends_once_they_are_back():
+def test_stop_waits_for_devices_to_return():
+    """A run stopped while devices are away ends once they are back."""
     engine, state = opened(rounds=9)
     state, _ = order(engine, state, Order.PAUSE)
     state, _ = give(engine, state, *DEVICES)
@@ -103,7 +109,8 @@ def test_a_run_stopped_while_devices_are_away_ends_once_they_are_back():
 
 
 @pytest.mark.parametrize("wanted", [Order.STOP, Order.STOP_NOW])
-def test_a_run_stopped_before_its_first_round_is_over_at_once(wanted):
+def test_stop_before_round_1_is_over_at_once(wanted):
+    """A run stopped before its first round is over at once."""
     engine = engine_of(run_plan())
     state, _ = engine.begin(DEVICES, KEY_VERSION)
     state, actions = order(engine, state, wanted)
@@ -111,7 +118,8 @@ def test_a_run_stopped_before_its_first_round_is_over_at_once(wanted):
     assert engine.handle(state, CameOnline("dev-1")) == (state, ())
 
 
-def test_a_run_stopped_in_its_last_round_has_done_all_of_them():
+def test_stop_in_the_last_round():
+    """A run stopped in its last round has done all of them."""
     engine, state = opened(rounds=1)
     state, _ = order(engine, state, Order.STOP)
     state, _ = give(engine, state, *DEVICES)
@@ -120,7 +128,7 @@ def test_a_run_stopped_in_its_last_round_has_done_all_of_them():
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_the_final_round_of_a_stopped_run_offers_models_that_it_alone_needs(paused):
+def test_final_round_offers_its_own_models(paused):
     """FedGroup's auxiliary model, which a device without a group takes, is a state before the final round opens."""
     engine, state = opened(DEVICES[:4], algorithm="fedgroup", settings={"groups": 2, "alpha": 5}, rounds=9)
     for place, device in enumerate(DEVICES[:4]):
@@ -143,7 +151,8 @@ def test_the_final_round_of_a_stopped_run_offers_models_that_it_alone_needs(paus
     assert auxiliary in recipes
 
 
-def test_an_open_final_round_goes_on_under_every_order():
+def test_open_final_round_ignores_orders():
+    """An open final round goes on under every order."""
     engine, state = opened(rounds=1)
     state, _ = give(engine, state, *DEVICES)
     assert state.plan.final

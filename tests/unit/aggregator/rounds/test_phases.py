@@ -39,7 +39,8 @@ def test_a_round_may_follow_another_at_once():
     assert (phase_of(after), after.round) == (RunPhase.ROUND, 2)
 
 
-def test_a_run_without_devices_gathers_between_its_rounds():
+def test_run_without_devices_gathers():
+    """A run without devices gathers between its rounds."""
     engine, state = opened(rounds=3)
     state, _ = give(engine, state, *DEVICES[:3])
     for device in DEVICES:

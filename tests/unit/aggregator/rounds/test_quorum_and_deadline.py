@@ -44,7 +44,7 @@ def open_round(received=0, *, online=10, asked=10, late=False, final=False):
         (1, 1, True, False),
     ],
 )
-def test_a_round_opens_with_the_quorum_or_after_the_deadline_with_the_least_number(online, round_, late, opens):
+def test_round_opens_by_quorum_or_deadline(online, round_, late, opens):
     """The first round waits for all ten devices."""
     assert may_open(gathering(online, round_=round_, late=late)) is opens
 
@@ -66,11 +66,13 @@ def test_an_empty_fleet_opens_no_round():
         (6, 6, False, False),
     ],
 )
-def test_a_round_closes_with_the_quorum_when_the_others_are_offline_or_late(received, online, late, closes):
+def test_round_closes_by_quorum(received, online, late, closes):
+    """A round closes with the quorum when the others are offline or late."""
     assert may_close(open_round(received, online=online, late=late)) is closes
 
 
-def test_a_newer_key_version_lets_devices_finish_the_round_that_they_have_begun():
+def test_newer_version_finishes_the_round():
+    """A newer key version lets devices finish the round that they have begun."""
     state = dataclasses.replace(declined(open_round(2), *DEVICES[2:9], reason=DeclineReason.KEYS), newest=4)
     assert not may_close(state), "one may still train under the earlier version"
     assert may_close(dataclasses.replace(state, deadline_passed=True))
@@ -80,7 +82,7 @@ def test_a_newer_key_version_lets_devices_finish_the_round_that_they_have_begun(
     assert not may_close(dataclasses.replace(last, plan=dataclasses.replace(last.plan, final=True)))
 
 
-def test_a_round_is_abandoned_once_its_devices_are_gone_and_others_wait():
+def test_deserted_round_is_abandoned():
     """One device of ten has an order and is offline."""
     state = dataclasses.replace(open_round(asked=1, late=True), unavailable=PersistentSet(DEVICES[:1]))
     assert is_abandoned(state)
@@ -97,7 +99,8 @@ def declined(state, *devices, reason=DeclineReason.STATE):
     return state
 
 
-def test_a_device_that_lacks_a_state_does_not_count_in_the_quorum():
+def test_missing_state_counts_in_no_quorum():
+    """A device that lacks a state does not count in the quorum."""
     state = declined(open_round(3), *DEVICES[3:])
     assert (state.asked, uploads_needed(state)) == (3, 3)
     assert may_close(state)
@@ -105,7 +108,8 @@ def test_a_device_that_lacks_a_state_does_not_count_in_the_quorum():
     assert (other.asked, uploads_needed(other), may_close(other)) == (10, 2, False), "a mean takes two"
 
 
-def test_a_round_that_all_devices_present_have_declined_for_lack_of_a_state_closes_at_its_deadline():
+def test_all_declined_closes_at_deadline():
+    """A round that all devices present have declined for lack of a state closes at its deadline."""
     state = declined(open_round(online=4), *DEVICES[:4])
     assert not may_close(state), "a device that holds the model may come back"
     late = dataclasses.replace(state, deadline_passed=True)
@@ -117,7 +121,9 @@ def test_a_round_that_all_devices_present_have_declined_for_lack_of_a_state_clos
     assert not may_close(data)
 
 
-def test_a_round_of_checkpoints_closes_when_those_asked_have_answered_or_are_gone():
+def test_round_of_checkpoints_closes():
+    """A round of checkpoints closes when those asked have answered or are gone."""
+
     def collecting(received, online, *, late=False):
         return dataclasses.replace(open_round(received, online=online, asked=4, late=late), checkpoints_only=True)
 

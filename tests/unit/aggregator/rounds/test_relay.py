@@ -115,7 +115,8 @@ class Fleet:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_models_and_clusters_are_those_of_the_sums_of_all_means(case):
+def test_models_are_sums_of_all_means(case):
+    """Models and clusters are those of the sums of all means."""
     summed, relayed = Fleet(case, relayed=False), Fleet(case, relayed=True)
     for _ in range(14):
         (thetas, one), (found, other) = summed.step(), relayed.step()
@@ -126,7 +127,8 @@ def test_models_and_clusters_are_those_of_the_sums_of_all_means(case):
     assert [(e.round, e.kind) for e in summed.events] == [(e.round, e.kind) for e in relayed.events]
 
 
-def test_the_cases_cover_splits_refusals_merges_and_restarts():
+def test_cases_cover_all_changes():
+    """The cases cover splits refusals merges and restarts."""
     kinds = {}
     for case in CASES:
         fleet = Fleet(case, relayed=True)
@@ -148,7 +150,8 @@ def test_nothing_masked_outlives_a_round(case):
         assert not encode_state(fleet.state).arrays
 
 
-def test_only_states_that_a_model_starts_from_are_known():
+def test_only_starting_states_are_known():
+    """Only states that a model starts from are known."""
     fleet = Fleet("restarts", relayed=True)
     for _ in range(10):
         fleet.step()
@@ -157,7 +160,7 @@ def test_only_states_that_a_model_starts_from_are_known():
     assert {fleet.states[n].round for n in used} == {10}
 
 
-def test_a_fork_of_a_moved_model_is_one_state():
+def test_fork_of_a_moved_model_is_one_state():
     """A trial's halves begin at the model that their cluster has just reached: one mean, one state, three models."""
     moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
     state, states, steps = settle((moved, (moved, moved)), {2: moved, 7: moved, 8: moved}, States.of_origins(1), 5)
@@ -167,14 +170,15 @@ def test_a_fork_of_a_moved_model_is_one_state():
     assert steps[0].contributors == 4
 
 
-def test_a_model_that_did_not_move_keeps_its_state():
+def test_unmoved_model_keeps_its_state():
+    """A model that did not move keeps its state."""
     still, moved = ClusterModel(origin=1), ClusterModel().moved(np.ones(3, np.float32), 4, 5)
     state, _, steps = settle({"a": still, "b": moved}, {0: moved, 1: still}, States.of_origins(2), 5)
     assert state["a"] is still
     assert [s.terms for s in steps] == [((1.0, StateId(0, 0)),)]
 
 
-def test_a_sum_of_models_becomes_a_state_of_its_own():
+def test_sum_of_models_becomes_a_state():
     """The mean of two groups' models, one of which has moved this round: two terms and half of its mean."""
     one, other = ClusterModel(origin=1), ClusterModel(others=((0.5, 1),), scale=0.5).moved(np.ones(3, np.float32), 4, 5)
     _, _, steps = settle((one, other), {0: one, 4: other, 5: ClusterModel(scale=0.5)}, States.of_origins(2), 5)
@@ -182,18 +186,21 @@ def test_a_sum_of_models_becomes_a_state_of_its_own():
     assert steps[0].terms == ((0.5, StateId(0, 0)), (0.5, StateId(1, 0)))
 
 
-def test_a_moved_model_that_has_no_name_is_refused():
+def test_nameless_moved_model_is_refused():
+    """A moved model that has no name is refused."""
     moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
     with pytest.raises(IntegrityError, match="does not name"):
         settle((moved,), {}, States.of_origins(1), 5)
 
 
-def test_a_state_that_was_given_up_is_refused():
+def test_state_that_was_given_up_is_refused():
     with pytest.raises(IntegrityError, match="state 4"):
         States.of_origins(4)[4]
 
 
-def test_models_are_found_at_every_depth_and_the_rest_is_untouched():
+def test_models_are_found_at_every_depth():
+    """Models are found at every depth and the rest is untouched."""
+
     @dataclasses.dataclass(frozen=True)
     class Node:
         model: ClusterModel

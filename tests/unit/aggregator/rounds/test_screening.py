@@ -19,7 +19,8 @@ def refused(given, levels=None):
     return set(screen(given, levels or {}).refused)
 
 
-def test_the_first_round_is_compared_with_its_own_median():
+def test_first_round_has_its_own_median():
+    """The first round is compared with its own median."""
     done = screen(of(1.0, 2.0, 3.0, 100.0), {})
     assert done.refused == {"dev-3": 100.0}
     assert [c.device for c in done.accepted] == ["dev-0", "dev-1", "dev-2"]
@@ -27,17 +28,20 @@ def test_the_first_round_is_compared_with_its_own_median():
 
 
 @pytest.mark.parametrize(("norm", "passes"), [(20.0, True), (20.1, False)])
-def test_ten_times_the_median_of_the_last_round_is_the_limit(norm, passes):
+def test_limit_is_ten_times_the_median(norm, passes):
+    """Ten times the median of the last round is the limit."""
     assert NORM_LIMIT_RATIO == 10.0
     assert (not refused([update("dev-0", norm)], {"train": 2.0})) is passes
 
 
-def test_two_updates_are_no_median_of_their_own():
+def test_two_updates_are_no_median():
+    """Two updates are no median of their own."""
     assert not refused(of(1.0, 100.0))
     assert refused(of(1.0, 100.0), {"train": 1.0}) == {"dev-1"}
 
 
-def test_of_two_devices_neither_can_shut_the_other_out_with_a_tiny_update():
+def test_tiny_update_shuts_nobody_out():
+    """Of two devices neither can shut the other out with a tiny update."""
     levels = {}
     for tiny in (0.0, 1e-6, 1e-5):
         done = screen(of(tiny, 1.0), levels)
@@ -46,7 +50,8 @@ def test_of_two_devices_neither_can_shut_the_other_out_with_a_tiny_update():
     assert levels["train"] == 1.0
 
 
-def test_of_two_devices_in_a_cluster_of_a_larger_fleet_none_can_raise_the_level():
+def test_pair_can_not_raise_the_level():
+    """Of two devices in a cluster of a larger fleet none can raise the level."""
     levels = {}
     for _ in range(5):
         long = 9.9 * max(levels.get("train/1", 1.0), 1.0)
@@ -55,7 +60,8 @@ def test_of_two_devices_in_a_cluster_of_a_larger_fleet_none_can_raise_the_level(
         assert levels["train"] == levels["train/1"] == 1.0
 
 
-def test_one_large_update_in_each_round_never_raises_the_level():
+def test_one_large_update_raises_no_level():
+    """One large update in each round never raises the level."""
     levels = {}
     for _ in range(5):
         done = screen(of(1.0, 1.0, 9.9 * levels.get("train", 1.0)), levels)
@@ -63,18 +69,21 @@ def test_one_large_update_in_each_round_never_raises_the_level():
         assert levels["train"] == 1.0
 
 
-def test_a_change_that_most_devices_show_is_accepted():
+def test_change_of_most_devices_is_accepted():
+    """A change that most devices show is accepted."""
     assert not refused(of(50.0, 60.0, 1.0), {"train": 1.0, "train/0": 1.0})
 
 
-def test_a_cluster_with_longer_updates_than_the_others_is_accepted():
+def test_cluster_of_longer_updates_passes():
+    """A cluster with longer updates than the others is accepted."""
     small = of(*[0.01] * 9)
     large = [update(f"big-{i}", 1.0, model=1) for i in range(3)]
     assert not refused(small + large, {"train": 0.01})
     assert refused([*small, large[0]], {"train": 0.01}) == {"big-0"}
 
 
-def test_pre_training_is_compared_with_pre_training_only():
+def test_pre_training_has_its_own_level():
+    """Pre training is compared with pre training only."""
     levels = screen(of(1.0, 1.0, 1.0), {}).levels
     first = screen(of(40.0, 50.0, phase=Phase.PRETRAIN), levels)
     assert not first.refused
@@ -95,13 +104,15 @@ def test_a_median_of_zero_is_no_reference():
     assert screen(of(0.0, 0.0, 0.0), {"train": 2.0}).levels["train"] == 2.0
 
 
-def test_a_fleet_of_two_whose_data_have_changed_is_refused_for_one_round_only():
+def test_changed_pair_is_refused_once():
+    """A fleet of two whose data have changed is refused for one round only."""
     done = screen(of(50.0, 50.0), {"train": 1.0})
     assert set(done.refused) == {"dev-0", "dev-1"}
     assert not refused(of(50.0, 50.0), done.levels)
 
 
-def test_what_arrives_first_makes_no_difference():
+def test_order_of_arrival_does_not_matter():
+    """What arrives first makes no difference."""
     given = of(1.0, 2.0, 300.0, 3.0, 40.0, 2.5)
     forward, backward = screen(given, {}), screen(given[::-1], {})
     assert forward.refused == backward.refused
@@ -119,7 +130,8 @@ def test_what_arrives_first_makes_no_difference():
         ((), {"train": 1.0}, 0.0),
     ],
 )
-def test_the_limit_for_the_means_of_a_round_is_that_of_its_longest_allowed_update(given, levels, limit):
+def test_limit_of_means_is_the_longest(given, levels, limit):
+    """The limit for the means of a round is that of its longest allowed update."""
     done = screen(given, levels)
     assert done.limit == limit
     assert all(c.norm <= limit for c in done.accepted)

@@ -36,6 +36,7 @@ def test_the_models_come_back_as_they_were():
 
 
 @pytest.mark.parametrize("document", [{}, [], {"strategy": 1}])
-def test_a_snapshot_without_its_parts_is_refused(document):
+def test_snapshot_lacking_parts_is_refused(document):
+    """A snapshot without its parts is refused."""
     with pytest.raises(DocumentError):
         load(FedAvgState, document, {})

@@ -45,12 +45,14 @@ def run(rounds, least=3, participation=1.0, before=None):
     return state, told
 
 
-def test_a_cluster_that_moves_in_every_round_is_never_reported():
+def test_moving_cluster_is_not_reported():
+    """A cluster that moves in every round is never reported."""
     state, events = run(facts(round_, version=round_) for round_ in range(1, 30))
     assert (state.now, events) == ((), [])
 
 
-def test_it_is_reported_once_after_three_rounds_and_shown_while_it_lasts():
+def test_reported_once_after_three_rounds():
+    """It is reported once after three rounds and shown while it lasts."""
     state, events = run(facts(round_, FIVE[:2]) for round_ in range(1, ROUNDS_STILL))
     assert (state.now, events) == ((), [])
     state, events = run((facts(round_, FIVE[:2]) for round_ in range(ROUNDS_STILL, 9)), before=state)
@@ -61,7 +63,8 @@ def test_it_is_reported_once_after_three_rounds_and_shown_while_it_lasts():
     assert (still.cluster, still.devices, still.rounds) == (0, 2, 8)
 
 
-def test_the_end_is_reported_once_and_a_second_standstill_again():
+def test_end_is_reported_once():
+    """The end is reported once and a second standstill again."""
     rounds = [facts(r, FIVE[:2]) for r in range(1, 6)]
     rounds += [facts(r, FIVE, version=r) for r in range(6, 9)]
     rounds += [facts(r, FIVE[:2], version=8) for r in range(9, 13)]
@@ -71,7 +74,8 @@ def test_the_end_is_reported_once_and_a_second_standstill_again():
     assert state.told == (0,)
 
 
-def test_a_cluster_that_nobody_is_in_any_more_is_reported_as_that():
+def test_deserted_cluster_is_reported():
+    """A cluster that nobody is in any more is reported as that."""
     rounds = [facts(r, FIVE[:2]) for r in range(1, 5)]
     rounds += [facts(r, FIVE, cluster=7, version=r) for r in range(5, 8)]
     state, events = run(rounds)
@@ -120,19 +124,22 @@ def test_too_few_drawn():
     assert "--min-contributors to 1" in hint
 
 
-def test_a_participation_that_would_draw_enough_is_not_told_to_rise():
+def test_enough_participation_is_kept():
+    """A participation that would draw enough is not told to rise."""
     _, hint = reason_of(asked={"other": TRAIN}, participation=0.8)
     assert hint == "wait for its turn"
 
 
-def test_too_few_with_an_assignment_though_all_are_drawn():
+def test_too_few_although_all_are_drawn():
+    """Too few with an assignment though all are drawn."""
     reason, hint = reason_of(asked=FIVE[:2])
     assert reason.startswith("2 of its 5 devices online had an assignment")
     assert "until dev-2, dev-3, dev-4 have a checkpoint" in hint
     assert "--min-contributors to 2" in hint
 
 
-def test_too_few_uploads_name_those_that_declined_and_those_that_are_silent():
+def test_too_few_uploads_name_devices():
+    """Too few uploads name those that declined and those that are silent."""
     reason, hint = reason_of(used=FIVE[:1], declined=FIVE[1:3])
     assert reason == "1 of 5 devices asked uploaded, and a mean takes 3 (dev-1, dev-2 declined)"
     assert "wait for dev-3, dev-4" in hint
@@ -144,25 +151,28 @@ def test_uploads_left_out():
     assert reason == "updates of dev-2, dev-3, dev-4 were left out, and a mean takes 3"
 
 
-def test_enough_uploads_that_the_algorithm_did_not_use():
+def test_enough_uploads_but_unused():
+    """Enough uploads that the algorithm did not use."""
     reason, _ = reason_of()
     assert reason == "5 devices uploaded, and the algorithm left the model as it is"
 
 
 @pytest.mark.parametrize("phase", [Phase.TRIAL, Phase.SCORE])
-def test_rounds_in_which_its_devices_try_or_score_models_do_not_count(phase):
+def test_trying_rounds_do_not_count(phase):
+    """Rounds in which its devices try or score models do not count."""
     busy = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=phase))
     state, events = run(facts(r, asked={**busy, "other": TRAIN}) for r in range(1, 20))
     assert (state.rounds, events) == ({0: 0}, [])
 
 
-def test_rounds_in_which_nobody_trains_do_not_count():
+def test_rounds_untrained_do_not_count():
+    """Rounds in which nobody trains do not count."""
     pretrain = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=Phase.PRETRAIN))
     state, _ = run([facts(1, FIVE[:2]), *(facts(r, FIVE[:2], asked=pretrain) for r in range(2, 9))])
     assert state.rounds == {0: 1}
 
 
-def test_clusters_that_take_turns_are_reported_once_each():
+def test_clusters_in_turn_are_reported_once():
     """Four clusters, one a round: each stands still for three rounds of four."""
     clusters = {f"dev-{i:02d}": i % 4 for i in range(20)}
     state, told, versions = Standstill(), [], dict.fromkeys(range(4), 0)
@@ -179,7 +189,8 @@ def test_clusters_that_take_turns_are_reported_once_each():
     assert len(state.now) == 1
 
 
-def test_a_cluster_without_a_known_model_is_not_judged():
+def test_unknown_model_is_not_judged():
+    """A cluster without a known model is not judged."""
     seen = [dataclasses.replace(facts(r), models={9: ClusterModel()}) for r in range(1, 9)]
     state, events = run(seen)
     assert (state.now, events) == ((), [])
@@ -194,7 +205,8 @@ rounds_seen = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0
 
 
 @given(rounds_seen)
-def test_begin_and_end_alternate_and_the_state_goes_through_the_codec(seen):
+def test_begin_and_end_alternate(seen):
+    """Begin and end alternate and the state goes through the codec."""
     state, kinds = Standstill(), []
     version = 0
     for round_, (moved, here, asked) in enumerate(seen, 1):

@@ -72,7 +72,7 @@ MEAN = weighted_mean(MATRIX, WEIGHTS)
     ],
     ids=["mean", "sum", "difference", "multiple", "plain mean", "wide mean", "slice", "every seventh"],
 )
-def test_parts_joined_have_the_bits_of_the_whole(vector, expected):
+def test_parts_joined_have_bits_of_the_whole(vector, expected):
     assert joined(job_of([vector])).tobytes() == expected.tobytes()
 
 
@@ -101,7 +101,8 @@ def test_blocks_never_pass_their_limit():
         assert all(8 * (r.stop - r.start) * count <= calculation.BLOCK_BYTES for r in row_blocks(count, count))
 
 
-def test_a_sum_of_a_thousand_vectors_is_written_without_recursion():
+def test_long_sum_needs_no_recursion():
+    """A sum of a thousand vectors is written without recursion."""
     total = UPDATES[0]
     for _ in range(3000):
         total = total + UPDATES[1]

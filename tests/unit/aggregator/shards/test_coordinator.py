@@ -83,7 +83,8 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def test_workers_are_absent_until_their_presence_comes(scene):
+def test_workers_are_absent_at_first(scene):
+    """Workers are absent until their presence comes."""
     assert scene.messages.absent == NAMES
     scene.tell(1)
     assert scene.messages.absent == ("worker-0",)
@@ -94,7 +95,8 @@ def test_workers_are_absent_until_their_presence_comes(scene):
     assert scene.messages.absent == ("worker-0",)
 
 
-def test_a_presence_counts_on_its_own_topic_only(scene):
+def test_presence_counts_on_its_own_topic(scene):
+    """A presence counts on its own topic only."""
     _, payload = worker_presence(scene.workers[0], 1, online=True)
     with pytest.raises(UntrustedError):
         scene.take(TOPICS.at(TopicKind.WORKER_STATE, "worker-1"), payload)
@@ -103,7 +105,8 @@ def test_a_presence_counts_on_its_own_topic_only(scene):
     assert scene.messages.absent == NAMES
 
 
-def test_reports_and_answers_come_to_their_takers_and_status_knows_when(scene):
+def test_reports_come_to_their_takers(scene):
+    """Reports and answers come to their takers and status knows when."""
     scene.tell(0)
     scene.send(0, scene.report(0))
     done = JobDone(scene.run.run_id, 0, 7, (bytes(32),))
@@ -116,7 +119,8 @@ def test_reports_and_answers_come_to_their_takers_and_status_knows_when(scene):
     )
 
 
-def test_a_report_in_anothers_name_or_of_another_run_is_refused(scene):
+def test_false_report_is_refused(scene):
+    """A report in anothers name or of another run is refused."""
     with pytest.raises(UntrustedError, match="on worker-1's topic"):
         scene.send(0, scene.report(0), on="worker-1")
     with pytest.raises(UntrustedError, match="a report of worker 1 by worker-0"):
@@ -127,7 +131,8 @@ def test_a_report_in_anothers_name_or_of_another_run_is_refused(scene):
     assert scene.messages.facts({})[0].last_report_s is None
 
 
-def test_every_worker_gets_the_order_and_once_more_when_it_comes_online(scene):
+def test_order_is_repeated_to_newcomers(scene):
+    """Every worker gets the order and once more when it comes online."""
     scene.tell(0)
     assert scene.orders(0) == [], "there is no order yet"
     scene.order(round_=3)

@@ -11,7 +11,8 @@ def address(key="0/1", generation="g", value=b"a"):
     return GroupAddress(generation, key, value)
 
 
-def test_a_meeting_takes_addresses_of_its_own_generation_and_replaces_none(monkeypatch):
+def test_meeting_takes_its_own_generation(monkeypatch):
+    """A meeting takes addresses of its own generation and replaces none."""
     monkeypatch.setattr(meeting, "JOIN_S", 0.01)
     sent = []
     store = meeting.MeetingStore("g", 2, sent.append)

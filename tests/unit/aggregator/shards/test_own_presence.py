@@ -9,7 +9,8 @@ from shoal.errors import UntrustedError
 IDENTITY = Identity.generate("aggregator")
 
 
-def test_a_witness_reads_births_and_rivals_of_its_own_identity_only():
+def test_witness_reads_its_own_identity():
+    """A witness reads births and rivals of its own identity only."""
     own = witness(IDENTITY, "reef", "s/state", 5)
     assert own.read(own.presence(9)) == (5, 9)
     assert own.read(signed_presence(IDENTITY, "reef", 9, online=True)) == (9, 0)

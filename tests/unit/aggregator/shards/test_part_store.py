@@ -52,7 +52,8 @@ def test_a_part_is_stored_with_the_commit(store):
     assert store.lacking(1, ("dev-1", "dev-2"), (stored().digest, bytes(32))) == ("dev-2",)
 
 
-def test_parts_survive_a_restart_and_a_torn_one_is_found(tmp_path):
+def test_torn_part_is_found(tmp_path):
+    """Parts survive a restart and a torn one is found."""
     first = PartStore(tmp_path / "run", run_plan(), LENGTH)
     first.write(1, stored(), PART.data.cast("B"))
     first.commit()
@@ -85,7 +86,7 @@ def test_an_order_erases_what_no_round_needs(store):
     assert store.order == order(4, finished=True)
 
 
-def test_the_directory_of_another_run_is_refused(tmp_path):
+def test_directory_of_another_run_is_refused(tmp_path):
     PartStore(tmp_path / "run", run_plan(), LENGTH).close()
     with pytest.raises(IntegrityError, match="another run"):
         PartStore(tmp_path / "run", dataclasses.replace(run_plan(), run=99), LENGTH)

@@ -27,7 +27,8 @@ class Link:
         return [JobDone(bytes(16), n, jobs[0].number, (bytes([n]) * 32,) * self._digests) for n in range(len(jobs))]
 
 
-def test_each_worker_gets_the_digests_of_its_own_parts():
+def test_worker_gets_digests_of_its_parts():
+    """Each worker gets the digests of its own parts."""
     link = Link()
     shards = Shards(with_workers(3), link)
     shards.round = 4
@@ -41,7 +42,8 @@ def test_each_worker_gets_the_digests_of_its_own_parts():
     assert {(job.round, job.number) for job in link.jobs} == {(5, 2)}
 
 
-def test_a_worker_without_all_means_makes_the_round_wait():
+def test_missing_means_make_the_round_wait():
+    """A worker without all means makes the round wait."""
     shards = Shards(with_workers(2), Link(digests=0))
     update = PartedVector(shards, 100, NodeKind.UPDATE, device="dev-1", digests=(bytes(32),) * 2)
     with pytest.raises(ShardsUnavailableError, match="not made all means"):

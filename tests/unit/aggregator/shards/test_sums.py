@@ -103,7 +103,8 @@ def workers():
         assert program.exitcode == 0
 
 
-def test_blocks_are_added_and_a_group_is_made_anew_after_a_loss(workers):
+def test_blocks_are_added(workers):
+    """Blocks are added and a group is made anew after a loss."""
     link = DistributedLink(workers, WORKERS, "lo")
     jobs = [job(), job()]
     first, again = [block.tolist() for block in link.sums(jobs)], [block.tolist() for block in link.sums(jobs)]
@@ -151,7 +152,8 @@ def test_the_store_of_torch_is_recognised():
     assert answers_as_a_store(store.port)
 
 
-def test_a_wait_ends_when_another_generation_begins():
+def test_newer_generation_ends_a_wait():
+    """A wait ends when another generation begins."""
     sender = BlockSender(0, WORKERS, "lo", lambda _: None)
     first = dataclasses.replace(job(), generation="g")
     sender.expect(first)
@@ -162,7 +164,7 @@ def test_a_wait_ends_when_another_generation_begins():
     assert not thread.is_alive(), "it would wait for a minute"
 
 
-def test_an_interface_is_named_and_has_an_address():
+def test_interface_is_named_and_has_address():
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match="no network interface 'nowhere0'") as caught:
         address_of("nowhere0")
@@ -180,14 +182,15 @@ def answering(*answers):
     return link, messages
 
 
-def test_answers_come_in_the_order_of_the_workers():
+def test_answers_come_in_order_of_workers():
     one, zero = JobDone(bytes(16), 1, 5, (bytes(32),)), JobDone(bytes(16), 0, 5, (b"\1" * 32,))
     link, messages = answering(one, zero)
     assert link.answers([job(5), job(5)]) == [zero, one]
     assert [number for number, _ in messages.jobs] == [0, 1]
 
 
-def test_an_answer_that_is_an_error_or_lacks_parts_is_raised():
+def test_error_in_an_answer_is_raised():
+    """An answer that is an error or lacks parts is raised."""
     link, _ = answering(JobDone(bytes(16), 0, 5, error="the mean is not finite"))
     with pytest.raises(NumericsError, match="not finite"):
         link.answers([job(5), job(5)])
@@ -196,7 +199,8 @@ def test_an_answer_that_is_an_error_or_lacks_parts_is_raised():
         link.answers([job(5), job(5)])
 
 
-def test_a_worker_that_goes_while_it_is_asked_is_named(monkeypatch):
+def test_vanished_worker_is_named(monkeypatch):
+    """A worker that goes while it is asked is named."""
     monkeypatch.setattr(sums, "LOOK_S", 0.01)
     link, messages = answering(JobDone(bytes(16), 0, 5))
     messages.absent = ("worker-1",)

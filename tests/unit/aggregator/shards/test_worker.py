@@ -129,7 +129,8 @@ def scene(tmp_path):
     made.worker.close()
 
 
-def test_a_part_is_reported_once_it_is_durable_and_again_when_it_comes_again(scene):
+def test_durable_part_is_reported_again(scene):
+    """A part is reported once it is durable and again when it comes again."""
     assert scene.messages.absent == ("worker-0",)
     values = np.arange(scene.length)
     sealed = scene.upload(values)
@@ -141,7 +142,8 @@ def test_a_part_is_reported_once_it_is_durable_and_again_when_it_comes_again(sce
     assert scene.reports == [report, report]
 
 
-def test_a_reminder_has_a_stored_part_reported_again_and_one_of_another_part_has_it_asked_for(scene):
+def test_reminder_has_a_part_reported(scene):
+    """A reminder has a stored part reported again and one of another part has it asked for."""
     stored, other = scene.upload([1.0] * scene.length), scene.upload([2.0] * scene.length, "dev-2")
     scene.reports.clear()
     assert scene.remind(stored) == []
@@ -162,7 +164,8 @@ def test_a_reminder_has_a_stored_part_reported_again_and_one_of_another_part_has
         (1.0, {"count": 1}, "a part of 4 bytes"),
     ],
 )
-def test_a_part_that_no_order_allows_or_that_is_malformed_is_not_taken(scene, caplog, value, changes, reason):
+def test_unordered_part_is_not_taken(scene, caplog, value, changes, reason):
+    """A part that no order allows or that is malformed is not taken."""
     count = changes.get("count", scene.length)
     scene.upload([value] * count, **{name: given for name, given in changes.items() if name != "count"})
     assert scene.reports == []
@@ -170,7 +173,8 @@ def test_a_part_that_no_order_allows_or_that_is_malformed_is_not_taken(scene, ca
     assert reason in str(record.kv["reason"])
 
 
-def test_a_job_without_its_parts_names_the_devices_and_one_with_them_stores_the_mean(scene):
+def test_job_names_devices_without_parts(scene):
+    """A job without its parts names the devices and one with them stores the mean."""
     one, two = (
         scene.upload([value] * scene.length, device).signed for value, device in ((1.0, "dev-1"), (3.0, "dev-2"))
     )
@@ -183,7 +187,8 @@ def test_a_job_without_its_parts_names_the_devices_and_one_with_them_stores_the_
     assert (done.number, done.lacking, done.digests) == (2, (), (hashlib.sha256(expected).digest(),))
 
 
-def test_an_order_survives_a_restart_and_an_older_one_has_no_effect(scene):
+def test_order_survives_a_restart(scene):
+    """An order survives a restart and an older one has no effect."""
     first = scene.messages._order(NUMBER)
     scene.order(round_=2)
     scene.deliver()
@@ -195,7 +200,8 @@ def test_an_order_survives_a_restart_and_an_older_one_has_no_effect(scene):
     assert [report.round for report in scene.reports] == [2]
 
 
-def test_a_worker_that_the_plan_does_not_name_serves_no_run(scene, tmp_path):
+def test_unnamed_worker_serves_no_run(scene, tmp_path):
+    """A worker that the plan does not name serves no run."""
     renewed = dataclasses.replace(scene.run.workers[NUMBER], seal_key=b"x" * 32)
     other = dataclasses.replace(scene.run, workers=(scene.run.workers[0], renewed))
     with pytest.raises(UntrustedError, match="has no worker 'worker-1' with these keys"):

@@ -26,7 +26,8 @@ def record(round_, **changes):
     return plain | changes
 
 
-def test_figures_of_a_run_are_the_newest_that_there_are():
+def test_figures_are_the_newest():
+    """Figures of a run are the newest that there are."""
     plan = run_plan(rounds=9)
     found = stored_run(
         plan,
@@ -42,13 +43,15 @@ def test_figures_of_a_run_are_the_newest_that_there_are():
     assert stored_run(plan, []).closed == 0
 
 
-def test_records_of_an_earlier_version_have_no_losses():
+def test_earlier_records_have_no_losses():
+    """Records of an earlier version have no losses."""
     old = record(1)
     del old["cluster_losses"]
     assert stored_run(run_plan(), [old]).losses == {}
 
 
-def test_the_run_is_the_one_that_is_served_or_the_next_or_the_last(server):
+def test_served_run_or_the_next_or_the_last(server):
+    """The run is the one that is served or the next or the last."""
     assert fleet_status(server, RUNS).run.run == 2
     assert fleet_status(server, RUNS[:1]).run.run == 1
     assert fleet_status(server, ()).run is None
@@ -59,7 +62,8 @@ def test_the_run_is_the_one_that_is_served_or_the_next_or_the_last(server):
         assert fleet_status(server, RUNS).run.run == RUN.run == 1
 
 
-def test_a_lock_and_not_a_file_says_that_the_daemon_runs(server):
+def test_lock_says_that_the_daemon_runs(server):
+    """A lock and not a file says that the daemon runs."""
     watch = FleetWatch("mqtt://reef:1883")
     watch.connection.on_event(Connected(session_present=False))
     LiveFile(server.directory, watch).keep_up(lambda: RUN, 0.0)
@@ -78,12 +82,14 @@ def test_revoked_devices_are_listed_last(tmp_path):
     assert [(d.name, d.reason) for d in found.devices] == [("dev-2", ""), ("dev-1", "revoked by the owner")]
 
 
-def test_a_directory_that_is_gone_has_no_free_space_to_report(tmp_path):
+def test_gone_directory_has_no_space(tmp_path):
+    """A directory that is gone has no free space to report."""
     assert free_bytes_of(tmp_path) > 0
     assert free_bytes_of(tmp_path / "gone") is None
 
 
-def test_a_stopped_run_has_its_last_round_of_training_and_the_owners_order():
+def test_stopped_run_has_its_last_round():
+    """A stopped run has its last round of training and the owners order."""
     found = stored_run(run_plan(rounds=9), [record(1), record(2), record(10, final=True)], Order.STOP)
     assert (found.closed, found.finished, found.order) == (2, True, "stopped by the owner")
     void = stored_run(run_plan(rounds=9), [], Order.STOP, void=True)

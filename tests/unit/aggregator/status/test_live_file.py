@@ -52,7 +52,8 @@ def test_what_is_written_is_read_back(tmp_path, watch, file):
     assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file, monkeypatch):
+def test_written_at_a_bounded_rate(tmp_path, watch, file, monkeypatch):
+    """It is written at a bounded rate whatever happens."""
     written, looked = [], []
     monkeypatch.setattr(live_file, "PAUSE_PER_COST", 0.0)
 
@@ -67,14 +68,16 @@ def test_it_is_written_at_a_bounded_rate_whatever_happens(tmp_path, watch, file,
 
 
 @pytest.mark.parametrize(("cost_s", "pause_s"), [(0.001, WRITE_EVERY_S), (0.05, 5.0), (9.0, MOST_PAUSE_S)])
-def test_where_a_write_takes_long_pauses_are_longer(tmp_path, watch, file, monkeypatch, cost_s, pause_s):
+def test_slow_writes_make_longer_pauses(tmp_path, watch, file, monkeypatch, cost_s, pause_s):
+    """Where a write takes long pauses are longer."""
     times = iter([0.0, cost_s])
     monkeypatch.setattr(live_file, "time", type("Time", (), {"monotonic": staticmethod(lambda: next(times))}))
     file.keep_up(lambda: None, 0.0)
     assert file._pause_s == pytest.approx(pause_s)
 
 
-def test_a_change_of_connection_or_run_does_not_wait(tmp_path, file):
+def test_changed_connection_does_not_wait(tmp_path, file):
+    """A change of connection or run does not wait."""
     file.keep_up(lambda: None, 0.0)
     file.keep_up(lambda: RUN, 0.1)
     assert read_live(tmp_path).run is None
@@ -115,7 +118,8 @@ def test_the_end_is_written_with_its_error(tmp_path, file):
     assert read_live(tmp_path).error == "'x'"
 
 
-def test_a_failure_to_write_is_told_once_and_tried_again(tmp_path, watch, file, caplog):
+def test_failed_write_is_told_once(tmp_path, watch, file, caplog):
+    """A failure to write is told once and tried again."""
     (tmp_path / LIVE_FILE).mkdir()
     for step in range(3):
         file.keep_up(lambda: None, step * 10.0)

@@ -12,7 +12,8 @@ def facts(state):
     return run_facts(state, since_s=100, deadline_at_s=160)
 
 
-def test_while_devices_are_gathered_those_that_are_not_online_are_waited_for():
+def test_gathering_waits_for_the_offline():
+    """While devices are gathered those that are not online are waited for."""
     engine = engine_of(run_plan(quorum=0.5, min_contributors=2))
     state, _ = engine.begin(DEVICES, KEY_VERSION)
     state, _ = online(engine, state, "dev-1")
@@ -26,7 +27,8 @@ def test_while_devices_are_gathered_those_that_are_not_online_are_waited_for():
     assert "start dev-2" in found.advice
 
 
-def test_in_a_round_those_that_have_not_uploaded_are_waited_for():
+def test_round_waits_for_missing_uploads():
+    """In a round those that have not uploaded are waited for."""
     engine, state = opened(quorum=0.8)
     state, _ = give(engine, state, "dev-1", "dev-3")
     state, _ = engine.handle(state, WentOffline("dev-2"))
@@ -36,7 +38,8 @@ def test_in_a_round_those_that_have_not_uploaded_are_waited_for():
     assert (found.deadline_passed, found.shortage, found.obstacle) == (False, "", "")
 
 
-def test_a_round_that_is_being_closed_waits_for_no_device():
+def test_closing_round_waits_for_nobody():
+    """A round that is being closed waits for no device."""
     engine, state = opened(quorum=0.8)
     state, _ = give(engine, state, "dev-1")
     state, _ = engine.handle(state, DeadlinePassed(1))
@@ -55,7 +58,8 @@ def test_a_finished_run_waits_for_nothing():
     assert (found.phase, found.deadline_at_s, found.waiting, found.quorum) == ("finished", None, (), 0)
 
 
-def test_a_paused_run_waits_for_the_owner_and_for_no_device():
+def test_pause_waits_for_the_owner():
+    """A paused run waits for the owner and for no device."""
     engine, state = opened()
     state, _ = engine.handle(state, Ordered(Order.PAUSE))
     found = facts(state)

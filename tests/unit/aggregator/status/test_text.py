@@ -91,7 +91,8 @@ def test_each_problem_has_its_hint():
     assert text.problem_lines(found) == ["problem: a", "  hint: b", "problem: c", "  hint: d"]
 
 
-def test_devices_that_can_take_part_are_only_counted():
+def test_able_devices_are_only_counted():
+    """Devices that can take part are only counted."""
     found = with_devices(
         device("dev-1"), device("dev-2", online=False, reason="offline", last_upload_s=AT + 1), device("dev-3")
     )
@@ -102,7 +103,7 @@ def test_devices_that_can_take_part_are_only_counted():
     ]
 
 
-def test_the_worst_device_and_the_spread_are_shown():
+def test_worst_device_and_spread_are_shown():
     found = with_devices(
         device("dev-1", accuracy=0.9), device("dev-2", accuracy=0.41), device("dev-3"), device("dev-4", accuracy=0.7)
     )
@@ -112,7 +113,8 @@ def test_the_worst_device_and_the_spread_are_shown():
     assert text.device_lines(with_devices(device("dev-1", accuracy=0.9), revoked))[0] == "devices: 1 of 1 online"
 
 
-def test_unknown_devices_have_no_lines_and_revoked_ones_are_named():
+def test_revoked_devices_are_named():
+    """Unknown devices have no lines and revoked ones are named."""
     assert text.device_lines(with_devices(device("dev-1", online=None))) == []
     gone = device("dev-2", online=None, reason=text.REVOKED)
     assert text.device_lines(with_devices(device("dev-1"), gone)) == ["devices: 1 of 1 online", "revoked: dev-2"]
@@ -164,7 +166,7 @@ def test_a_paused_run_is_said_to_be_paused():
     )
 
 
-def test_a_run_that_is_not_served_has_a_line_too():
+def test_run_that_is_not_served_has_line_too():
     assert text.run_words(RUN) == text.round_line(RUN)
     over = dataclasses.replace(RUN, phase="finished", since_s=None, order="stopped by the owner")
     assert text.run_words(over) == "run 4: cfl, finished, stopped by the owner, round 7 of 20"
@@ -172,7 +174,8 @@ def test_a_run_that_is_not_served_has_a_line_too():
     assert text.run_words(queued) == "run 4: cfl, not served, round 7 of 20"
 
 
-def test_a_finished_run_has_no_more_rounds_than_planned():
+def test_finished_has_the_planned_rounds():
+    """A finished run has no more rounds than planned."""
     run = dataclasses.replace(RUN, phase="finished", round=21, rounds=20)
     assert text.run_words(run).endswith("finished, round 20 of 20")
 
@@ -190,7 +193,8 @@ VITALS = Vitals(
 )
 
 
-def test_a_device_that_reports_its_condition_has_a_line():
+def test_reporting_device_has_a_line():
+    """A device that reports its condition has a line."""
     found = with_devices(device("dev-1", vitals=VITALS, vitals_at_s=AT), device("dev-2"))
     assert text.device_lines(found) == [
         "devices: 2 of 2 online",
@@ -204,13 +208,15 @@ def test_a_device_that_reports_its_condition_has_a_line():
     assert many[-1] == "  and 2 more report their condition: --json lists all"
 
 
-def test_figures_that_a_device_can_not_measure_are_left_out():
+def test_unmeasured_figures_are_left_out():
+    """Figures that a device can't measure are left out."""
     assert text.vitals_words(Vitals(), AT) == "no figure (2026-11-18T11:06:40Z)"
     few = Vitals(disk_free_bytes=999, load=3.0, cores=1, battery_percent=7, charging=False)
     assert text.vitals_words(few, AT).startswith("disk 999 B free, load 3 on 1 core, battery 7 % (")
 
 
-def test_the_versions_are_told_with_what_to_do_about_others():
+def test_versions_are_told_with_advice():
+    """The versions are told with what to do about others."""
     older = {"version": "0.1.0", "version_state": "older", "version_advice": "upgrade it"}
     newer = {"version": "0.3.0", "version_state": "newer", "version_advice": "upgrade the aggregator"}
     found = with_devices(
@@ -230,7 +236,8 @@ def test_the_versions_are_told_with_what_to_do_about_others():
     ]
 
 
-def test_versions_that_nobody_knows_are_not_told():
+def test_unknown_versions_are_not_told():
+    """Versions that nobody knows are not told."""
     assert text.version_lines(STATUS) == []
     assert text.version_lines(dataclasses.replace(STATUS, version="0.2.0")) == ["versions: aggregator 0.2.0"]
 

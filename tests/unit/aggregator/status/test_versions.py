@@ -27,14 +27,14 @@ def test_a_version_is_older_newer_or_another(version, ours, state):
     assert compared(version, ours) == state
 
 
-def test_the_advice_names_the_machine_to_upgrade():
+def test_advice_names_the_machine_to_upgrade():
     assert advice(OLDER, "0.2.0").startswith("upgrade Shoal on it to 0.2.0")
     assert advice(NEWER, "0.2.0").startswith("upgrade the aggregator, which has 0.2.0")
     assert advice(OTHER, "0.2.0").startswith("install 0.2.0 on it")
     assert advice(SAME, "0.2.0") == advice("", "0.2.0") == ""
 
 
-def test_a_device_that_is_left_out_is_told_why():
+def test_device_that_is_left_out_is_told_why():
     reason, older = left_out("0.1.0", 1, 2)
     assert reason == "its software (shoal 0.1.0, wire 1) does not speak wire version 2 of the run"
     assert older.startswith("upgrade Shoal on it")

@@ -55,14 +55,16 @@ def test_a_device_comes_and_goes(devices, clock):
     assert (gone.online, gone.since_s, gone.last_seen_s) == (False, 5100, 5004), "a will is the broker's word"
 
 
-def test_a_device_says_that_its_model_is_a_guess_until_it_says_no_more(devices):
+def test_guess_is_said_until_it_is_none(devices):
+    """A device says that its model is a guess until it says no more."""
     doubted = Presence("reef", "dev-1", 7, True, later=doubted_field(True))
     assert come(devices, doubted).doubted
     assert come(devices, says(False)).doubted, "a will is the broker's word"
     assert not come(devices, says(True)).doubted
 
 
-def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
+def test_retained_presence_has_no_time(devices):
+    """A retained presence is true and says nothing of the time."""
     here = come(devices, says(True, sent_at_s=4000), retained=True)
     assert here == DeviceStatus(name="dev-1", online=True, version="0.1.0", model_run=0, wire=WIRE)
 
@@ -72,16 +74,19 @@ def test_a_retained_presence_is_true_and_says_nothing_of_the_time(devices):
     [(5700, True, 700), (5700, False, 700), (4300, True, -700), (4300, False, None), (0, True, None)],
     ids=["ahead", "ahead, though it may be late", "behind", "perhaps late", "of an earlier version"],
 )
-def test_a_clock_is_compared_where_the_message_is_fresh(devices, sent_at_s, settled, ahead_s):
+def test_clock_is_compared_when_fresh(devices, sent_at_s, settled, ahead_s):
+    """A clock is compared where the message is fresh."""
     assert come(devices, says(True, sent_at_s), settled=settled).clock_ahead_s == ahead_s
 
 
 @pytest.mark.parametrize("version", ["\x1b[2J", "1" * 33, "1.0\n", ""])
-def test_a_version_that_is_none_is_not_recorded(devices, version):
+def test_missing_version_is_not_recorded(devices, version):
+    """A version that is none is not recorded."""
     assert come(devices, says(True, version=version)).version == ""
 
 
-def test_a_presence_under_replaced_keys_is_an_absence(devices, clock):
+def test_replaced_keys_mean_absence(devices, clock):
+    """A presence under replaced keys is an absence."""
     come(devices, says(True))
     clock.now_s = 5050
     devices.went("dev-1")
@@ -90,7 +95,8 @@ def test_a_presence_under_replaced_keys_is_an_absence(devices, clock):
 
 
 @pytest.mark.parametrize("ends", ["an upload", "a new start"])
-def test_a_decline_stands_until_the_device_uploads_or_starts_again(devices, clock, ends):
+def test_decline_stands_until_an_upload(devices, clock, ends):
+    """A decline stands until the device uploads or starts again."""
     come(devices, says(True))
     devices.declined("dev-1", DeclineReason.DISK)
     assert come(devices, says(True)).declined == "disk"
@@ -105,7 +111,8 @@ def test_a_decline_stands_until_the_device_uploads_or_starts_again(devices, cloc
     assert devices.devices["dev-1"].last_seen_s == 6000
 
 
-def test_of_an_earlier_daemon_only_the_times_are_true():
+def test_only_times_of_an_earlier_life():
+    """Of an earlier daemon only the times are true."""
     before = DeviceStatus(
         name="dev-1", online=True, since_s=1, last_seen_s=2, last_upload_s=3, version="0.1.0", declined="data"
     )
@@ -113,7 +120,8 @@ def test_of_an_earlier_daemon_only_the_times_are_true():
     assert known == {"dev-1": DeviceStatus(name="dev-1", last_seen_s=2, last_upload_s=3, version="0.1.0")}
 
 
-def test_a_connection_begins_ends_and_comes_back(clock):
+def test_connection_begins_and_ends(clock):
+    """A connection begins ends and comes back."""
     watch = ConnectionWatch("mqtt://reef:1883", clock)
     assert (watch.facts.connected, watch.facts.reason, watch.settled) == (False, "", False)
     watch.on_event(Connected(session_present=False))
@@ -135,7 +143,8 @@ def test_a_connection_begins_ends_and_comes_back(clock):
     assert watch.facts.reason == ""
 
 
-def test_right_after_a_connection_presences_may_be_late(clock):
+def test_early_presences_may_be_late(clock):
+    """Right after a connection presences may be late."""
     watch = FleetWatch("mqtt://reef:1883", clock)
     watch.connection.on_event(Connected(session_present=True))
     watch.came(says(True, 4000), retained=False)

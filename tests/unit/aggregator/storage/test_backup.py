@@ -42,7 +42,8 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file() and path.name[0] != "."}
 
 
-def test_it_holds_what_the_aggregator_can_t_get_again(server, tmp_path):
+def test_holds_what_can_not_be_had_again(server, tmp_path):
+    """It holds what the aggregator can t get again."""
     (server / "run-000001").mkdir()
     (server / "runs" / "000001.run").write_bytes(b"a run")
     before = contents(server)
@@ -70,7 +71,7 @@ def test_it_holds_what_the_aggregator_can_t_get_again(server, tmp_path):
     assert (orders.accepted, orders.of(RUN)) == (7, Order.PAUSE)
 
 
-def test_an_empty_directory_of_the_service_is_filled(server, tmp_path):
+def test_empty_directory_is_filled(server, tmp_path):
     """A package or a container has made it, and its parent belongs to root."""
     save(server, tmp_path / "file")
     (tmp_path / "again").mkdir(mode=0o700)
@@ -107,7 +108,8 @@ def _roster(parties):
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("at", range(6))
-def test_a_change_while_it_is_made_leaves_a_whole_one(parties, server, tmp_path, monkeypatch, change, at):
+def test_change_meanwhile_leaves_a_whole(parties, server, tmp_path, monkeypatch, change, at):
+    """A change while it is made leaves a whole one."""
     parties.owner.rotate()
     parties.server.take_grant(parties.grant())
     parties.server.adopt(parties.owner.roster_bytes)
@@ -143,7 +145,8 @@ def altered(data):
     yield from (data[:-1], data[:40], data[:32], data[1:], data + b"\0", b"", sha256(b""), bytes(1000))
 
 
-def test_an_altered_one_and_another_file_are_refused(parties, server, tmp_path):
+def test_altered_backup_is_refused(parties, server, tmp_path):
+    """An altered one and another file are refused."""
     save(server, tmp_path / "file")
     data = (tmp_path / "file").read_bytes()
     owners = pack(parties.owner, Lock(b"correct horse battery"))[1]
@@ -182,7 +185,7 @@ def test_a_made_up_one_leaves_nothing(server, tmp_path, changes, error, words):
     assert list((tmp_path / "in").iterdir() if (tmp_path / "in").exists() else []) == []
 
 
-def test_a_directory_with_files_is_left_alone(parties, server, tmp_path):
+def test_directory_with_files_is_left_alone(parties, server, tmp_path):
     save(server, tmp_path / "file")
     before = contents(server)
     with pytest.raises(ConfigError, match="exists already"):
@@ -212,7 +215,8 @@ def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
     assert not (tmp_path / "again").exists()
 
 
-def test_it_is_written_beside_the_directory_and_never_over_another_file(server, tmp_path):
+def test_never_written_over_another_file(server, tmp_path):
+    """It is written beside the directory and never over another file."""
     with pytest.raises(ConfigError, match="lies in the directory"):
         save(server, server / "file")
     (tmp_path / "file").write_bytes(b"another")
@@ -223,7 +227,8 @@ def test_it_is_written_beside_the_directory_and_never_over_another_file(server, 
     assert not (server / "backup.last").exists()
 
 
-def test_the_time_of_the_restore_is_kept_by_later_requests(server, tmp_path):
+def test_time_of_restore_is_kept(server, tmp_path):
+    """The time of the restore is kept by later requests."""
     save(server, tmp_path / "file")
     restore(tmp_path / "file", tmp_path / "again")
     assert read_orders(server).restored_at_s == 0
@@ -233,6 +238,6 @@ def test_the_time_of_the_restore_is_kept_by_later_requests(server, tmp_path):
     assert 0 <= time.time() - orders.restored_at_s < 60
 
 
-def test_orders_of_an_earlier_version_are_read(server):
+def test_orders_of_earlier_version_are_read(server):
     (server / ORDERS_FILE).write_text('{"accepted": 3, "orders": {}}')
     assert read_orders(server).accepted == 3

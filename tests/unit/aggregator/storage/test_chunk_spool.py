@@ -42,7 +42,7 @@ def test_a_freed_place_is_used_again(spool):
     assert size_of(spool) <= 5 * 1024
 
 
-def test_chunks_of_ever_other_lengths_do_not_make_the_file_grow(spool):
+def test_file_does_not_grow_with_lengths(spool):
     """A device chooses the lengths of its chunks, and other devices keep the spool from ever being empty."""
     spool.put(bytes(1000))
     for length in range(1024, 9 * 1024):
@@ -67,7 +67,8 @@ def test_a_file_that_was_cut_is_reported(spool):
 
 @settings(max_examples=50)
 @given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(LENGTHS), st.integers(0, 255)), max_size=60))
-def test_any_order_of_puts_and_takes_gives_back_what_was_put(tmp_path_factory, steps):
+def test_any_order_gives_back_what_was_put(tmp_path_factory, steps):
+    """Any order of puts and takes gives back what was put."""
     spool, stored = ChunkSpool(tmp_path_factory.mktemp("spool")), []
     try:
         for put, length, value in steps:
@@ -82,7 +83,7 @@ def test_any_order_of_puts_and_takes_gives_back_what_was_put(tmp_path_factory, s
         spool.close()
 
 
-def test_a_fleet_that_uploads_at_once_takes_bounded_memory(spool):
+def test_simultaneous_uploads_are_bounded(spool):
     """300 devices send 200 KB each, chunk by chunk in turn: nothing is complete until the last chunks."""
     bound = 4 << 20
     devices = [(f"dev-{n}", bytes([n % 256]) * 200_000) for n in range(300)]
@@ -101,7 +102,8 @@ def test_a_fleet_that_uploads_at_once_takes_bounded_memory(spool):
     assert memory_bytes() - before < 20 << 20
 
 
-def test_a_transfer_that_is_given_up_frees_its_places(spool):
+def test_given_up_transfer_frees_its_places(spool):
+    """A transfer that is given up frees its places."""
     reassembler = Reassembler(spool=spool, memory_bytes=0)
     for name in ("a", "b"):
         for chunk in split(bytes(10_000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)[:3]:
@@ -123,7 +125,9 @@ def test_a_wrong_digest_frees_the_places(spool):
     assert size_of(spool) == 0
 
 
-def test_a_transfer_that_can_not_be_joined_frees_its_places(spool, monkeypatch):
+def test_failed_join_frees_its_places(spool, monkeypatch):
+    """A transfer that can't be joined frees its places."""
+
     def full(*_args, **_keywords):
         raise OSError(errno.ENOMEM, "no memory")
 
@@ -137,7 +141,8 @@ def test_a_transfer_that_can_not_be_joined_frees_its_places(spool, monkeypatch):
     assert size_of(spool) == 0
 
 
-def test_a_chunk_that_can_not_be_read_again_frees_the_places_of_all(spool, monkeypatch):
+def test_unreadable_chunk_frees_all_places(spool, monkeypatch):
+    """A chunk that can't be read again frees the places of all."""
     reassembler = Reassembler(spool=spool, memory_bytes=0)
     *before, last = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     for chunk in before:
@@ -151,7 +156,7 @@ def test_a_chunk_that_can_not_be_read_again_frees_the_places_of_all(spool, monke
     assert reassembler._spooled_bytes == 0
 
 
-def test_a_full_disk_refuses_chunks_and_no_more(spool, monkeypatch):
+def test_full_disk_refuses_chunks(spool, monkeypatch):
     """Whoever can publish under the devices' names can fill the spool: that must not end the aggregator."""
     reassembler = Reassembler(spool=spool, memory_bytes=0)
     chunks = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)

@@ -85,7 +85,7 @@ def test_missing_facts_are_told(folder):
         Store(folder, RUN)
 
 
-def test_a_strategys_state_that_is_none_is_told(tmp_path):
+def test_broken_strategy_state_is_told(tmp_path):
     """The JSON is whole and one of its keys is missing: the aggregator does not start on it."""
     with make_fleet(tmp_path / "fleet", algorithm="ifca", settings={"k": "2"}) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 10)
@@ -102,7 +102,7 @@ def test_a_strategys_state_that_is_none_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("ledger", [b"", b"{half", b"5", b"[1]", b"\xff\xfe", b"[" * 10**5])
-def test_a_damaged_list_of_retained_topics_stops_nothing(tmp_path, caplog, ledger):
+def test_damaged_topics_stop_nothing(tmp_path, caplog, ledger):
     """All that is lost is what an earlier life has left on the broker; the run goes on to its end."""
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 10)
@@ -118,7 +118,7 @@ def test_a_damaged_list_of_retained_topics_stops_nothing(tmp_path, caplog, ledge
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
-def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, number):
+def test_system_error_stays_itself(tmp_path, monkeypatch, number):
     """A server with too many open files was told that its updates were missing or cut short."""
     store = Store(tmp_path / "run", RUN)
     engine = engine_of(RUN)
@@ -139,7 +139,7 @@ def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, num
     store.close()
 
 
-def test_a_database_that_the_system_does_not_open_is_not_called_damaged(folder):
+def test_unopened_database_is_not_damaged(folder):
     """It is tried with no descriptor left, as in a server with more devices than its limit of open files allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []

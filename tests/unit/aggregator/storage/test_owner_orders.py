@@ -15,7 +15,8 @@ def test_without_a_file_every_run_goes_on(tmp_path):
     assert not (tmp_path / ORDERS_FILE).exists()
 
 
-def test_a_number_and_its_order_are_found_by_the_next_process(tmp_path):
+def test_next_process_finds_the_order(tmp_path):
+    """A number and its order are found by the next process."""
     OwnerOrders(tmp_path).accept(4, RUN, Order.PAUSE)
     again = OwnerOrders(tmp_path)
     assert (again.accepted, again.of(RUN), again.of(b"s" * 16)) == (4, Order.PAUSE, Order.GO)
@@ -32,7 +33,8 @@ def test_a_stop_is_not_taken_back(tmp_path):
     assert orders.of(RUN) is Order.STOP_NOW
 
 
-def test_a_file_that_can_not_be_written_changes_nothing(tmp_path, monkeypatch):
+def test_failed_write_changes_nothing(tmp_path, monkeypatch):
+    """A file that can't be written changes nothing."""
     orders = OwnerOrders(tmp_path)
 
     def refuse(*_args, **_options):

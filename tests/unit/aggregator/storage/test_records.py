@@ -35,18 +35,20 @@ def blocks(database):
     return database.execute("SELECT first FROM past ORDER BY first").fetchall()
 
 
-def test_before_the_first_round_there_is_nothing(database):
+def test_before_first_round_there_is_nothing(database):
     assert read(database) == []
     assert read_last(database) is None
 
 
-def test_rounds_are_stored_in_full_until_there_are_two_blocks_of_them(database):
+def test_two_blocks_are_stored_in_full(database):
+    """Rounds are stored in full until there are two blocks of them."""
     fill(database, 2 * BLOCK_ROUNDS - 1)
     assert blocks(database) == []
     assert read(database) == [record(r) for r in range(1, 2 * BLOCK_ROUNDS)]
 
 
-def test_then_the_earlier_half_is_packed_without_the_figures_of_single_devices(database):
+def test_earlier_half_is_packed(database):
+    """Then the earlier half is packed without the figures of single devices."""
     fill(database, 2 * BLOCK_ROUNDS)
     assert blocks(database) == [(1,)]
     first = [without_figures(r) for r in range(1, BLOCK_ROUNDS + 1)]
@@ -55,26 +57,29 @@ def test_then_the_earlier_half_is_packed_without_the_figures_of_single_devices(d
     assert read_last(database) == record(2 * BLOCK_ROUNDS)
 
 
-def test_several_blocks_are_read_in_the_order_of_their_rounds(database):
+def test_blocks_are_read_in_order(database):
+    """Several blocks are read in the order of their rounds."""
     fill(database, 5 * BLOCK_ROUNDS)
     assert [first for (first,) in blocks(database)] == [1 + BLOCK_ROUNDS * i for i in range(4)]
     assert [r["round"] for r in read(database)] == list(range(1, 5 * BLOCK_ROUNDS + 1))
 
 
-def test_a_round_that_is_written_again_replaces_its_record(database):
+def test_rewritten_round_replaces_its_record(database):
     """An aggregator that is killed between the snapshot and the record closes the round a second time."""
     fill(database, 3)
     write(database, 3, {**record(3), "loss": 9.0})
     assert [r["loss"] for r in read(database)] == [1 / 7, 2 / 7, 9.0]
 
 
-def test_a_record_without_figures_of_devices_is_stored_as_it_is(database):
+def test_record_without_figures_stays(database):
+    """A record without figures of devices is stored as it is."""
     write(database, 1, {"round": 1, "final": True})
     assert read(database) == [{"round": 1, "final": True}]
     assert read_last(database) == {"round": 1, "final": True}
 
 
-def test_a_record_and_the_block_it_fills_are_one_transaction(database):
+def test_record_and_block_are_one_commit(database):
+    """A record and the block it fills are one transaction."""
     fill(database, 2 * BLOCK_ROUNDS - 1)
     before = read(database)
     database.execute("BEGIN")
@@ -100,7 +105,8 @@ def damage(database, change):
     ],
     ids=["empty", "half", "junk", "wrong checksum", "no JSON"],
 )
-def test_a_damaged_block_is_an_error_and_the_last_round_is_still_read(database, change, message):
+def test_damaged_block_keeps_the_last_round(database, change, message):
+    """A damaged block is an error and the last round is still read."""
     fill(database, 2 * BLOCK_ROUNDS)
     damage(database, change)
     with pytest.raises(ValueError, match=message):
@@ -108,7 +114,7 @@ def test_a_damaged_block_is_an_error_and_the_last_round_is_still_read(database, 
     assert read_last(database) == record(2 * BLOCK_ROUNDS)
 
 
-def test_a_block_is_not_unpacked_beyond_its_largest_size(database, monkeypatch):
+def test_block_is_not_unpacked_too_far(database, monkeypatch):
     """A few damaged bytes could otherwise fill the memory."""
     fill(database, 2 * BLOCK_ROUNDS)
     size = len("\n".join(json.dumps({"round": r, "loss": r / 7}) for r in range(1, BLOCK_ROUNDS + 1)))
@@ -125,7 +131,8 @@ def short(round_):
 
 @pytest.mark.parametrize("rounds", [0, 3, 5 * BLOCK_ROUNDS])
 @pytest.mark.parametrize("count", [1, 2, BLOCK_ROUNDS + 9, 10 * BLOCK_ROUNDS])
-def test_the_last_rounds_are_found_in_rows_and_in_blocks(database, rounds, count):
+def test_last_rounds_are_found_anywhere(database, rounds, count):
+    """The last rounds are found in rows and in blocks."""
     fill(database, rounds)
     first = max(1, rounds - count + 1)
     assert records.read_latest(database, count) == [short(r) for r in range(first, rounds + 1)]
@@ -134,12 +141,14 @@ def test_the_last_rounds_are_found_in_rows_and_in_blocks(database, rounds, count
 @pytest.mark.parametrize(
     "after", [0, 1, BLOCK_ROUNDS - 1, BLOCK_ROUNDS, BLOCK_ROUNDS + 1, 3 * BLOCK_ROUNDS + 5, 4 * BLOCK_ROUNDS]
 )
-def test_the_rounds_after_one_are_those_of_all_rounds(database, after):
+def test_rounds_after_one_are_all_later(database, after):
+    """The rounds after one are those of all rounds."""
     fill(database, 4 * BLOCK_ROUNDS)
     assert list(read_after(database, after)) == read(database)[after:]
 
 
-def test_packed_rounds_keep_their_cosines_where_the_clusters_changed(database):
+def test_packed_rounds_keep_cosines(database):
+    """Packed rounds keep their cosines where the clusters changed."""
     for round_ in range(1, 2 * BLOCK_ROUNDS + 1):
         clusters = {"a": round_ > 9, "b": round_ > 20}
         write(

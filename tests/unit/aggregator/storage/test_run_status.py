@@ -43,26 +43,30 @@ def snapshot(store, key_version=3, round_=1, closed=None):
     store.snapshot(round_, ("dev-1",), Encoded({}), ResumeMetadata(key_version), closed)
 
 
-def test_a_directory_without_a_run_has_nothing_and_gets_no_file(folder):
+def test_directory_without_run_gets_no_file(folder):
+    """A directory without a run has nothing and gets no file."""
     assert tuple(read(folder) for read in READERS) == NOTHING
     folder.mkdir()
     assert tuple(read(folder) for read in READERS) == NOTHING
     assert list(folder.iterdir()) == []
 
 
-def test_a_database_whose_tables_are_not_made_yet_has_nothing(folder):
+def test_database_without_tables_is_empty(folder):
+    """A database whose tables are not made yet has nothing."""
     folder.mkdir()
     sqlite3.connect(folder / DATABASE).close()
     (folder / DATABASE).touch()
     assert tuple(read(folder) for read in READERS) == NOTHING
 
 
-def test_a_run_that_has_not_started_has_its_plan_only(folder, store):
+def test_unstarted_run_has_its_plan_only(folder, store):
+    """A run that has not started has its plan only."""
     assert read_plan(folder) == encode(RUN)
     assert tuple(read(folder) for read in READERS[:-1]) == NOTHING[:-1]
 
 
-def test_closed_rounds_are_read_while_the_store_is_open(folder, store):
+def test_rounds_are_read_while_it_is_open(folder, store):
+    """Closed rounds are read while the store is open."""
     snapshot(store)
     closed = {"round": 1, "final": False, "loss": 0.5}
     snapshot(store, 3, 2, (1, closed))
@@ -71,7 +75,8 @@ def test_closed_rounds_are_read_while_the_store_is_open(folder, store):
     assert rounds_closed(folder) == 1
 
 
-def test_only_durable_uploads_of_the_round_are_counted(folder, store):
+def test_only_durable_uploads_count(folder, store):
+    """Only durable uploads of the round are counted."""
     engine = engine_of(RUN, store.seed)
     state, _ = engine.begin(("dev-1",))
     state = dataclasses.replace(state, round=1, plan=engine.strategy.plan(state.strategy, 1, ("dev-1",))[1])
@@ -82,13 +87,14 @@ def test_only_durable_uploads_of_the_round_are_counted(folder, store):
     assert [uploads_stored(folder, r) for r in (1, 2)] == [1, 0]
 
 
-def test_the_key_version_is_that_of_the_last_round(folder, store):
+def test_key_version_is_that_of_last_round(folder, store):
     for version, round_ in ((3, 1), (5, 2)):
         snapshot(store, version, round_)
         assert read_key_version(folder) == version
 
 
-def test_a_snapshot_head_of_another_form_is_damage(folder, store):
+def test_other_snapshot_head_is_damage(folder, store):
+    """A snapshot head of another form is damage."""
     snapshot(store)
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute("UPDATE snapshot SET head = ?", (json.dumps({"round": 1}),))
@@ -98,7 +104,8 @@ def test_a_snapshot_head_of_another_form_is_damage(folder, store):
     assert caught.value.hint
 
 
-def test_a_file_that_is_no_database_is_damage_that_names_the_directory(folder):
+def test_no_database_is_named_damage(folder):
+    """A file that is no database is damage that names the directory."""
     folder.mkdir()
     (folder / DATABASE).write_bytes(b"no database " * 100)
     for read in READERS:

@@ -33,7 +33,8 @@ def reads(monkeypatch):
     return names
 
 
-def test_what_did_not_change_is_not_read_again(place, reads):
+def test_unchanged_is_not_read_again(place, reads):
+    """What did not change is not read again."""
     plans = [place.sign(), place.sign()]
     reads.clear()
     complaints = []
@@ -45,7 +46,7 @@ def test_what_did_not_change_is_not_read_again(place, reads):
     assert [name for name, _ in complaints] == ["junk.run"] * 3
 
 
-def test_a_file_that_is_replaced_is_read_again(place):
+def test_file_that_is_replaced_is_read_again(place):
     first = place.sign()
     path = place.server / "runs/000001.run"
     files = RunFiles(place.member)
@@ -63,7 +64,8 @@ def test_a_file_that_is_replaced_is_read_again(place):
 
 
 @pytest.mark.parametrize("what", ["gone", "torn"])
-def test_a_file_that_went_bad_since_it_was_found(place, what):
+def test_file_went_bad_since(place, what):
+    """A file that went bad since it was found."""
     place.sign()
     path = place.server / "runs/000001.run"
     files = RunFiles(place.member, lambda *_: None)
@@ -77,7 +79,7 @@ def test_a_file_that_went_bad_since_it_was_found(place, what):
     assert files.all() == []
 
 
-def test_a_run_that_is_over_is_looked_up_once(place, monkeypatch):
+def test_run_that_is_over_is_looked_up_once(place, monkeypatch):
     first, second = place.sign(), place.sign()
     place.finish(first)
     looked, real = [], run_files.is_finished
@@ -95,7 +97,8 @@ def test_a_run_that_is_over_is_looked_up_once(place, monkeypatch):
     assert not files.is_over(first)
 
 
-def test_a_database_that_is_written_over_is_looked_up_again(place):
+def test_rewritten_database_is_read_again(place):
+    """A database that is written over is looked up again."""
     plan = place.sign()
     Store(place.directory(plan), plan).close()
     begun = (place.directory(plan) / DATABASE).read_bytes()
@@ -106,7 +109,8 @@ def test_a_database_that_is_written_over_is_looked_up_again(place):
     assert not files.is_over(plan)
 
 
-def test_a_file_that_is_no_run_costs_nothing_more_at_each_look(place):
+def test_file_of_no_run_is_read_once(place):
+    """A file that is no run costs nothing more at each look."""
     (place.server / "runs/junk.run").write_bytes(b"junk")
     files = RunFiles(place.member, lambda *_: None)
     files.all()

@@ -50,7 +50,8 @@ def store(files, count, round_=1):
     ]
 
 
-def test_descriptors_do_not_grow_with_the_updates(files):
+def test_descriptors_do_not_grow(files):
+    """Descriptors do not grow with the updates."""
     before = open_descriptors()
     views = store(files, MANY)
     assert open_descriptors() - before <= 5
@@ -68,7 +69,8 @@ def test_an_old_round_is_mapped_once(files, tmp_path):
 
 
 @pytest.mark.parametrize("work", ["mean", "gram"])
-def test_reading_a_round_keeps_few_of_its_pages_in_memory(files_on_disk, work):
+def test_reading_keeps_few_pages(files_on_disk, work):
+    """Reading a round keeps few of its pages in memory."""
     files = files_on_disk
     views = store(files, MANY)
     files.syncer()()
@@ -90,7 +92,8 @@ def test_reading_a_round_keeps_few_of_its_pages_in_memory(files_on_disk, work):
     assert (result[0] if work == "mean" else result[2, 3]) == pytest.approx(expected)
 
 
-def test_a_file_is_as_long_as_what_it_holds_once_it_is_closed(files, tmp_path):
+def test_closed_file_is_as_long_as_its_data(files, tmp_path):
+    """A file is as long as what it holds once it is closed."""
     store(files, 2)
     file = tmp_path / "000001.f32"
     assert file.stat().st_size == FIRST_MAPPED_BYTES
@@ -99,7 +102,7 @@ def test_a_file_is_as_long_as_what_it_holds_once_it_is_closed(files, tmp_path):
     assert file.stat().st_size == 2 * 4 * D
 
 
-def test_a_file_that_was_cut_is_not_lengthened(files, tmp_path):
+def test_file_that_was_cut_is_not_lengthened(files, tmp_path):
     store(files, 2)
     files.release()
     os.truncate(tmp_path / "000001.f32", 6 * D)

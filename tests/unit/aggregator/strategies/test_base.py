@@ -38,7 +38,8 @@ PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 # --------------------------------------------------------------------------------------------------------- models
 
 
-def test_a_model_that_moves_adds_its_offsets_and_remembers_its_smallest_mean():
+def test_moved_model_adds_its_offsets():
+    """A model that moves adds its offsets and remembers its smallest mean."""
     delta = np.arange(D, dtype=np.float32)
     first = ClusterModel(origin=3, scale=0.5).moved(delta, 4, 7)
     assert (first.origin, first.contributors, first.version, first.scale, first.others) == (3, 4, 7, 0.5, ())
@@ -50,12 +51,13 @@ def test_a_model_that_moves_adds_its_offsets_and_remembers_its_smallest_mean():
     np.testing.assert_array_equal(first.offset, delta, "the earlier model keeps its offset")
 
 
-def test_the_norm_of_a_model_that_has_not_moved_is_zero():
+def test_unmoved_models_norm_is_zero():
+    """The norm of a model that has not moved is zero."""
     assert ClusterModel().norm == 0.0
     assert ClusterModel(offset=np.array([3, 4], np.float32)).norm == 5.0
 
 
-def test_a_norm_is_summed_in_float64_and_over_all_blocks():
+def test_norm_is_summed_in_float64():
     """A float32 sum of so many squares would stop to grow; the last coordinate is in a block of its own."""
     vector = np.ones((1 << 17) + 1, np.float32)
     vector[-1] = 1000.0
@@ -63,14 +65,16 @@ def test_a_norm_is_summed_in_float64_and_over_all_blocks():
     assert norm_of(np.zeros(0, np.float32)) == 0.0
 
 
-def test_a_norm_beyond_float32_is_infinite_and_raises_no_warning():
+def test_norm_beyond_float32_is_infinite():
+    """A norm beyond float32 is infinite and raises no warning."""
     assert norm_of(np.full(3, 3e38, np.float32)) == np.inf
 
 
 # -------------------------------------------------------------------------------------------------------- updates
 
 
-def test_every_figure_of_an_upload_is_in_its_client_update():
+def test_figures_of_an_upload_are_kept():
+    """Every figure of an upload is in its client update."""
     engine = engine_of(run_plan())
     state, _ = engine.begin(("dev-1",))
     state = dataclasses.replace(
@@ -87,13 +91,15 @@ def test_every_figure_of_an_upload_is_in_its_client_update():
     assert contribution_of(upload, vector, norm=7.0).norm == 7.0
 
 
-def test_the_row_of_an_update_without_a_vector_is_refused_by_device_and_round():
+def test_missing_row_names_device_and_round():
+    """The row of an update without a vector is refused by device and round."""
     update = contribution("dev-1", round=3)
     with pytest.raises(IntegrityError, match=r"^dev-1 uploaded no update in round 3$"):
         _ = update.row
 
 
-def test_an_update_counts_once_and_only_under_the_key_of_the_others():
+def test_update_counts_once_under_one_key():
+    """An update counts once and only under the key of the others."""
     first, other = contribution("dev-1", np.ones(D)), contribution("dev-2", np.ones(D))
     assert of_one_round([other, first]) == [first, other]
     with pytest.raises(IntegrityError):
@@ -103,7 +109,8 @@ def test_an_update_counts_once_and_only_under_the_key_of_the_others():
 
 
 @pytest.mark.parametrize("scored_first", [True, False])
-def test_a_device_without_a_vector_may_name_any_key(scored_first):
+def test_any_key_without_a_vector(scored_first):
+    """A device without a vector may name any key."""
     other = contribution("dev-2", np.ones(D), key_id=b"o" * 16)
     given = [contribution("dev-3" if scored_first else "dev-1", np.ones(D)), dataclasses.replace(other, vector=None)]
     assert len(of_one_round(given)) == 2
@@ -111,7 +118,7 @@ def test_a_device_without_a_vector_may_name_any_key(scored_first):
         of_one_round([*given, contribution("dev-4", np.ones(D), key_id=b"o" * 16)])
 
 
-def test_updates_are_summed_in_order_of_their_devices():
+def test_updates_are_summed_in_order():
     """Their order of arrival would change the last bits of a mean."""
     updates = [contribution(d, np.full(D, v)) for d, v in (("c", 1e8), ("a", 1.0), ("b", -1e8))]
     assert [c.device for c in in_order(updates)] == ["a", "b", "c"]
@@ -126,7 +133,8 @@ def given():
     return [*honest, contribution("liar", [-1.0] * 6, samples=100_000, loss=0.0)]
 
 
-def test_the_mean_follows_the_cluster_and_not_the_one_with_most_samples():
+def test_mean_follows_the_cluster():
+    """The mean follows the cluster and not the one with most samples."""
     assert mean_update(given(), "samples", 0.0)[0] < -0.99
     assert mean_update(given(), "samples", 3.0)[0] == pytest.approx((4 - 3) / 7)
 
@@ -136,31 +144,35 @@ def test_uniform_weights_are_never_capped():
     assert capped_devices([given()], "uniform", 3.0) == {}
 
 
-def test_the_capped_devices_are_named_with_their_weight():
+def test_capped_devices_are_named():
+    """The capped devices are named with their weight."""
     assert capped_devices([given()], "samples", 3.0) == {"liar": 30.0}
     assert capped_devices([given()], "samples", 0.0) == {}
 
 
-def test_the_reported_loss_is_a_capped_mean_too():
+def test_reported_loss_is_a_capped_mean_too():
     assert mean_loss(given()[1:], run_plan()) == pytest.approx(3 / 6)
     assert mean_loss(given()[1:], run_plan(weight_cap=0.0)) < 0.001
     assert mean_loss([], run_plan()) is None
 
 
 @pytest.mark.parametrize("lie", [-3.4e38, 0.0, 3.4e38])
-def test_one_false_loss_of_five_counts_as_another_of_them(lie):
+def test_one_false_loss_of_five(lie):
+    """One false loss of five counts as another of them."""
     devices = [contribution(f"dev-{i}", samples=10, loss=1.0 + 0.1 * i) for i in range(4)]
     found = mean_loss([*devices, contribution("liar", samples=100_000, loss=lie)], run_plan())
     assert 1.0 < found < 1.3
 
 
-def test_uniform_losses_and_losses_without_weight():
+def test_losses_without_weight():
+    """Uniform losses and losses without weight."""
     even = [contribution("a", loss=1.0, samples=1), contribution("b", loss=3.0, samples=1)]
     assert mean_loss(even, run_plan()) == 2.0
     assert mean_loss([contribution("a", loss=1.0, samples=0)], run_plan()) is None
 
 
-def test_a_model_moves_only_by_the_mean_of_enough_devices():
+def test_enough_devices_move_a_model():
+    """A model moves only by the mean of enough devices."""
     run, slot = run_plan(min_contributors=3, weight_cap=0.0), ClusterModel()
     updates = [contribution(f"dev-{i}", np.full(D, i), samples=10 * i) for i in range(1, 4)]
     assert advanced(slot, updates[:2], run, mean_update, 5) is slot
@@ -186,28 +198,32 @@ DEVICES = tuple(f"dev-{i}" for i in range(10))
 # ---------------------------------------------------------------------------------------------------- assignments
 
 
-def test_a_training_assignment_trains_and_reports_no_margins():
+def test_training_reports_no_margins():
+    """A training assignment trains and reports no margins."""
     made = train_assignment((4, 7), evaluate=True, phase=Phase.PRETRAIN)
     assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.PRETRAIN, Share.TRAIN)
     assert (made.train, made.evaluate, made.margins) == (True, True, False)
     assert train_assignment((4,), evaluate=False).phase == Phase.TRAIN
 
 
-def test_a_final_assignment_reports_and_trains_nothing():
+def test_final_assignment_trains_nothing():
+    """A final assignment reports and trains nothing."""
     made = final_assignment((4, 7))
     assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.SCORE, Share.TRAIN)
     assert (made.train, made.evaluate, made.margins) == (False, True, False)
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (3, [3, 6])])
-def test_rounds_in_which_devices_report_accuracy(every, rounds):
+def test_rounds_that_report_accuracy(every, rounds):
+    """Rounds in which devices report accuracy."""
     assert [r for r in range(1, 7) if evaluates(run_plan(evaluate_every=every), r)] == rounds
 
 
 # -------------------------------------------------------------------------------------------------------- settings
 
 
-def test_settings_are_read_by_their_types_and_the_rest_are_defaults():
+def test_settings_are_read_by_type():
+    """Settings are read by their types and the rest are defaults."""
     given = {"eps1": "0.25", "min_side": "4", "path": "ON", "validate": "false", "linkage": "complete"}
     found = read_settings(CflSettings, "cfl", given)
     expected = CflSettings(eps1=0.25, min_side=4, path=True, validate=False, linkage="complete")
@@ -227,7 +243,8 @@ def test_settings_are_read_by_their_types_and_the_rest_are_defaults():
         ({"restarts": "0"}, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_by_name(given, message, hint):
+def test_unfit_settings_are_refused_by_name(given, message, hint):
+    """Settings that do not fit are refused by name."""
     with pytest.raises(ConfigError) as caught:
         read_settings(IfcaSettings, "ifca", given)
     assert str(caught.value) == message
@@ -240,14 +257,16 @@ def test_a_switch_is_on_or_off(text):
         read_settings(CflSettings, "cfl", {"path": text})
 
 
-def test_a_condition_that_does_not_hold_is_an_error_with_its_hint():
+def test_false_condition_has_a_hint():
+    """A condition that does not hold is an error with its hint."""
     require(True, "never")
     with pytest.raises(ConfigError, match=r"^too few$") as caught:
         require(False, "too few", "take more")
     assert caught.value.hint == "take more"
 
 
-def test_a_strategy_of_one_origin_refuses_several_and_a_shared_segment():
+def test_one_origin_refuses_several():
+    """A strategy of one origin refuses several and a shared segment."""
     require_one_origin(run_plan())
     with pytest.raises(ConfigError, match=r"^fedavg starts from one origin, the run ships 2$"):
         require_one_origin(run_plan(origins=2))

@@ -10,7 +10,8 @@ from tests.helpers.plans import Rounds, contribution, run_plan
 X, Y = np.eye(6, dtype=np.float32)[:2]
 
 
-def test_devices_are_measured_against_their_own_model_before_and_after():
+def test_measured_against_their_own_model():
+    """Devices are measured against their own model before and after."""
     before = {0: ClusterModel(0, X, 2, 1), 1: ClusterModel()}
     after = {0: ClusterModel(0, X + 2 * Y, 2, 2), 1: ClusterModel(0, 4 * X, 1, 2)}
     given = [contribution("a", Y * 1, model=0), contribution("b", Y * 3, model=0), contribution("c", X * 4, model=1)]
@@ -20,18 +21,20 @@ def test_devices_are_measured_against_their_own_model_before_and_after():
     )
 
 
-def test_norms_are_enough_where_single_updates_are_not_kept():
+def test_norms_suffice_without_updates():
+    """Norms are enough where single updates are not kept."""
     given = [contribution("a", norm=1.0), contribution("b", norm=3.0)]
     (event,) = discrepancy(given, {0: ClusterModel()}, {0: ClusterModel()}, 1)
     assert event.detail == {"mean": 2.0, "variance": 1.0}
 
 
-def test_without_the_models_after_the_round_only_the_first_figures_are_given():
+def test_only_the_first_figures_are_given():
+    """Without the models after the round only the first figures are given."""
     (event,) = discrepancy([contribution("a", X)], {0: ClusterModel()}, None, 1)
     assert event.detail == {"mean": 1.0, "variance": 0.0}
 
 
-def test_a_round_without_updates_says_nothing():
+def test_round_without_updates_says_nothing():
     assert discrepancy([], {0: ClusterModel()}, {0: ClusterModel()}, 1) == ()
 
 

@@ -20,7 +20,7 @@ def answer(device, assignment, round_):
 
 
 @pytest.mark.parametrize(("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])])
-def test_the_model_moves_by_the_weighted_means(weighting, weights):
+def test_model_moves_by_the_weighted_means(weighting, weights):
     rounds = Rounds(run_plan(weighting=weighting), DEVICES)
     for _ in range(3):
         rounds.step(answer)
@@ -30,7 +30,8 @@ def test_the_model_moves_by_the_weighted_means(weighting, weights):
     assert (rounds.contributors(slot), slot.version) == (3, 3)
 
 
-def test_too_few_contributors_leave_the_model_as_it_was():
+def test_too_few_leave_the_model():
+    """Too few contributors leave the model as it was."""
     rounds = Rounds(run_plan(min_contributors=3), DEVICES)
     rounds.step(answer, present=("dev-1", "dev-2"))
     assert rounds.state.slot == ClusterModel()
@@ -38,7 +39,8 @@ def test_too_few_contributors_leave_the_model_as_it_was():
     assert rounds.state.slot.version == 2
 
 
-def test_a_round_without_answers_changes_nothing():
+def test_round_without_answers():
+    """A round without answers changes nothing."""
     rounds = Rounds(run_plan(), DEVICES)
     rounds.step(answer)
     before = rounds.state
@@ -61,7 +63,7 @@ def test_dump_and_load_give_the_same_state():
     assert rounds.state.slot.version == 2
 
 
-def test_another_mask_key_never_meets_the_sum():
+def test_another_mask_key_never_meets_sum():
     with pytest.raises(KeyMismatchError, match="dev-2"):
         of_one_round(
             [contribution("dev-1", VECTORS["dev-1"]), contribution("dev-2", VECTORS["dev-2"], key_id=bytes(16))]
@@ -74,13 +76,15 @@ def test_a_device_contributes_once():
         of_one_round([given, given])
 
 
-def test_an_update_without_a_vector_can_not_be_averaged():
+def test_missing_vector_is_not_averaged():
+    """An update without a vector can't be averaged."""
     rounds = Rounds(run_plan(), DEVICES)
     with pytest.raises(IntegrityError, match="uploaded no update"):
         rounds.step(lambda device, _order, round_: contribution(device, round=round_))
 
 
-def test_evaluation_is_ordered_in_every_nth_round():
+def test_evaluation_every_nth_round():
+    """Evaluation is ordered in every nth round."""
     strategy = Rounds(run_plan(evaluate_every=3), DEVICES).strategy
     asked = [strategy.plan(strategy.init(DEVICES), r, DEVICES)[1].assignments["dev-1"].evaluate for r in range(1, 7)]
     assert asked == [False, False, True, False, False, True]

@@ -11,7 +11,7 @@ from tests.helpers.plans import FULL_BATCH, D, Rounds, contribution, run_plan
 PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
 
 
-def test_the_aggregator_does_what_fedavg_does():
+def test_aggregator_does_what_fedavg_does():
     rng = np.random.default_rng(0)
     vectors = {d: rng.standard_normal(D).astype(np.float32) for d in ("dev-1", "dev-2")}
     models = []
@@ -24,7 +24,8 @@ def test_the_aggregator_does_what_fedavg_does():
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "fedgrouprox"])
-def test_without_a_proximal_term_the_plan_is_refused(algorithm):
+def test_missing_proximal_term_is_refused(algorithm):
+    """Without a proximal term the plan is refused."""
     with pytest.raises(ConfigError, match="prox_mu is 0") as caught:
         Rounds(run_plan(algorithm), ("dev-1",))
     assert "--local prox_mu" in caught.value.hint

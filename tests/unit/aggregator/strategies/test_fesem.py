@@ -52,7 +52,8 @@ class World:
         return self.rounds.step(self.answer, present)
 
 
-def test_each_round_is_one_step_of_k_means_on_the_trained_models():
+def test_round_is_a_step_of_k_means():
+    """Each round is one step of k means on the trained models."""
     world = World()
     for _ in range(4):
         centres = [world.theta(j) for j in range(2)]
@@ -79,7 +80,7 @@ def test_the_groups_are_found():
     assert any(e.kind == "reassigned" for e in world.rounds.events)
 
 
-def test_the_first_assignment_is_random_and_even():
+def test_first_assignment_is_random_and_even():
     seen = set()
     for seed in range(6):
         clusters = Rounds(run_plan("fesem", {"k": 3}, seed=seed), DEVICES).state.clusters
@@ -98,7 +99,7 @@ def test_a_mask_changes_no_assignment():
         np.testing.assert_allclose(clear.theta(j), masked.theta(j), rtol=1e-5)
 
 
-def test_a_centre_is_a_mean_of_the_models_that_its_members_trained_from():
+def test_centre_is_mean_of_starting_models():
     """Weights of a recipe add up to 1, and no vector outlives the round."""
     world = World()
     mixed = []
@@ -113,7 +114,8 @@ def test_a_centre_is_a_mean_of_the_models_that_its_members_trained_from():
     assert not world.rounds.reload().arrays
 
 
-def test_the_distance_to_a_mixed_centre_is_left_out_of_the_discrepancy():
+def test_mixed_centre_is_left_out():
+    """The distance to a mixed centre is left out of the discrepancy."""
     world = World(settings={"k": 2, "discrepancy": "on"})
     kinds = set()
     for _ in range(4):
@@ -123,7 +125,8 @@ def test_the_distance_to_a_mixed_centre_is_left_out_of_the_discrepancy():
     assert kinds == {(1, True), (2, False)}
 
 
-def test_whoever_is_away_keeps_its_centre_and_an_empty_centre_its_model():
+def test_absent_device_keeps_its_centre():
+    """Whoever is away keeps its centre and an empty centre its model."""
     world = World()
     world.step()
     clusters = dict(world.rounds.state.clusters)
@@ -141,14 +144,16 @@ def test_a_centre_of_too_few_keeps_its_model():
     assert world.rounds.state.slots == (ClusterModel(), ClusterModel())
 
 
-def test_newcomers_are_assigned_when_they_come():
+def test_newcomers_are_assigned_at_once():
+    """Newcomers are assigned when they come."""
     world = World()
     world.step(DEVICES[:6])
     state, plan = world.rounds.strategy.plan(world.rounds.state, 2, (*DEVICES, "dev-9"))
     assert plan.assignments["dev-9"].candidates == (state.clusters["dev-9"],)
 
 
-def test_in_the_end_an_unknown_device_takes_the_model_of_least_loss():
+def test_unknown_device_takes_least_loss():
+    """In the end an unknown device takes the model of least loss."""
     world = World()
     world.step()
     plan = world.rounds.strategy.final(world.rounds.state, 21, ("dev-0", "stranger"))
@@ -188,6 +193,7 @@ def test_the_discrepancy_is_told_when_asked():
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(changes, reason):
+def test_senseless_plans_are_refused(changes, reason):
+    """Plans that make no sense are refused."""
     with pytest.raises(ConfigError, match=reason):
         Rounds(run_plan("fesem", **changes), DEVICES)

@@ -28,7 +28,8 @@ def test_every_device_keeps_its_own_sum():
         np.testing.assert_allclose(rounds.theta(rounds.state.slots[model]), VECTORS[device] * times)
 
 
-def test_a_newcomer_gets_a_model_of_its_own_and_shifts_nobody():
+def test_newcomer_has_a_model_of_its_own():
+    """A newcomer gets a model of its own and shifts nobody."""
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)
     outcome = rounds.step(answer, present=(*DEVICES, "dev-0"))
@@ -37,7 +38,7 @@ def test_a_newcomer_gets_a_model_of_its_own_and_shifts_nobody():
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
 
 
-def test_in_the_end_everybody_has_its_own_model():
+def test_in_end_everybody_has_its_own_model():
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
@@ -46,7 +47,8 @@ def test_in_the_end_everybody_has_its_own_model():
     assert plan.models[plan.assignments["dev-0"].candidates[0]] == ClusterModel()
 
 
-def test_partial_participation_names_only_the_models_of_those_drawn():
+def test_only_drawn_models_are_named():
+    """Partial participation names only the models of those drawn."""
     strategy = Rounds(run_plan("local", participation=0.34), DEVICES).strategy
     _, plan = strategy.plan(strategy.init(DEVICES), 1, tuple(sorted(DEVICES)))
     assert len(plan.assignments) == len(plan.models) == 1
@@ -63,7 +65,8 @@ def test_dump_and_load_give_the_same_state():
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
 
 
-def test_the_origin_stays_in_use_for_newcomers_though_every_model_has_moved():
+def test_origin_stays_for_newcomers():
+    """The origin stays in use for newcomers though every model has moved."""
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)
     assert {slot.version for slot in rounds.state.slots} == {1}

@@ -32,7 +32,8 @@ def one_shot(**settings):
     return Rounds(run_plan("one-shot", {"k": 2, **settings}, **changes), DEVICES)
 
 
-def test_the_first_round_finds_the_groups_and_starts_them_at_the_mean_of_their_models():
+def test_first_round_finds_the_groups():
+    """The first round finds the groups and starts them at the mean of their models."""
     rounds = one_shot()
     outcome = rounds.step(answer)
     assert outcome.clusters == TRUTH
@@ -44,7 +45,8 @@ def test_the_first_round_finds_the_groups_and_starts_them_at_the_mean_of_their_m
         assert rounds.contributors(slot) == 3
 
 
-def test_then_each_cluster_is_averaged_by_itself():
+def test_each_cluster_is_averaged_alone():
+    """Then each cluster is averaged by itself."""
     rounds = one_shot(start="origin")
     rounds.step(answer)
     assert rounds.state.slots == (ClusterModel(), ClusterModel())
@@ -55,7 +57,7 @@ def test_then_each_cluster_is_averaged_by_itself():
         np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-5)
 
 
-def test_everybody_trains_alone_first_however_few_are_drawn_later():
+def test_everybody_trains_alone_first():
     """Alg. 1 line 1 is for all devices; later rounds draw among those that have a cluster."""
     rounds, assignments = one_shot(participation=0.34), []
 
@@ -72,7 +74,7 @@ def test_everybody_trains_alone_first_however_few_are_drawn_later():
     assert {o[1] for o in later} == {Phase.TRAIN}
 
 
-def test_a_latecomer_takes_the_cluster_of_least_loss_and_its_update_counts():
+def test_latecomer_takes_least_loss():
     """Its own model could not be compared with those of the first round, which were masked under another key."""
     rounds, asked = one_shot(start="origin"), []
 
@@ -108,7 +110,7 @@ def test_too_few_models_are_asked_for_again():
     assert rounds.step(answer).clusters == TRUTH
 
 
-def test_a_cluster_of_too_few_joins_the_nearest():
+def test_cluster_of_too_few_joins_nearest():
     """Its model could not move. If all devices together are too few, the one cluster stays at the origin."""
     rounds = one_shot(min_contributors=3)
     rounds.step(answer, present=DEVICES[:5])
@@ -118,7 +120,8 @@ def test_a_cluster_of_too_few_joins_the_nearest():
     assert [s.version for s in rounds.state.slots] == [0]
 
 
-def test_in_the_end_a_device_without_a_cluster_takes_the_model_of_least_loss():
+def test_leftover_device_takes_least_loss():
+    """In the end a device without a cluster takes the model of least loss."""
     rounds = one_shot()
     assert rounds.strategy.final(rounds.state, 21, DEVICES).assignments["dev-0"].candidates == (2,)
     rounds.step(answer, present=DEVICES[:5])
@@ -148,6 +151,7 @@ def test_dump_and_load_give_the_same_state():
         ({"rounds": 1}, "round of its own"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(settings, reason):
+def test_senseless_plans_are_refused(settings, reason):
+    """Plans that make no sense are refused."""
     with pytest.raises(ConfigError, match=reason):
         one_shot(**settings)

@@ -25,7 +25,7 @@ from tests.helpers.plans import run_plan
 from tests.unit.shoal.protocol.test_shards import with_workers
 
 
-def test_the_papers_strategies_work_in_every_mask_mode():
+def test_papers_strategies_take_every_mode():
     """They look at dot products, norms and means alone, which every mode keeps."""
     assert frozenset(MODES) == ORTHOGONAL_MODES
     assert {s.modes for s in STRATEGIES.values()} == {ORTHOGONAL_MODES}
@@ -38,7 +38,7 @@ class Sorted(FedAvg):
     modes = frozenset({"none", "permutation"})
 
 
-def test_a_mode_that_a_strategy_does_not_declare_is_refused(monkeypatch):
+def test_undeclared_mode_is_refused(monkeypatch):
     """By class and by name: the owner, the aggregator and the simulator all build strategies here."""
     assert build_strategy(Sorted, run_plan(mode="permutation")).name == "sorted"
     for build in (lambda run: build_strategy(Sorted, run), make_strategy):
@@ -59,7 +59,8 @@ class Impostor(FedAvg):
 """
 
 
-def test_a_packages_strategy_is_found_by_its_name(tmp_path, monkeypatch):
+def test_packages_strategy_is_found(tmp_path, monkeypatch):
+    """A packages strategy is found by its name."""
     install(
         tmp_path, monkeypatch, STRATEGIES_GROUP, {"slow": "Slow", "other": "Slow", "text": "EXTRA"}, EXTRA + "EXTRA = 1"
     )
@@ -71,7 +72,8 @@ def test_a_packages_strategy_is_found_by_its_name(tmp_path, monkeypatch):
         find_strategy("text")
 
 
-def test_a_package_cannot_replace_a_strategy_of_ours(tmp_path, monkeypatch):
+def test_our_names_can_not_be_replaced(tmp_path, monkeypatch):
+    """A package cannot replace a strategy of ours."""
     install(tmp_path, monkeypatch, STRATEGIES_GROUP, {"fedavg": "Impostor"}, EXTRA)
     assert find_strategy("fedavg") is FedAvg
     assert strategy_names() == list(STRATEGIES)
@@ -101,9 +103,8 @@ SHARDED = {"segments": (SegmentSpec("cluster", 100),), "workers": with_workers(2
         *((name, {}, 1.0, 60_000, None) for name in ("fedavg", "fedprox", "ifca", "fesem", "local")),
     ],
 )
-def test_a_sharded_run_that_would_compare_too_many_updates_is_refused(
-    algorithm, settings, participation, devices, hint
-):
+def test_too_many_comparisons_are_refused(algorithm, settings, participation, devices, hint):
+    """A sharded run that would compare too many updates is refused."""
     run = run_plan(algorithm, settings, participation=participation, **SHARDED)
     check_compared(dataclasses.replace(run, workers=()), devices)
     if hint is None:

@@ -51,7 +51,8 @@ def test_the_defaults_ask_for_nothing():
     assert (plain.clusters_setting, plain.splits, plain.reads) == ("", False, "updates")
 
 
-def test_restarts_need_origins_and_rounds_of_their_own():
+def test_restarts_need_their_own_rounds():
+    """Restarts need origins and rounds of their own."""
     settings = settings_of("ifca", {"k": "3", "restarts": "4", "restart_rounds": "5"})
     assert (settings.origins, settings.discarded_rounds) == (12, 15)
     assert settings_of("ifca", {}).discarded_rounds == 0
@@ -64,7 +65,8 @@ def test_counts_below_one_are_refused(name):
 
 
 @pytest.mark.parametrize(("algorithm", "name"), [("ifca", "k"), ("one-shot", "k"), ("fedgroup", "groups")])
-def test_the_number_of_clusters_may_be_left_to_the_strategy(algorithm, name):
+def test_number_of_clusters_may_be_found(algorithm, name):
+    """The number of clusters may be left to the strategy."""
     found, given = settings_of(algorithm, {name: "auto"}), settings_of(algorithm, {name: "3"})
     assert found == settings_of(algorithm, {})
     assert (found.clusters, given.clusters, found.origins) == (1, 3, 1)
@@ -79,7 +81,7 @@ def test_fesem_has_no_way_to_find_the_number():
         settings_of("fesem", {"k": "auto"})
 
 
-def test_random_starts_need_a_number_of_models():
+def test_random_starts_need_number_of_models():
     with pytest.raises(ConfigError, match="3 random starts of a number of models that is not given"):
         settings_of("ifca", {"restarts": "3"})
 

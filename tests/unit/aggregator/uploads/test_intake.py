@@ -34,7 +34,8 @@ def texts(scene):
     return [str(error) for error in scene.take_refused()]
 
 
-def test_an_upload_is_verified_by_a_worker_and_settled_by_the_driver(scene, workers):
+def test_worker_verifies_driver_settles(scene, workers):
+    """An upload is verified by a worker and settled by the driver."""
     packet = scene.packet("dev-1")
     scene.send(packet)
     assert scene.state_of(packet) is UploadState.VERIFYING
@@ -50,7 +51,8 @@ def test_an_upload_is_verified_by_a_worker_and_settled_by_the_driver(scene, work
     assert scene.durable(1) == {"dev-1": packet.digest}
 
 
-def test_a_copy_and_a_reminder_of_an_upload_in_hand_change_nothing(scene, workers):
+def test_copies_in_hand_change_nothing(scene, workers):
+    """A copy and a reminder of an upload in hand change nothing."""
     packet = scene.packet("dev-1")
     scene.send(packet)
     scene.send(packet)
@@ -62,7 +64,7 @@ def test_a_copy_and_a_reminder_of_an_upload_in_hand_change_nothing(scene, worker
     assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
 
 
-def test_of_two_uploads_in_hand_the_first_counts(scene, workers):
+def test_of_two_uploads_in_hand_first_counts(scene, workers):
     first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
     scene.send(first)
     scene.send(second)
@@ -73,7 +75,8 @@ def test_of_two_uploads_in_hand_the_first_counts(scene, workers):
     assert scene.durable(1) == {"dev-1": first.digest}
 
 
-def test_uploads_of_other_devices_overtake_a_slow_one(scene, workers):
+def test_others_overtake_a_slow_upload(scene, workers):
+    """Uploads of other devices overtake a slow one."""
     packets = {device: scene.packet(device) for device in DEVICES}
     for packet in packets.values():
         scene.send(packet)
@@ -85,7 +88,8 @@ def test_uploads_of_other_devices_overtake_a_slow_one(scene, workers):
 
 
 @pytest.mark.parametrize("kind", ["forged", "wrong digest", "for another run"])
-def test_an_upload_that_is_dropped_may_be_sent_again(scene, workers, kind):
+def test_dropped_upload_may_come_again(scene, workers, kind):
+    """An upload that is dropped may be sent again."""
     real = scene.packet("dev-1")
     chunks = real.chunks
     if kind == "wrong digest":
@@ -110,7 +114,7 @@ def test_an_upload_that_is_dropped_may_be_sent_again(scene, workers, kind):
     assert scene.state_of(real) is UploadState.VALID
 
 
-def test_what_may_not_be_stored_is_not_written(scene, workers):
+def test_unfit_upload_is_not_written(scene, workers):
     """A flood of copies under other ids, or of second uploads, takes no disk."""
     first = scene.packet("dev-1")
     scene.send(first)
@@ -127,7 +131,7 @@ def test_what_may_not_be_stored_is_not_written(scene, workers):
     assert written_bytes(scene) == VECTOR_BYTES
 
 
-def test_an_event_waits_for_the_uploads_that_were_complete_before_it(scene, workers):
+def test_event_waits_for_earlier_uploads(scene, workers):
     """The last device goes offline right after its upload: the round closes with the upload, not without it."""
     for device in DEVICES:
         scene.send(scene.packet(device))
@@ -145,7 +149,7 @@ def test_an_event_waits_for_the_uploads_that_were_complete_before_it(scene, work
     assert "dev-3" not in scene.state.online
 
 
-def test_an_event_does_not_wait_for_uploads_that_arrive_later(scene, workers):
+def test_event_leaves_later_uploads(scene, workers):
     """A flood of forged uploads would otherwise hold it back for ever."""
     scene.feed(DeadlinePassed(1))
     assert scene.state.deadline_passed
@@ -157,7 +161,8 @@ def test_an_event_does_not_wait_for_uploads_that_arrive_later(scene, workers):
     assert "dev-3" not in scene.state.online
 
 
-def test_a_commit_does_not_wait_for_uploads_that_arrive_later(scene, workers):
+def test_commit_leaves_later_uploads(scene, workers):
+    """A commit does not wait for uploads that arrive later."""
     scene.send(scene.packet("dev-2", signer="dev-1"))
     scene.send(scene.packet("dev-1"))
     workers.run("dev-1")
@@ -172,7 +177,7 @@ def test_a_commit_does_not_wait_for_uploads_that_arrive_later(scene, workers):
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_an_upload_in_hand_when_its_round_closes_is_refused(scene, workers, ran):
+def test_upload_in_hand_of_a_closed_round(scene, workers, ran):
     """Written or not: it never reaches the file that the next round takes over."""
     scene.feed(DeadlinePassed(1))
     late = scene.packet("dev-3", value=3.0)
@@ -197,7 +202,8 @@ def test_an_upload_in_hand_when_its_round_closes_is_refused(scene, workers, ran)
     assert scene.durable(2) == {packet.device: packet.digest for packet in following}
 
 
-def test_what_workers_hold_is_lost_in_a_crash_and_can_be_sent_again(scene, workers):
+def test_crash_loses_what_workers_hold(scene, workers):
+    """What workers hold is lost in a crash and can be sent again."""
     done, written, waiting = (scene.packet(device) for device in DEVICES)
     for packet in (done, written, waiting):
         scene.send(packet)
@@ -216,7 +222,9 @@ def test_what_workers_hold_is_lost_in_a_crash_and_can_be_sent_again(scene, worke
     assert scene.durable(1) == {p.device: p.digest for p in (done, written, waiting)}
 
 
-def test_a_full_disk_ends_the_driver_and_not_only_a_worker(scene, workers, monkeypatch):
+def test_full_disk_ends_the_driver(scene, workers, monkeypatch):
+    """A full disk ends the driver and not only a worker."""
+
     def full(*_args):
         raise OSError(28, "No space left on device")
 
@@ -226,7 +234,7 @@ def test_a_full_disk_ends_the_driver_and_not_only_a_worker(scene, workers, monke
         workers.run("dev-1")
 
 
-def test_threads_give_what_the_drivers_own_thread_gives(tmp_path):
+def test_threads_change_nothing(tmp_path):
     """Rounds with copies and forgeries among them: the same uploads are stored, whatever the threads' order."""
     handed = queue.SimpleQueue()
     threads = ThreadWorkers(handed.put, "shoal-test", threads=4, most_bytes=20_000)

@@ -35,7 +35,8 @@ def key_in(mode: str, size: int, **changes: int) -> MaskKey:
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
 @pytest.mark.parametrize("size", [17, 32, 512])
-def test_vectors_come_back_and_their_products_stay(mode: str, size: int) -> None:
+def test_vectors_come_back(mode: str, size: int) -> None:
+    """Vectors come back and their products stay."""
     key = key_in(mode, size)
     sent = [mask(row, key) for row in FIGURES]
     for row, masked in zip(FIGURES, sent, strict=True):
@@ -46,7 +47,8 @@ def test_vectors_come_back_and_their_products_stay(mode: str, size: int) -> None
     assert key.key_id == derive(SECRET, dataclasses.replace(CONTEXT, mode=mode)).key_id
 
 
-def test_a_permutation_shows_none_of_the_figures_any_more() -> None:
+def test_permuted_figures_are_hidden() -> None:
+    """A permutation shows none of the figures any more."""
     values = mask(FIGURES[0], key_in("permutation", 32)).values
     assert np.count_nonzero(values) == 32
     assert not np.isin(np.abs(values), np.abs(FIGURES[0, :17]))[values != 0].any()

@@ -43,7 +43,8 @@ def permuted(context: MaskContext, secret: MaskSecret = SECRET) -> list[float]:
 
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS.keys())
-def test_each_part_of_the_context_changes_key_id_and_permutation(change: dict[str, object]) -> None:
+def test_each_part_of_the_context_counts(change: dict[str, object]) -> None:
+    """Each part of the context changes key id and permutation."""
     other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
     assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
     assert permuted(other) != permuted(CONTEXT)
@@ -54,7 +55,8 @@ def test_the_mode_changes_the_key_id() -> None:
     assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
 
 
-def test_another_secret_changes_key_id_and_permutation() -> None:
+def test_another_secret_changes_everything() -> None:
+    """Another secret changes key id and permutation."""
     other = MaskSecret.from_bytes(bytes(32))
     assert key_id(other, CONTEXT) != key_id(SECRET, CONTEXT)
     assert permuted(CONTEXT, other) != permuted(CONTEXT)
@@ -65,7 +67,7 @@ def test_the_same_inputs_give_the_same_key() -> None:
     assert permuted(CONTEXT) == permuted(CONTEXT)
 
 
-def test_equal_segments_of_one_length_get_different_permutations() -> None:
+def test_equal_segments_differ() -> None:
     """The two segments of a vector never share a permutation."""
     values = permuted(dataclasses.replace(CONTEXT, segments=(Segment("shared", 50), Segment("cluster", 50))))
     assert values[:50] != [value - 50 for value in values[50:]]
@@ -81,7 +83,7 @@ def test_key_id_has_sixteen_bytes() -> None:
     assert len(derive(SECRET, CONTEXT).key_id) == 16
 
 
-def test_an_unknown_mode_names_the_known_ones() -> None:
+def test_unknown_mode_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'rot13'") as caught:
         dataclasses.replace(CONTEXT, mode="rot13")
     for name in MODES:

@@ -23,7 +23,7 @@ def transformed(vector: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 7, 16, 33, 100])
-def test_transform_equals_the_documented_matrix(length: int) -> None:
+def test_transform_equals_documented_matrix(length: int) -> None:
     """Column blocks of the first coordinates, then one block over the last ones if there is a remainder."""
     size = 1 << (length.bit_length() - 1)
     count = length // size
@@ -48,7 +48,8 @@ def test_large_blocks_are_columns_too(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_untransform_undoes_it_and_norms_stay(length: int) -> None:
+def test_untransform_undoes_it(length: int) -> None:
+    """Untransform undoes it and norms stay."""
     vector = np.random.default_rng(length).standard_normal(length, dtype=np.float32)
     there = transformed(vector)
     back = there.copy()

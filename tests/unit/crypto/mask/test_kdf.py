@@ -29,7 +29,8 @@ def test_different_fields_encode_differently(one: list[bytes], other: list[bytes
 
 
 @pytest.mark.parametrize("fields", [(), (b"mask",), (b"mask", b"reef")])
-def test_a_longer_output_starts_with_the_shorter_one(fields: tuple[bytes, ...]) -> None:
+def test_longer_output_starts_the_same(fields: tuple[bytes, ...]) -> None:
+    """A longer output starts with the shorter one."""
     assert expand(SECRET, 64, *fields)[:32] == expand(SECRET, 32, *fields)
 
 

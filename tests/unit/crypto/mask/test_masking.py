@@ -64,7 +64,7 @@ def test_no_mode_opens_another_ones_vectors(mode: str, other: str) -> None:
             unmask(mask(VECTOR, made), held)
 
 
-def test_a_rotation_that_would_overflow_is_refused_without_a_warning() -> None:
+def test_overflowing_rotation_is_refused() -> None:
     """Finite coordinates whose norm is beyond float32 can't be mixed."""
     key = derive(SECRET, dataclasses.replace(CONTEXT, mode="rotation"))
     vector = np.full(1000, 3e38, dtype=np.float32)
@@ -74,7 +74,8 @@ def test_a_rotation_that_would_overflow_is_refused_without_a_warning() -> None:
         unmask(MaskedVector(vector, key.key_id), key)
 
 
-def test_the_masked_vector_is_new_contiguous_float32() -> None:
+def test_masked_vector_is_new_float32() -> None:
+    """The masked vector is new contiguous float32."""
     masked = mask(VECTOR, KEY)
     assert masked.values.dtype == np.dtype("<f4")
     assert masked.values.flags.c_contiguous
@@ -90,13 +91,14 @@ def test_mode_none_copies() -> None:
     assert not np.may_share_memory(masked.values, VECTOR)
 
 
-def test_a_permutation_moves_nearly_every_coordinate() -> None:
+def test_nearly_every_coordinate_moves() -> None:
     """About one coordinate of a random permutation stays in place; ten would be a broken derivation."""
     masked = mask(np.arange(1000, dtype=np.float32), KEY)
     assert np.count_nonzero(masked.values == np.arange(1000)) < 10
 
 
-def test_a_strided_vector_is_masked_like_its_copy() -> None:
+def test_strided_vector_is_masked_alike() -> None:
+    """A strided vector is masked like its copy."""
     wide = np.repeat(VECTOR, 2)
     np.testing.assert_array_equal(mask(wide[::2], KEY).values, mask(VECTOR, KEY).values)
 
@@ -147,14 +149,15 @@ def test_opposite_infinities_are_refused() -> None:
         mask(vector, KEY)
 
 
-def test_large_finite_values_whose_sum_overflows_pass() -> None:
+def test_large_finite_values_pass() -> None:
     """The check on the sum does not refuse a vector that is finite."""
     vector = np.full(1000, 3e38, dtype=np.float32)
     np.testing.assert_array_equal(unmask(mask(vector, KEY), KEY), vector)
 
 
 @pytest.mark.parametrize("values", [VECTOR[:999], VECTOR.astype(np.float64), VECTOR.reshape(10, 100)])
-def test_unmask_refuses_a_malformed_vector_of_the_right_key(values: np.ndarray) -> None:
+def test_unmask_refuses_a_malformed_vector(values: np.ndarray) -> None:
+    """Unmask refuses a malformed vector of the right key."""
     with pytest.raises(IntegrityError, match="masked vector has shape"):
         unmask(MaskedVector(values, KEY.key_id), KEY)
 

@@ -16,13 +16,14 @@ KEPT_BYTES = {"none": 0, "permutation": 4, "signed-permutation": 5, "rotation": 
 """A coordinate, in the key."""
 
 
-def test_signs_flip_half_of_the_coordinates_and_keep_their_size() -> None:
+def test_half_of_the_signs_flip() -> None:
+    """Signs flip half of the coordinates and keep their size."""
     values = mask(np.arange(1, 10_001, dtype=np.float32), key_of("signed-permutation", 10_000)).values
     np.testing.assert_array_equal(np.sort(np.abs(values)), np.arange(1, 10_001))
     assert 4700 < np.count_nonzero(values < 0) < 5300
 
 
-def test_the_permutations_of_different_modes_are_not_the_same() -> None:
+def test_modes_have_their_own_permutations() -> None:
     """One round masked in two modes must not give the one away by the other."""
     ramp = np.arange(1, 1001, dtype=np.float32)
     plain, signed = (mask(ramp, key_of(mode, 1000)).values for mode in ("permutation", "signed-permutation"))
@@ -30,7 +31,7 @@ def test_the_permutations_of_different_modes_are_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_repeating_a_mask_gives_the_same_bits(mode: str) -> None:
+def test_repeating_mask_gives_the_same_bits(mode: str) -> None:
     """A device that derives its key again after a crash uploads the same bytes."""
     vector = normal(20_011)
     assert mask(vector, key_of(mode, 20_011)).values.tobytes() == mask(vector, key_of(mode, 20_011)).values.tobytes()
@@ -38,7 +39,7 @@ def test_repeating_a_mask_gives_the_same_bits(mode: str) -> None:
 
 @pytest.mark.parametrize("length", [400_000, BLOCKED_FROM], ids=["gather", "blocked"])
 @pytest.mark.parametrize("mode", MODES)
-def test_memory_stays_within_what_is_documented(mode: str, length: int) -> None:
+def test_memory_stays_as_documented(mode: str, length: int) -> None:
     """Bytes a coordinate: to derive, to keep, and beside input and output to mask and to unmask."""
     slack = 5 << 20
     source, out = normal(length), np.empty(length, dtype=np.float32)

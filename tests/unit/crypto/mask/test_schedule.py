@@ -53,7 +53,8 @@ def test_keys_match_the_known_answers() -> None:
             assert keys.state_digest(5, np.arange(4, dtype=np.float32)).hex() == answer["state_digest"]
 
 
-def test_all_devices_derive_the_same_keys_whatever_rounds_they_missed() -> None:
+def test_same_keys_whatever_was_missed() -> None:
+    """All devices derive the same keys whatever rounds they missed."""
     whole, late = chain(), chain()
     rounds = [whole.take() for _ in range(6)]
     late.take()
@@ -63,7 +64,7 @@ def test_all_devices_derive_the_same_keys_whatever_rounds_they_missed() -> None:
 
 
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
-def test_the_keys_of_a_run_do_not_depend_on_the_runs_that_a_party_began(begun: set[int], run: int) -> None:
+def test_keys_do_not_depend_on_other_runs(begun: set[int], run: int) -> None:
     """Two parties have begun different runs before run ``run``, or none because the version was drawn later."""
     key = version()
     for number in sorted(n for n in begun if n < run):
@@ -79,7 +80,8 @@ def test_a_run_begins_at_round_0() -> None:
     assert version().begin_run(RUN).take().round == 0
 
 
-def test_two_runs_of_one_id_have_different_keys() -> None:
+def test_two_runs_of_one_id_differ() -> None:
+    """Two runs of one id have different keys."""
     assert not secrets_of(chain().take()) & secrets_of(chain(run=2).take())
 
 
@@ -105,7 +107,7 @@ def test_no_two_rounds_share_a_key(gaps: list[int]) -> None:
     assert [secrets_of(keys) for keys in taken] == [EVERY[keys.round - 1] for keys in taken]
 
 
-def test_a_stolen_chain_opens_no_earlier_round() -> None:
+def test_stolen_chain_opens_no_earlier_round() -> None:
     """From the secret of round 8 every later key follows, and none of the rounds before."""
     steps = chain()
     before = set().union(*(secrets_of(steps.take()) for _ in range(7)))
@@ -117,7 +119,7 @@ def test_a_stolen_chain_opens_no_earlier_round() -> None:
         stolen.skip_to(3)
 
 
-def test_a_stolen_version_opens_no_earlier_run() -> None:
+def test_stolen_version_opens_no_earlier_run() -> None:
     key = version()
     earlier = secrets_of(key.begin_run(b"a", 1).take())
     thief = VersionKey("reef", 3, key.reveal(), key.next_run)
@@ -126,7 +128,7 @@ def test_a_stolen_version_opens_no_earlier_run() -> None:
         thief.skip_to_run(1)
 
 
-def test_a_restored_version_gives_another_run_other_masks() -> None:
+def test_restored_version_masks_anew() -> None:
     """A backup brings the same secret back; the run id, drawn again, still makes every mask another one."""
     first, again = version().begin_run(b"a", 1).take(), version().begin_run(b"b", 1).take()
     assert not secrets_of(first) & secrets_of(again)
@@ -141,7 +143,8 @@ def test_a_restored_version_gives_another_run_other_masks() -> None:
     ],
     ids=["fleet", "secret", "first round"],
 )
-def test_fleet_secret_and_first_round_change_every_key(other: RunChain) -> None:
+def test_secret_and_first_round_change_all(other: RunChain) -> None:
+    """Fleet secret and first round change every key."""
     other.skip_to(4)
     steps = chain()
     steps.skip_to(4)
@@ -156,7 +159,8 @@ def test_a_chain_goes_on_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("round_", [0, 1, 3 + limits.MAX_SKIPPED_ROUNDS])
-def test_rounds_that_are_past_or_too_far_ahead_are_refused(round_: int) -> None:
+def test_past_and_far_rounds_are_refused(round_: int) -> None:
+    """Rounds that are past or too far ahead are refused."""
     steps = chain(first_round=2)
     before = steps.reveal()
     with pytest.raises(IntegrityError) as refused:
@@ -166,7 +170,7 @@ def test_rounds_that_are_past_or_too_far_ahead_are_refused(round_: int) -> None:
 
 
 @pytest.mark.parametrize("run_id", [b"", bytes(65)])
-def test_a_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
+def test_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
     key = version()
     with pytest.raises(UsageError):
         key.begin_run(run_id, 1)
@@ -174,7 +178,8 @@ def test_a_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
 
 
 @pytest.mark.parametrize("run", [0, 2, 4 + limits.MAX_SKIPPED_ROUNDS])
-def test_runs_that_are_past_or_too_far_ahead_are_refused(run: int) -> None:
+def test_past_and_far_runs_are_refused(run: int) -> None:
+    """Runs that are past or too far ahead are refused."""
     key = version()
     key.skip_to_run(3)
     before = key.reveal()
@@ -235,7 +240,8 @@ def test_nothing_shows_a_secret() -> None:
             copy.copy(thing)
 
 
-def test_a_digest_is_keyed_for_its_round_run_and_model() -> None:
+def test_digest_is_keyed_for_its_model() -> None:
+    """A digest is keyed for its round run and model."""
     theta = np.arange(3, dtype=np.float32)
     first, second = (keys := chain()).take(), keys.take()
     digests = {
@@ -251,7 +257,7 @@ def test_a_digest_is_keyed_for_its_round_run_and_model() -> None:
     assert first.digest_key not in secrets_of(first)
 
 
-def test_the_run_of_a_plan_is_found_by_its_number() -> None:
+def test_run_of_plan_is_found_by_its_number() -> None:
     key = version()
     plan = run_plan(run=4, run_id=RUN)
     assert secrets_of(key.begin_run_of(plan).take()) == secrets_of(chain(first_round=0, run=4).take())
@@ -260,14 +266,16 @@ def test_the_run_of_a_plan_is_found_by_its_number() -> None:
         key.begin_run_of(plan)
 
 
-def test_the_context_of_a_plan_names_its_task_mode_and_layout_and_the_round_of_the_keys() -> None:
+def test_context_of_a_plan_names_everything() -> None:
+    """The context of a plan names its task mode and layout and the round of the keys."""
     keys, plan = chain(first_round=4).take(), run_plan(mode="rotation")
     context = keys.context_of(plan)
     assert (context.fleet, context.run_id, context.key_version, context.round) == ("reef", RUN, 3, 4)
     assert (context.task_digest, context.mode, context.segments) == (plan.task_digest, "rotation", plan.mask_segments)
 
 
-def test_keys_that_are_peeked_at_are_those_that_are_taken_and_the_chain_stays() -> None:
+def test_peeked_keys_are_those_taken() -> None:
+    """Keys that are peeked at are those that are taken and the chain stays."""
     steps = chain(first_round=2)
     later = chain(first_round=2)
     later.skip_to(4)

@@ -17,12 +17,12 @@ def test_bytes_round_trip() -> None:
     assert MaskSecret.from_bytes(RAW).reveal() == RAW
 
 
-def test_generate_gives_a_new_secret_each_time() -> None:
+def test_generate_gives_new_secret_each_time() -> None:
     assert len({MaskSecret.generate().reveal() for _ in range(8)}) == 8
 
 
 @pytest.mark.parametrize("length", [0, 31, 33, 64])
-def test_a_wrong_length_is_refused_without_showing_the_bytes(length: int) -> None:
+def test_wrong_length_shows_no_bytes(length: int) -> None:
     """The error names the length and holds no byte of the value."""
     with pytest.raises(IntegrityError, match=f"not {length}") as caught:
         MaskSecret.from_bytes((RAW * 2)[:length])
@@ -43,7 +43,7 @@ def test_a_secret_can_not_be_pickled(protocol: int) -> None:
         pickle.dumps(MaskSecret.from_bytes(RAW), protocol=protocol)
 
 
-def test_a_secret_can_not_be_copied_changed_or_hashed() -> None:
+def test_secret_is_neither_copied_nor_hashed() -> None:
     """The value stays in one object that nothing alters."""
     secret = MaskSecret.from_bytes(RAW)
     with pytest.raises(TypeError, match="copied"):

@@ -11,19 +11,20 @@ KEY = bytes(range(32))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 200_000])
-def test_the_keyed_permutation_is_a_bijection(length: int) -> None:
+def test_keyed_permutation_is_a_bijection(length: int) -> None:
     index = permutation(KEY, length)
     assert index.dtype == np.int64
     np.testing.assert_array_equal(np.sort(index), np.arange(length))
 
 
-def test_bytes_do_not_depend_on_how_many_are_asked_for() -> None:
+def test_bytes_do_not_depend_on_the_number() -> None:
     """A longer stream starts with the shorter one, also across the 1 MiB pieces it is made in."""
     np.testing.assert_array_equal(keystream(KEY, 2_400_000)[:8000], keystream(KEY, 8000))
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 1000])
-def test_signs_are_the_bits_of_the_keystream_lowest_first(length: int) -> None:
+def test_signs_are_the_keystreams_bits(length: int) -> None:
+    """Signs are the bits of the keystream lowest first."""
     stream = int.from_bytes(keystream(KEY, 200).tobytes(), "little")
     assert signs(KEY, length).tolist() == [-1 if stream >> i & 1 else 1 for i in range(length)]
     assert signs(KEY, length).dtype == np.int8
@@ -44,7 +45,7 @@ def test_first_positions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 1000, 70_000])
-def test_a_permutation_lists_coordinates_by_two_digits_of_the_keystream(length: int) -> None:
+def test_permutation_by_two_digits(length: int) -> None:
     """Low digits come first in the stream, then high ones; equal numbers stay in ascending order."""
     digits = keystream(KEY, 4 * length).view("<u2").tolist()
     numbers = [high << 16 | low for low, high in zip(digits[:length], digits[length:], strict=True)]

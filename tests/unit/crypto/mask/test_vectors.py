@@ -56,7 +56,7 @@ def test_values_change_to_the_known_answer(case: dict[str, Any]) -> None:
         assert np.linalg.norm(got - known) <= 1e-6 * np.linalg.norm(known)
 
 
-def test_any_platform_can_compare_itself_with_the_known_answers() -> None:
+def test_platform_checks_the_known_answers() -> None:
     """`python -m tests.vectors.check` needs numpy and cryptography alone, and checks unmasking too."""
     done = python(ONLY_NUMPY_AND_CRYPTOGRAPHY)
     lines = done.stdout.splitlines()

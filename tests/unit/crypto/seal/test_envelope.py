@@ -65,7 +65,7 @@ def test_parts_may_be_empty_or_large(message, body):
     assert open_it(to_member(message=message, body=body)) == (message, body)
 
 
-def test_nothing_of_the_content_is_in_the_clear():
+def test_nothing_of_content_is_in_the_clear():
     data = to_member()
     assert MESSAGE not in data
     assert b"vector" not in data
@@ -88,7 +88,8 @@ def test_an_altered_byte_anywhere_is_refused():
     assert seen == {(SealError, REFUSED, "")}
 
 
-def test_every_cut_and_every_extension_is_refused():
+def test_cuts_and_extensions_are_refused():
+    """Every cut and every extension is refused."""
     data = to_member()
     for length in range(len(data)):
         refused(lambda length=length: open_it(data[:length]))
@@ -120,7 +121,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_refusal_is_the_same_to_the_outside(case):
+def test_every_refusal_is_same_to_outside(case):
     """One type, one text, no hint: a peer can't tell a bad signature from a bad tag; the cause is for the local log."""
     with pytest.raises(SealError) as caught:
         CASES[case]()
@@ -129,7 +130,7 @@ def test_every_refusal_is_the_same_to_the_outside(case):
     assert isinstance(caught.value, UntrustedError)
 
 
-def test_an_attacker_can_not_sign_anothers_ciphertext_as_its_own():
+def test_ciphertext_of_another_is_not_signed():
     """The head that names the sender is bound into the seal, so replacing the signature does not help."""
     data = to_member()
     head, at = read_head(data)
@@ -152,7 +153,8 @@ def test_the_group_reads_what_was_sealed():
     assert MESSAGE not in data
 
 
-def test_an_altered_group_message_is_refused_anywhere():
+def test_altered_group_message_is_refused():
+    """An altered group message is refused anywhere."""
     data = seal_to_group(ALICE, KEY, HEAD, MESSAGE)
     seen = set()
     for at in range(len(data)):
@@ -175,7 +177,7 @@ def test_a_nonce_is_never_used_twice():
     assert len(nonces) == 200
 
 
-def test_a_group_key_is_separated_by_fleet_and_label():
+def test_group_key_has_fleet_and_label():
     """Length prefixes: no two pairs of names run together to the same key."""
     ciphers = [
         GroupKey(fleet, label, b"k" * 32).aead().encrypt(bytes(12), b"x", None)
@@ -185,7 +187,8 @@ def test_a_group_key_is_separated_by_fleet_and_label():
     assert isinstance(KEY.aead(), AESGCM)
 
 
-def test_topic_labels_tell_models_apart_and_nothing_else():
+def test_labels_tell_models_apart():
+    """Topic labels tell models apart and nothing else."""
     labels = {KEY.topic_label(run, model) for run in (bytes(16), b"r" * 16) for model in range(50)}
     assert len(labels) == 100
     assert all(len(label) == 16 and int(label, 16) >= 0 for label in labels)

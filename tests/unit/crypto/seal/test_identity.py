@@ -21,7 +21,8 @@ def raw_keys(identity):
     return identity.sign_private.private_bytes_raw(), identity.seal_private.private_bytes_raw()
 
 
-def test_a_signature_holds_for_its_content_and_purpose(alice):
+def test_signature_holds_for_its_purpose(alice):
+    """A signature holds for its content and purpose."""
     signature = alice.sign("upload", b"content")
     verify(alice.member.sign_key, "upload", b"content", signature)
     verify(alice.member.sign_key, "upload", memoryview(b"content"), memoryview(signature))
@@ -36,7 +37,8 @@ def test_a_signature_holds_for_nothing_else(alice, purpose, content):
         verify(alice.member.sign_key, purpose, content, alice.sign("upload", b"content"))
 
 
-def test_every_altered_signature_and_every_other_key_is_refused(alice):
+def test_altered_signatures_are_refused(alice):
+    """Every altered signature and every other key is refused."""
     signature = alice.sign("upload", b"content")
     for at in range(64):
         broken = bytearray(signature)
@@ -66,7 +68,8 @@ def test_the_key_file_is_private(alice, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o601])
-def test_a_key_file_that_others_can_read_is_refused(alice, tmp_path, mode):
+def test_readable_key_file_is_refused(alice, tmp_path, mode):
+    """A key file that others can read is refused."""
     path = tmp_path / "identity.key"
     alice.save(path)
     path.chmod(mode)
@@ -120,7 +123,8 @@ def test_private_keys_can_not_be_copied(alice):
         copy.deepcopy(alice)
 
 
-def test_a_fingerprint_is_24_characters_that_depend_on_both_keys(alice):
+def test_fingerprint_depends_on_both_keys(alice):
+    """A fingerprint is 24 characters that depend on both keys."""
     text = fingerprint(alice.member)
     assert [len(part) for part in text.split("-")] == [4] * 6
     others = [
@@ -150,7 +154,8 @@ SMALL_ORDER = [
 
 
 @pytest.mark.parametrize("point", SMALL_ORDER)
-def test_a_seal_key_of_small_order_is_no_seal_key(point):
+def test_small_order_is_no_seal_key(point):
+    """A seal key of small order is no seal key."""
     with pytest.raises(WireError, match="nothing can be sealed"):
         check_seal_key(point.to_bytes(32, "little"))
 

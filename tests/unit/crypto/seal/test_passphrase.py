@@ -15,7 +15,8 @@ LOCK = Lock(WORD)
 LOCKED = LOCK.close("owner.key", b"secret")
 
 
-def test_what_is_locked_is_opened_by_the_same_passphrase():
+def test_same_passphrase_opens():
+    """What is locked is opened by the same passphrase."""
     assert is_locked(LOCKED)
     assert not is_locked(b"shoal-identity-1\n")
     assert LOCK.open("owner.key", LOCKED) == b"secret"
@@ -32,7 +33,8 @@ def test_the_layout_is_argon2id_and_aes_gcm():
     assert AESGCM(key).decrypt(nonce, sealed, head + b"owner.key") == b"secret"
 
 
-def test_another_passphrase_purpose_or_byte_opens_nothing():
+def test_another_passphrase_opens_nothing():
+    """Another passphrase purpose or byte opens nothing."""
     with pytest.raises(UntrustedError, match="passphrase is wrong"):
         Lock(WORD + b"x").open("owner.key", LOCKED)
     with pytest.raises(UntrustedError):
@@ -44,7 +46,8 @@ def test_another_passphrase_purpose_or_byte_opens_nothing():
 @pytest.mark.parametrize(
     "numbers", [(1 << 21, 3, 4), (65536, 17, 4), (65536, 3, 17), (65536, 0, 4), (0, 3, 4), (31, 3, 4)]
 )
-def test_impossible_work_is_refused_before_it_begins(numbers):
+def test_impossible_work_is_refused(numbers):
+    """Impossible work is refused before it begins."""
     with pytest.raises(IntegrityError, match="impossible work"):
         LOCK.open("owner.key", b"SHP1" + struct.pack("<III", *numbers) + LOCKED[16:])
 
@@ -52,12 +55,13 @@ def test_impossible_work_is_refused_before_it_begins(numbers):
 @pytest.mark.parametrize(
     "data", [b"", b"SHP1", LOCKED[:59], b"x" + LOCKED], ids=["nothing", "mark alone", "short", "shifted"]
 )
-def test_what_is_not_a_locked_file_is_refused(data):
+def test_what_is_not_locked_file_is_refused(data):
     with pytest.raises(IntegrityError, match="not a file"):
         LOCK.open("owner.key", data)
 
 
-def test_a_passphrase_is_long_enough_and_shows_nowhere():
+def test_passphrase_is_long_and_hidden():
+    """A passphrase is long enough and shows nowhere."""
     with pytest.raises(ConfigError, match="at least 8"):
         Lock(b"1234567")
     assert "horse" not in repr(LOCK)

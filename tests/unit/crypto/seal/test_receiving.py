@@ -10,7 +10,8 @@ from shoal.errors import ConfigError, IntegrityError
 from shoal.util.files import write_private
 
 
-def test_a_new_device_numbers_its_keys_from_one():
+def test_new_device_counts_keys_from_one():
+    """A new device numbers its keys from one."""
     held = ReceivingSecrets.generate()
     assert (held.public.first, held.public.last) == (1, limits.RECEIVING_KEYS)
     for number in range(1, limits.RECEIVING_KEYS + 1):
@@ -19,7 +20,8 @@ def test_a_new_device_numbers_its_keys_from_one():
 
 
 @pytest.mark.parametrize("number", [1, 3, limits.RECEIVING_KEYS])
-def test_the_key_of_a_delivery_and_those_before_it_are_erased(number):
+def test_delivered_keys_are_erased(number):
+    """The key of a delivery and those before it are erased."""
     held = ReceivingSecrets.generate()
     left = held.after(number)
     assert left.first == number + 1
@@ -47,20 +49,23 @@ def test_keys_come_back_from_their_file(tmp_path):
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"shoal-receiving-1\n", b"shoal-receiving-1\n" + bytes(4 + 8 * 32)])
-def test_a_damaged_file_and_the_eight_keys_of_an_earlier_version_are_refused(tmp_path, junk):
+def test_damaged_and_earlier_files(tmp_path, junk):
+    """A damaged file and the eight keys of an earlier version are refused."""
     write_private(tmp_path / "k", junk)
     with pytest.raises(IntegrityError, match="is damaged, or an earlier version of Shoal made it"):
         ReceivingSecrets.load(tmp_path / "k")
 
 
-def test_a_file_that_others_can_read_is_refused(tmp_path):
+def test_readable_file_is_refused(tmp_path):
+    """A file that others can read is refused."""
     ReceivingSecrets.generate().save(tmp_path / "k")
     (tmp_path / "k").chmod(0o644)
     with pytest.raises(ConfigError, match="readable by others"):
         ReceivingSecrets.load(tmp_path / "k")
 
 
-def test_keys_are_neither_printed_nor_pickled():
+def test_keys_are_not_printed_or_pickled():
+    """Keys are neither printed nor pickled."""
     held = ReceivingSecrets.generate()
     assert repr(held) == "ReceivingSecrets(first=1, <secret>)"
     with pytest.raises(TypeError, match="can't be pickled"):

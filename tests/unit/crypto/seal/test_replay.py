@@ -31,23 +31,25 @@ def test_whatever_came_before_is_refused(place):
         AT.accept(announced(run, round_, nonce=b"m" * 16))
 
 
-def test_the_same_round_again_is_the_same_round():
+def test_same_round_again_is_the_same_round():
     """The aggregator restarted."""
     assert AT.accept(announced()) == AT
     assert AT.accept(announced(roster=7)).roster == 7
 
 
-def test_the_same_round_is_not_announced_twice_differently():
+def test_no_round_is_announced_differently():
+    """The same round is not announced twice differently."""
     with pytest.raises(UntrustedError, match="announced twice, differently"):
         AT.accept(announced(nonce=b"m" * 16))
 
 
-def test_an_older_roster_is_refused_wherever_it_comes():
+def test_older_roster_is_refused_anywhere():
+    """An older roster is refused wherever it comes."""
     with pytest.raises(UntrustedError, match="under roster 4 after 5"):
         AT.accept(announced(round_=9, roster=4))
 
 
-def test_a_new_device_accepts_the_first_thing():
+def test_new_device_accepts_the_first_thing():
     """Also a round in the middle of a run."""
     assert ReplayWatermark().accept(announced(1, 7)).place == (1, 7)
     assert dataclasses.replace(ReplayWatermark(), roster=1).accept(announced(1, 1)).place == (1, 1)

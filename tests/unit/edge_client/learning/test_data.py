@@ -42,7 +42,8 @@ def test_npz(tmp_path):
     assert (batch.x.dtype, batch.y.dtype) == (np.float32, np.int64)
 
 
-def test_npz_is_reshaped_and_cast_to_the_contract(tmp_path):
+def test_npz_is_cast_to_the_contract(tmp_path):
+    """Npz is reshaped and cast to the contract."""
     x = np.arange(24, dtype=np.uint8).reshape(6, 4)
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(6, dtype=np.uint8))
     batch = load(tmp_path / "d.npz", IMAGES)
@@ -50,7 +51,8 @@ def test_npz_is_reshaped_and_cast_to_the_contract(tmp_path):
     np.testing.assert_array_equal(batch.x.ravel(), np.arange(24))
 
 
-def test_directory_of_npz_is_read_in_name_order(tmp_path):
+def test_directory_is_read_in_name_order(tmp_path):
+    """Directory of npz is read in name order."""
     x, y = samples(9)
     np.savez(tmp_path / "b.npz", x=x[4:], y=y[4:])
     np.savez_compressed(tmp_path / "a.npz", x=x[:4], y=y[:4])
@@ -65,7 +67,8 @@ def test_csv_with_and_without_header(tmp_path, header):
     np.testing.assert_array_equal(batch.y, [0, 2])
 
 
-def test_csv_label_by_header_may_stand_anywhere(tmp_path):
+def test_csv_label_may_stand_anywhere(tmp_path):
+    """Csv label by header may stand anywhere."""
     (tmp_path / "d.csv").write_text("a,Label,b,c,d\n1,2,3,4,5\n")
     batch = load(tmp_path / "d.csv", TASK)
     np.testing.assert_array_equal(batch.x, [[1, 3, 4, 5]])
@@ -107,7 +110,7 @@ def test_csv_errors_name_file_and_line(tmp_path, text, message):
     assert "bad.csv" in str(caught.value)
 
 
-def test_text_labels_of_an_archive_are_the_tasks(tmp_path):
+def test_text_labels_of_archive_are_tasks(tmp_path):
     task = manifest(data=DataDeclaration(labels=("a", "b", "c")))
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)), y=np.array(["c", "a"]))
     assert load(tmp_path / "d.npz", task).y.tolist() == [2, 0]
@@ -122,7 +125,8 @@ def test_the_devices_options_reach_the_table(tmp_path):
     assert load(tmp_path / "d.csv", task, Reading(label="y", separator=":")).y.tolist() == [2]
 
 
-def test_a_folder_of_tables_is_read_in_name_order(tmp_path):
+def test_tables_are_read_in_name_order(tmp_path):
+    """A folder of tables is read in name order."""
     (tmp_path / "b.csv").write_text("5,6,7,8,1\n")
     (tmp_path / "a.csv").write_text("1;2;3;4;0\n")
     assert load(tmp_path, TASK).x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
@@ -149,20 +153,22 @@ def test_npz_errors_name_file_and_row(tmp_path):
         ({"x": np.array([{}] * 2, dtype=object), "y": np.zeros(2)}, "can't be read as an .npz"),
     ],
 )
-def test_npz_that_breaks_the_contract_is_refused(tmp_path, arrays, message):
+def test_npz_that_breaks_contract_is_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "d.npz", allow_pickle=True, **arrays)
     with pytest.raises(DataError, match=message):
         load(tmp_path / "d.npz", TASK)
 
 
-def test_integer_inputs_respect_the_embedding_size(tmp_path):
+def test_integers_respect_the_embedding(tmp_path):
+    """Integer inputs respect the embedding size."""
     task = manifest(input=TensorSpec((4,), "int64", 50))
     np.savez(tmp_path / "d.npz", x=np.array([[1, 2, 3, 49], [0, 0, 50, 0]]), y=np.zeros(2))
     with pytest.raises(DataError, match=r"row 1: the sample is not in 0\.\.49"):
         load(tmp_path / "d.npz", task)
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path):
+def test_foreign_files_are_refused(tmp_path):
+    """Damaged and foreign files are refused."""
     for name, content, message in (
         ("a.npz", b"not a zip", "can't be read"),
         ("c.txt", b"x", "no known format"),
@@ -227,7 +233,8 @@ def test_four_samples_are_too_few():
 
 
 @pytest.mark.parametrize("n", [5, 9, 40, 103])
-def test_samples_stay_in_their_shares_while_the_data_grow(n):
+def test_samples_stay_in_their_shares(n):
+    """Samples stay in their shares while the data grow."""
     x = np.arange(4 * 200, dtype=np.float32).reshape(200, 4)
     y = np.arange(200)
     before = split_growing(Dataset(x[:n], y[:n]), b"dev")
@@ -242,7 +249,8 @@ def test_samples_stay_in_their_shares_while_the_data_grow(n):
     assert set(after.test.y) != set(split_growing(Dataset(x, y), b"other").test.y)
 
 
-def test_growing_data_begin_with_five_samples():
+def test_growing_data_begin_with_five():
+    """Growing data begin with five samples."""
     with pytest.raises(DataError, match="4 samples are too few"):
         split_growing(Dataset(*samples(4)), b"s")
 

@@ -68,14 +68,15 @@ def test_labels_of_one_class():
     assert doubts(samples, task(standardise="off", labels=()))[0].startswith("every sample has the label 1")
 
 
-def test_features_of_very_different_size_are_a_doubt_unless_the_task_standardises():
+def test_unlike_scales_are_a_doubt():
+    """Features of very different size are a doubt unless the task standardises."""
     (found,) = doubts(dataset(1, 1, 1, 1000), task())
     assert found.startswith("the features are unscaled: the deviation of column 'd' is ")
     assert found.endswith("; compile the task with --standardise, or scale the features")
     assert doubts(dataset(1, 1, 1, 1000), task(standardise="local")) == ()
 
 
-def test_features_that_hardly_vary_are_no_doubt():
+def test_hardly_varying_is_no_doubt():
     """As at the edges of scanned digits, which train well: only a feature of large values upsets the others."""
     assert doubts(dataset(1, 2, 3, 0.001), task()) == ()
 
@@ -98,7 +99,8 @@ def test_images_and_symbols_have_none(spec):
     assert doubts(Dataset(x, np.arange(9) % 2), manifest(input=spec)) == ()
 
 
-def test_a_model_no_better_than_the_most_common_label_is_a_doubt():
+def test_model_no_better_is_a_doubt():
+    """A model no better than the most common label is a doubt."""
     assert no_better_doubt(0.61, 0.6) == ""
     found = no_better_doubt(0.6, 0.6)
     assert "60.0% of the validation share, and the most common label in 60.0%" in found
@@ -117,7 +119,8 @@ def test_a_model_no_better_than_the_most_common_label_is_a_doubt():
         (4000, 0, (), False),
     ],
 )
-def test_targets_far_from_the_tasks_unit_are_doubted(mean, deviation, target, doubted):
+def test_targets_far_off_are_doubted(mean, deviation, target, doubted):
+    """Targets far from the tasks unit are doubted."""
     y = (mean + deviation * np.array([-1, 1] * 20)).astype(np.float32)
     found = doubts(
         Dataset(dataset(1, 1, 1, 1).x, y),

@@ -34,7 +34,8 @@ def write_idx(folder, n=6, suffix="", labels_suffix=None):
 # ------------------------------------------------------------------------------------------------------------ npz
 
 
-def test_the_arrays_of_an_archive_are_returned_as_they_are(tmp_path):
+def test_arrays_are_returned_as_they_are(tmp_path):
+    """The arrays of an archive are returned as they are."""
     x, y = np.arange(6, dtype=np.int16).reshape(3, 2), np.array([1.5, 2, 3])
     np.savez(tmp_path / "d.npz", x=x, y=y, other=np.zeros(9))
     raw = read_npz(tmp_path / "d.npz")
@@ -44,7 +45,8 @@ def test_the_arrays_of_an_archive_are_returned_as_they_are(tmp_path):
     assert raw.row_name(2) == "row 2"
 
 
-def test_samples_may_come_without_labels_only_where_none_are_needed(tmp_path):
+def test_labels_may_be_missing_if_unused(tmp_path):
+    """Samples may come without labels only where none are needed."""
     np.savez(tmp_path / "d.npz", x=np.zeros((3, 2)))
     assert len(read_npz(tmp_path / "d.npz", labelled=False).y) == 0
     with pytest.raises(DataError, match=r"d\.npz has no array 'y'$") as caught:
@@ -56,13 +58,15 @@ def test_samples_may_come_without_labels_only_where_none_are_needed(tmp_path):
 
 
 @pytest.mark.parametrize("arrays", [{"x": np.zeros(()), "y": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(())}])
-def test_arrays_without_a_dimension_of_samples_are_refused(tmp_path, arrays):
+def test_arrays_need_a_dimension_of_samples(tmp_path, arrays):
+    """Arrays without a dimension of samples are refused."""
     np.savez(tmp_path / "d.npz", **arrays)
     with pytest.raises(DataError, match=r"d\.npz: x and y must have a first dimension of samples$"):
         read_npz(tmp_path / "d.npz")
 
 
-def test_a_pickled_object_is_refused_and_never_run(tmp_path):
+def test_pickled_object_is_refused(tmp_path):
+    """A pickled object is refused and never run."""
     ran = tmp_path / "ran"
 
     class Attack:
@@ -82,7 +86,8 @@ def test_a_missing_file_is_a_data_error(tmp_path):
         read_npz(tmp_path / "none")
 
 
-def test_rows_and_columns_are_named_by_what_the_reader_knows(tmp_path):
+def test_rows_are_named_as_the_reader_knows(tmp_path):
+    """Rows and columns are named by what the reader knows."""
     raw = Raw(np.zeros((2, 2)), np.zeros(2), tmp_path, columns=("area",), rows=("a.png", "b.png"))
     assert (raw.row_name(1), raw.column_name(0), raw.column_name(1)) == ("b.png", "column 'area'", "value 1")
 
@@ -91,7 +96,8 @@ def test_rows_and_columns_are_named_by_what_the_reader_knows(tmp_path):
 
 
 @pytest.mark.parametrize(("suffix", "labels_suffix"), [("", ""), (".gz", ".gz"), ("", ".gz"), (".gz", "")])
-def test_images_are_scaled_to_one_and_their_labels_found_packed_or_not(tmp_path, suffix, labels_suffix):
+def test_images_are_scaled_and_labelled(tmp_path, suffix, labels_suffix):
+    """Images are scaled to one and their labels found packed or not."""
     x, y = write_idx(tmp_path, suffix=suffix, labels_suffix=labels_suffix)
     raw = read_idx(tmp_path / f"{IMAGES}{suffix}")
     assert raw.x.dtype == np.float32
@@ -99,7 +105,8 @@ def test_images_are_scaled_to_one_and_their_labels_found_packed_or_not(tmp_path,
     np.testing.assert_array_equal(raw.y, y)
 
 
-def test_a_label_file_given_as_images_and_images_without_labels_are_refused_with_a_hint(tmp_path):
+def test_swapped_image_files_are_refused(tmp_path):
+    """A label file given as images and images without labels are refused with a hint."""
     write_idx(tmp_path)
     with pytest.raises(DataError, match=r"is not an image file$") as caught:
         read_idx(tmp_path / LABELS)
@@ -110,7 +117,8 @@ def test_a_label_file_given_as_images_and_images_without_labels_are_refused_with
     assert caught.value.hint == f"put {LABELS} (or {LABELS}.gz) beside it"
 
 
-def test_labels_with_more_than_one_dimension_are_refused(tmp_path):
+def test_deep_labels_are_refused(tmp_path):
+    """Labels with more than one dimension are refused."""
     write_idx(tmp_path)
     (tmp_path / LABELS).write_bytes(idx_bytes(np.zeros((6, 1), np.uint8)))
     with pytest.raises(DataError, match=f"{LABELS} is not a label file$"):
@@ -118,7 +126,8 @@ def test_labels_with_more_than_one_dimension_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("head", [b"\1\0\x08\x03", b"\0\1\x08\x03", b"\0\0\x09\x03", b"\0\0\x08\0", b"\0\0\x08\5"])
-def test_another_magic_type_or_rank_is_refused(tmp_path, head):
+def test_other_magic_or_rank_is_refused(tmp_path, head):
+    """Another magic type or rank is refused."""
     write_idx(tmp_path)
     path = tmp_path / IMAGES
     path.write_bytes(head + path.read_bytes()[4:])
@@ -126,7 +135,7 @@ def test_another_magic_type_or_rank_is_refused(tmp_path, head):
         read_idx(path)
 
 
-def test_a_header_may_not_promise_more_than_the_largest_file(tmp_path, monkeypatch):
+def test_header_may_not_promise_too_much(tmp_path, monkeypatch):
     """One byte too many is refused before it is read."""
     write_idx(tmp_path)
     monkeypatch.setattr(data_files, "MAX_IDX_BYTES", 24)
@@ -136,7 +145,8 @@ def test_a_header_may_not_promise_more_than_the_largest_file(tmp_path, monkeypat
         read_idx(tmp_path / IMAGES)
 
 
-def test_a_packed_file_is_not_unpacked_beyond_its_header(tmp_path):
+def test_packed_file_ends_with_its_header(tmp_path):
+    """A packed file is not unpacked beyond its header."""
     write_idx(tmp_path, suffix=".gz")
     whole = idx_bytes(np.zeros((6, 2, 2), np.uint8))
     (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(whole + bytes(10_000_000)))
@@ -153,7 +163,8 @@ def test_truncated_idx_is_refused(tmp_path, keep):
         read_idx(tmp_path / IMAGES)
 
 
-def test_idx_with_a_surplus_byte_or_cut_gzip_is_refused(tmp_path):
+def test_surplus_or_cut_idx_is_refused(tmp_path):
+    """Idx with a surplus byte or cut gzip is refused."""
     write_idx(tmp_path)
     path = tmp_path / IMAGES
     path.write_bytes(path.read_bytes() + b"\0")
@@ -177,7 +188,8 @@ def npy(shape, data=b""):
     [npy((1 << 40, 4)), npy((1 << 62, 4)), b"garbage", b"", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 15 + b"\n"],
     ids=["too big", "overflow", "no array", "empty", "header no literal"],
 )
-def test_hostile_npz_members_raise_only_data_errors(tmp_path, member):
+def test_hostile_npz_is_a_data_error(tmp_path, member):
+    """Hostile npz members raise only data errors."""
     path = tmp_path / "d.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", member)
@@ -187,7 +199,8 @@ def test_hostile_npz_members_raise_only_data_errors(tmp_path, member):
 
 
 @pytest.mark.parametrize(("local", "central", "value"), [(8, 10, 99), (6, 8, 1)], ids=["compression", "encrypted"])
-def test_unreadable_zip_members_and_a_bare_npy_are_data_errors(tmp_path, local, central, value):
+def test_unreadable_zip_is_a_data_error(tmp_path, local, central, value):
+    """Unreadable zip members and a bare npy are data errors."""
     path = tmp_path / "d.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", npy((1,), b"0000"))
@@ -203,7 +216,8 @@ def test_unreadable_zip_members_and_a_bare_npy_are_data_errors(tmp_path, local, 
 
 
 @pytest.mark.parametrize("sizes", [b"\xff" * 12, b"\0\0\xff\xff" * 3])
-def test_idx_headers_that_promise_too_much_are_refused(tmp_path, sizes):
+def test_idx_promising_too_much_is_refused(tmp_path, sizes):
+    """Idx headers that promise too much are refused."""
     write_idx(tmp_path)
     (tmp_path / IMAGES).write_bytes(b"\0\0\x08\x03" + sizes)
     with pytest.raises(DataError, match="promises"):

@@ -9,7 +9,8 @@ from edge_client.learning import evaluation
 from edge_client.learning.evaluation import majority_share, name_of, of_classes, of_numbers
 
 
-def test_classes_are_counted_and_compared_with_the_most_common_one():
+def test_classes_are_counted():
+    """Classes are counted and compared with the most common one."""
     found = of_classes(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]), 3)
     assert (found.samples, found.correct, found.accuracy) == (4, 3, 0.75)
     assert (found.common, found.majority, found.is_no_better) == (2, 0.5, False)
@@ -21,11 +22,12 @@ def test_classes_are_counted_and_compared_with_the_most_common_one():
 
 
 @pytest.mark.parametrize(("answers", "no_better"), [([1, 1, 1], True), ([0, 1, 1], False), ([1, 1, 0], True)])
-def test_a_model_that_knows_nothing_is_no_better_than_the_majority(answers, no_better):
+def test_ignorance_is_no_better(answers, no_better):
+    """A model that knows nothing is no better than the majority."""
     assert of_classes(np.array(answers), np.array([0, 1, 1]), 2).is_no_better is no_better
 
 
-def test_a_sequence_has_a_label_at_each_position():
+def test_sequence_has_label_at_each_position():
     found = of_classes(np.array([[0, 1], [1, 1]]), np.array([[0, 0], [1, 1]]), 2)
     assert (found.samples, found.accuracy) == (4, 0.75)
 
@@ -36,7 +38,8 @@ def test_many_classes_have_no_table(monkeypatch):
     assert of_classes(np.array([0]), np.array([0]), 3).document()["confusion"] is None
 
 
-def test_numbers_have_errors_beside_those_of_the_mean():
+def test_errors_stand_beside_the_means():
+    """Numbers have errors beside those of the mean."""
     found = of_numbers(np.array([1.0, 2.0, 5.0], np.float32), np.array([1.0, 2.0, 3.0], np.float32))
     assert (found.samples, found.squared, found.absolute) == (3, pytest.approx(4 / 3), pytest.approx(2 / 3))
     assert (found.mean_squared, found.mean_absolute) == (pytest.approx(2 / 3), pytest.approx(2 / 3))

@@ -27,7 +27,8 @@ def residual(**changes):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_the_residual_is_what_the_receivers_vector_lacks(mode, precision):
+def test_residual_is_what_was_lost(mode, precision):
+    """The residual is what the receivers vector lacks."""
     key = key_of(mode, D)
     found = encode_update(UPDATE, key, precision, b"s")
     assert (decode(found.body, D, precision) == found.masked).all()
@@ -37,12 +38,13 @@ def test_the_residual_is_what_the_receivers_vector_lacks(mode, precision):
         assert np.allclose(arrived + found.residual, UPDATE, atol=1e-5)
 
 
-def test_clear_vectors_are_encoded_without_a_mask():
+def test_clear_vectors_need_no_mask():
+    """Clear vectors are encoded without a mask."""
     found = encode_update(UPDATE, None, "int8", b"s")
     assert np.allclose(found.masked + found.residual, UPDATE, atol=1e-6)
 
 
-def test_the_sum_of_many_rounds_loses_only_the_last_residual():
+def test_many_rounds_lose_one_residual():
     """Every round has a mask and a seed of its own."""
     left, arrived = np.zeros(D, np.float32), np.zeros(D)
     for round_ in range(20):
@@ -54,7 +56,8 @@ def test_the_sum_of_many_rounds_loses_only_the_last_residual():
     assert np.linalg.norm(left) < np.linalg.norm(UPDATE), "the residual does not grow"
 
 
-def test_a_residual_is_used_in_a_later_round_of_its_run_until_it_is_stale():
+def test_residual_is_used_until_stale():
+    """A residual is used in a later round of its run until it is stale."""
     stored = residual()
     assert residual_for(stored, RUN, 5, b"") is stored
     assert residual_for(stored, RUN, 4 + RESIDUAL_ROUNDS, b"other") is stored
@@ -66,7 +69,8 @@ def test_a_residual_is_used_in_a_later_round_of_its_run_until_it_is_stale():
 
 
 @pytest.mark.parametrize(("model", "phase"), [(3, Phase.TRAIN), (2, Phase.PRETRAIN)])
-def test_a_residual_of_another_model_or_for_a_cold_start_is_not_added(model, phase):
+def test_foreign_residual_is_not_added(model, phase):
+    """A residual of another model or for a cold start is not added."""
     assert with_residual(UPDATE, residual(), model, phase) is UPDATE
 
 

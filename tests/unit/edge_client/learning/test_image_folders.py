@@ -29,7 +29,8 @@ def write(path, values):
     image.fromarray(np.asarray(values, np.uint8)).save(path)
 
 
-def test_a_folder_is_a_class_and_pixels_are_scaled(tmp_path):
+def test_folder_is_a_class(tmp_path):
+    """A folder is a class and pixels are scaled."""
     grey = np.arange(6).reshape(2, 3)
     write(tmp_path / "dog" / "1.png", grey)
     write(tmp_path / "cat" / "2.bmp", grey + 100)
@@ -81,7 +82,8 @@ def test_an_image_on_its_side_is_of_another_size(tmp_path):
         load_inputs(tmp_path, GREY)
 
 
-def test_samples_without_labels_need_no_folders(tmp_path):
+def test_unlabelled_samples_need_no_folders(tmp_path):
+    """Samples without labels need no folders."""
     write(tmp_path / "a.png", np.zeros((2, 3)))
     assert load_inputs(tmp_path, GREY).shape == (1, 1, 2, 3)
     with pytest.raises(DataError, match=r"a\.png is in no folder of a class"):

@@ -34,7 +34,8 @@ def reference(theta, x, y):
 
 
 @pytest.mark.parametrize("n", [1, 7, SCORE_ROWS, SCORE_ROWS + 1, GRAD_ROWS, 2 * GRAD_ROWS + 3])
-def test_score_and_gradient_match_numpy_in_every_chunking(model, theta, n):
+def test_gradient_matches_in_every_chunking(model, theta, n):
+    """Score and gradient match numpy in every chunking."""
     x, y = samples(n, seed=n)
     loss, gradient, correct = reference(theta, x, y)
     found = model.score(theta, x, y)
@@ -68,7 +69,7 @@ def test_wrong_shapes_and_dtypes_are_refused(model, theta):
 
 
 @pytest.mark.parametrize("kind", [OrtModel, NumpyModel])
-def test_graph_with_other_inputs_than_promised_is_refused(theta, kind):
+def test_graph_with_other_inputs_is_refused(theta, kind):
     """A manifest for 5 inputs and 2 classes has d = 12 and cannot stand over graphs of d = 15."""
     models = (m.SerializeToString() for m in logistic_models())
     lying = TaskBundle.seal_digests(manifest(5, 2), *models)
@@ -94,7 +95,8 @@ def test_sessions_are_made_on_first_use(theta):
     assert list(model._executors) == ["score"]
 
 
-def test_numpy_refuses_a_task_when_it_is_loaded():
+def test_numpy_refuses_a_task_at_loading():
+    """Numpy refuses a task when it is loaded."""
     score, grad, predict = logistic_models()
     predict.graph.node[2].op_type = "Conv"
     bundle = TaskBundle.seal_digests(manifest(), *(m.SerializeToString() for m in (score, grad, predict)))

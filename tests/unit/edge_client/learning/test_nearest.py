@@ -8,7 +8,7 @@ from edge_client.learning.nearest import BLOCK, nearest_direction, nearest_model
 RNG = np.random.default_rng(3)
 
 
-def test_the_model_at_the_least_distance_is_chosen():
+def test_model_at_least_distance_is_chosen():
     models = {m: RNG.standard_normal(BLOCK + 7).astype(np.float32) for m in (1, 4, 6)}
     for target, theta in models.items():
         delta = 0.8 * (theta - models[4])
@@ -19,19 +19,21 @@ def test_the_model_at_the_least_distance_is_chosen():
     assert nearest_model(0, 0.6 * end[1], (0, 1), end) == 1
 
 
-def test_only_models_to_compare_with_are_chosen():
+def test_only_models_to_compare_are_chosen():
+    """Only models to compare with are chosen."""
     models = {0: np.zeros(3, np.float32), 1: np.ones(3, np.float32), 2: np.full(3, 2, np.float32)}
     assert nearest_model(0, np.zeros(3, np.float32), (1, 2), models) == 1
 
 
 @pytest.mark.parametrize(("own", "expected"), [(0, 0), (2, 2), (5, 0)])
-def test_at_a_tie_the_model_of_the_device_is_chosen_else_the_smallest(own, expected):
+def test_tie_goes_to_the_own_model(own, expected):
+    """At a tie the model of the device is chosen else the smallest."""
     models = dict.fromkeys((0, 2, 5), np.zeros(4, np.float32))
     compare = (0, 2) if own == 5 else (0, 2, 5)
     assert nearest_model(own, np.ones(4, np.float32), compare, models) == expected
 
 
-def test_differences_below_the_rounding_of_float32_count():
+def test_tiny_differences_count():
     """The sum theta + delta in float32 would be the same for both."""
     models = {0: np.full(2, 1e6, np.float32), 1: np.full(2, 1e6, np.float32)}
     models[1][1] += np.float32(0.0625)
@@ -40,7 +42,8 @@ def test_differences_below_the_rounding_of_float32_count():
 
 
 @pytest.mark.parametrize("length", [5, BLOCK + 7])
-def test_the_direction_of_highest_cosine_is_chosen_whatever_the_lengths(length):
+def test_highest_cosine_is_chosen(length):
+    """The direction of highest cosine is chosen whatever the lengths."""
     rng = np.random.default_rng(length)
     for _ in range(20):
         models = {m: rng.standard_normal(length).astype(np.float32) for m in (1, 4, 6, 9)}
@@ -56,14 +59,16 @@ def test_the_direction_of_highest_cosine_is_chosen_whatever_the_lengths(length):
     assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
 
 
-def test_the_nearest_direction_is_not_the_nearest_model():
+def test_direction_is_not_distance():
+    """The nearest direction is not the nearest model."""
     models = {0: np.zeros(2, np.float32), 1: np.array([9, 9], np.float32), 2: np.array([1, -1], np.float32)}
     delta = np.array([1, 0.5], np.float32)
     assert nearest_direction(0, delta, (1, 2), models) == 1
     assert nearest_model(0, delta, (1, 2), models) == 2
 
 
-def test_a_model_that_equals_the_start_has_cosine_0_and_ties_go_to_the_smallest_id():
+def test_unmoved_model_has_cosine_0():
+    """A model that equals the start has cosine 0 and ties go to the smallest id."""
     models = {m: np.array([0, m % 2], np.float32) for m in range(6)}
     up, down = np.array([0, 1], np.float32), np.array([0, -1], np.float32)
     assert nearest_direction(0, up, (2, 3, 5), models) == 3

@@ -19,7 +19,7 @@ def test_no_blur_is_no_factor():
 
 
 @pytest.mark.parametrize("blur", [0.01, MAX_NORM_NOISE])
-def test_the_mean_is_one_and_the_deviation_is_the_blur(blur):
+def test_mean_is_one_and_deviation_is_blur(blur):
     """To three standard errors of 20,000 draws."""
     found = draws(blur)
     mean = sum(found) / len(found)
@@ -39,13 +39,14 @@ class Extreme:
 
 
 @pytest.mark.parametrize("value", [-99.0, 99.0])
-def test_the_factor_is_bounded_and_stays_positive(value):
+def test_factor_is_bounded_and_positive(value):
+    """The factor is bounded and stays positive."""
     factor = noise_factor(MAX_NORM_NOISE, Extreme(value))
     assert factor == pytest.approx(1 + math.copysign(CLIP * MAX_NORM_NOISE, value))
     assert factor > 0.1
 
 
-def test_a_device_draws_from_the_operating_system():
+def test_device_draws_from_operating_system():
     """With a known seed the factor could be computed and removed."""
     assert isinstance(SYSTEM, random.SystemRandom)
     assert len({noise_factor(0.1) for _ in range(20)}) == 20

@@ -22,7 +22,8 @@ class Backend:
         return Score(float(theta[0]), 0, 4)
 
 
-def test_every_model_is_scored_on_all_samples_in_order():
+def test_every_model_is_scored():
+    """Every model is scored on all samples in order."""
     backend, batch = Backend(), Dataset(*samples(4))
     models = [np.full(15, loss, np.float32) for loss in (0.5, 0.25, 2.0)]
     assert score(models, batch, backend).tolist() == [0.5, 0.25, 2.0]
@@ -42,7 +43,8 @@ def test_scoring_picks_the_model_that_fits(logistic):
     assert choose(losses) == 2
 
 
-def test_choose_takes_the_lowest_index_on_ties_and_never_nan():
+def test_choose_never_takes_nan():
+    """Choose takes the lowest index on ties and never nan."""
     assert choose(np.array([2.0, 1.0, 1.0])) == 1
     assert choose(np.array([np.nan, 3.0, np.nan])) == 1
     assert choose(np.array([np.inf, np.nan])) == 0
@@ -51,12 +53,14 @@ def test_choose_takes_the_lowest_index_on_ties_and_never_nan():
             choose(np.array(hopeless, dtype=np.float64))
 
 
-def test_an_infinite_loss_is_worse_than_a_finite_one_and_better_than_none():
+def test_infinite_is_better_than_none():
+    """An infinite loss is worse than a finite one and better than none."""
     assert choose(np.array([np.inf, 1e300])) == 1
     assert choose(np.array([np.nan, np.inf, np.inf])) == 1
 
 
-def test_the_error_of_a_device_whose_losses_are_all_nan_says_what_to_check():
+def test_all_nan_says_what_to_check():
+    """The error of a device whose losses are all nan says what to check."""
     with pytest.raises(TaskError) as caught:
         choose(np.array([np.nan]))
     assert caught.value.hint == "check the data, lower the learning rate"

@@ -26,7 +26,7 @@ RNG = np.random.default_rng(4)
 X = (RNG.standard_normal((50, 3)) * [1, 1000, 0.01] + [0, 5e4, 7]).astype(np.float32)
 
 
-def test_the_result_has_mean_0_and_deviation_1():
+def test_result_has_mean_0_and_deviation_1():
     scale = local_scale(X, RUN)
     np.testing.assert_allclose(scale.means, X.astype(float).mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(scale.deviations, X.astype(float).std(axis=0), rtol=1e-9)
@@ -43,7 +43,8 @@ def test_blocks_give_the_same_result(monkeypatch):
     np.testing.assert_array_equal(standardised(X, scale), found)
 
 
-def test_missing_values_do_not_count_and_become_the_mean():
+def test_missing_values_become_the_mean():
+    """Missing values do not count and become the mean."""
     x = np.array([[1, np.nan], [3, np.nan], [np.nan, np.nan]], np.float32)
     sums, squares, counts = moments(x, np.zeros(1))
     assert (sums.tolist(), squares.tolist(), counts.tolist()) == ([4, 0], [10, 0], [2, 0])
@@ -52,14 +53,16 @@ def test_missing_values_do_not_count_and_become_the_mean():
     assert standardised(x, scale).tolist() == [[-1, 0], [1, 0], [0, 0]]
 
 
-def test_a_constant_is_0_and_an_absurd_value_is_limited():
+def test_constant_is_0_and_absurd_is_limited():
+    """A constant is 0 and an absurd value is limited."""
     x = np.full((4, 1), 16777216.0, np.float32)
     assert standardised(x, local_scale(x, RUN)).tolist() == [[0.0]] * 4
     found = standardised(np.array([[3e38], [-3e38]], np.float32), Scale(RUN, (0.0,), (1e-30,)))
     assert found.tolist() == [[LARGEST], [-LARGEST]]
 
 
-def test_values_keep_their_places_in_a_sample_of_any_shape():
+def test_values_keep_their_places():
+    """Values keep their places in a sample of any shape."""
     x = X[:12].reshape(3, 2, 2, 3)
     found = standardised(x, local_scale(x, RUN))
     assert found.shape == x.shape
@@ -67,7 +70,8 @@ def test_values_keep_their_places_in_a_sample_of_any_shape():
     np.testing.assert_allclose(found.reshape(3, 12), (flat - flat.mean(0)) / flat.std(0), rtol=1e-4, atol=1e-5)
 
 
-def test_all_shares_have_the_scale_of_the_training_share():
+def test_all_shares_have_one_scale():
+    """All shares have the scale of the training share."""
     splits = split(Dataset(X, np.zeros(50, np.int64)), b"s")
     scale = local_scale(splits.train.x, RUN)
     done = prepared(splits, scale)
@@ -76,7 +80,7 @@ def test_all_shares_have_the_scale_of_the_training_share():
     assert prepared(splits, None) is splits
 
 
-def test_a_share_moves_to_the_scale_of_another_run():
+def test_share_moves_to_scale_of_another_run():
     own, other = local_scale(X, RUN), Scale(b"o" * 16, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     share = Dataset(standardised(X, own), np.zeros(50, np.int64))
     np.testing.assert_allclose(rescaled(share, own, other).x, standardised(X, other), rtol=1e-4, atol=1e-4)
@@ -84,7 +88,8 @@ def test_a_share_moves_to_the_scale_of_another_run():
     assert rescaled(share, None, None) is share
 
 
-def test_a_task_that_standardises_needs_the_scale_of_its_run(tmp_path):
+def test_scale_of_the_run_is_needed(tmp_path):
+    """A task that standardises needs the scale of its run."""
     scales = Scales(tmp_path)
     task = manifest(data=DataDeclaration(standardise="local"))
     assert scale_for(manifest(), scales, RUN) is None

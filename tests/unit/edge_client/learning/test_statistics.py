@@ -19,7 +19,8 @@ def share(n, shift=0.0):
     return (RNG.standard_normal((n, 2)) * [1, 400] + [shift, 2500]).astype(np.float32)
 
 
-def test_the_mean_of_equal_shares_gives_the_figures_of_all_samples():
+def test_mean_of_shares_is_of_all_samples():
+    """The mean of equal shares gives the figures of all samples."""
     shares = [share(50, shift) for shift in (-1.0, 0.0, 2.0)]
     mean = np.mean([statistics_of(x, DATA, 9) for x in shares], axis=0)
     scale = scale_from(mean.astype(np.float32), DATA, RUN)
@@ -29,21 +30,24 @@ def test_the_mean_of_equal_shares_gives_the_figures_of_all_samples():
     assert scale.run_id == RUN
 
 
-def test_the_vector_is_bounded_padded_and_without_a_count():
+def test_vector_is_bounded_and_padded():
+    """The vector is bounded padded and without a count."""
     few, many = (statistics_of(np.full((n, 2), 1e30, np.float32), DATA, 7) for n in (1, 500))
     assert few.tolist() == [1, 1, 1, 1, 1, 0, 0]
     np.testing.assert_array_equal(few, many)
     assert few.dtype == np.float32
 
 
-def test_noise_on_the_length_of_each_vector_cancels():
+def test_noise_on_lengths_cancels():
+    """Noise on the length of each vector cancels."""
     found = statistics_of(share(50), DATA, 5)
     plain, noisy = scale_from(found, DATA, RUN), scale_from(found * np.float32(1.7), DATA, RUN)
     np.testing.assert_allclose(plain.means, noisy.means, rtol=1e-5)
     np.testing.assert_allclose(plain.deviations, noisy.deviations, rtol=1e-3)
 
 
-def test_missing_values_do_not_count_and_a_feature_without_any_is_refused():
+def test_missing_values_do_not_count():
+    """Missing values do not count and a feature without any is refused."""
     x = np.array([[1, np.nan], [3, 1000], [np.nan, 3000]], np.float32)
     scale = scale_from(statistics_of(x, DATA, 5), DATA, RUN)
     np.testing.assert_allclose(scale.means, [2, 2000], rtol=1e-5)
@@ -53,7 +57,8 @@ def test_missing_values_do_not_count_and_a_feature_without_any_is_refused():
         statistics_of(x, DATA, 5)
 
 
-def test_a_constant_feature_has_the_least_deviation_of_its_range():
+def test_constant_has_the_least_deviation():
+    """A constant feature has the least deviation of its range."""
     scale = scale_from(statistics_of(np.full((4, 2), 5.0, np.float32), DATA, 5), DATA, RUN)
     np.testing.assert_allclose(scale.deviations, [10 * LEAST_DEVIATION, 2500 * LEAST_DEVIATION], rtol=0.2)
 
@@ -73,7 +78,7 @@ def test_a_constant_feature_has_the_least_deviation_of_its_range():
         ([0, 0, 1, 1, 3], (COUNT,), (0, 0), (1, 1)),
     ],
 )
-def test_a_mean_that_no_statistics_have_is_limited_and_named(mean, doubted, means, deviations):
+def test_impossible_mean_is_limited(mean, doubted, means, deviations):
     """In halves of the declared range, of 10 and 2500."""
     scale = scale_from(np.array(mean, np.float32), DATA, RUN, noise=0.0)
     assert scale.doubted == doubted
@@ -84,7 +89,7 @@ def test_a_mean_that_no_statistics_have_is_limited_and_named(mean, doubted, mean
     assert all(name in told for name in doubted)
 
 
-def test_no_statistics_stretch_a_feature_beyond_32_deviations():
+def test_stretched_by_32_at_most():
     """Whatever a device sends that is finite: the bounds are at most so far apart, and the declared range is not exceeded."""
     rng = np.random.default_rng(7)
     size = 10.0 ** rng.uniform(-8, 30, (2000, 5))
@@ -98,13 +103,15 @@ def test_no_statistics_stretch_a_feature_beyond_32_deviations():
 
 
 @pytest.mark.parametrize("mean", [[0, 0, np.nan, 1, 1], [0, 0, 1, 1, np.inf], [0] * 5])
-def test_a_mean_that_is_not_finite_or_that_is_none_yet_is_refused(mean):
+def test_mean_not_finite_is_refused(mean):
+    """A mean that is not finite or that is none yet is refused."""
     with pytest.raises(IntegrityError, match="no statistics yet, or not finite ones") as caught:
         scale_from(np.array(mean, np.float32), DATA, RUN)
     assert "start a new run" in caught.value.hint
 
 
-def test_a_scale_that_names_features_is_stored_with_them(tmp_path):
+def test_scale_names_its_features(tmp_path):
+    """A scale that names features is stored with them."""
     scale = scale_from(np.array([0, 0, -1, 1, 1], np.float32), DATA, RUN)
     Scales(tmp_path).save(scale)
     assert Scales(tmp_path).load(RUN) == scale

@@ -33,7 +33,8 @@ def run(theta0, batch, backend, round_=0, **settings):
     return train(theta0, batch, LocalTraining(**settings), backend, np.random.default_rng(6), round_, lambda: False)
 
 
-def test_the_first_loss_is_logged_once_and_at_level_debug(theta0, batch, backend, caplog):
+def test_first_loss_is_logged_once(theta0, batch, backend, caplog):
+    """The first loss is logged once and at level debug."""
     with caplog.at_level(logging.DEBUG, "shoal.edge"):
         run(theta0, batch, backend, epochs=2, batch_size=10)
     (said,) = caplog.records
@@ -100,7 +101,8 @@ def test_the_given_model_is_not_modified(theta0, batch, backend):
     np.testing.assert_array_equal(theta0, before)
 
 
-def test_zero_epochs_change_nothing_and_report_the_loss(theta0, batch, backend):
+def test_zero_epochs_report_the_loss(theta0, batch, backend):
+    """Zero epochs change nothing and report the loss."""
     result = run(theta0, batch, backend, epochs=0)
     assert result.steps == 0
     assert not result.delta.any()
@@ -119,7 +121,7 @@ def test_proximal_term_keeps_the_model_near(theta0, batch, backend):
     assert np.linalg.norm(held) < 0.5 * np.linalg.norm(free)
 
 
-def test_cancelling_stops_before_the_next_step(theta0, batch, backend):
+def test_cancelling_stops_before_next_step(theta0, batch, backend):
     answers = iter([False, False, True])
     asked = []
 
@@ -134,7 +136,7 @@ def test_cancelling_stops_before_the_next_step(theta0, batch, backend):
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_error_of_a_divergence_has_a_hint(theta0, batch, backend, momentum):
+def test_error_of_a_divergence_has_a_hint(theta0, batch, backend, momentum):
     """A proximal pull of lr * mu = 1e6 a step overflows float32 within a few steps."""
     with pytest.raises(TaskError) as caught:
         run(theta0, batch, backend, epochs=20, lr=1e3, prox_mu=1e3, momentum=momentum)

@@ -11,7 +11,8 @@ from edge_client.learning.watching import FilesSeen, watch_of
 from shoal.errors import DataError
 
 
-def test_growth_new_files_and_replacement_are_noticed(tmp_path):
+def test_growth_and_replacement_are_noticed(tmp_path):
+    """Growth new files and replacement are noticed."""
     path = tmp_path / "a.csv"
     path.write_text("1,2,0\n")
     look = watch_of(tmp_path)
@@ -43,7 +44,8 @@ def test_data_that_are_gone_are_an_error(tmp_path):
         watch_of(tmp_path / "none.csv")()
 
 
-def test_the_bytes_that_are_read_again_are_bounded(monkeypatch):
+def test_bytes_read_again_are_bounded(monkeypatch):
+    """The bytes that are read again are bounded."""
     monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 9)
     FilesSeen((("a", 4, 0), ("b", 5, 0))).check_size()
     with pytest.raises(DataError, match="have grown to 10 bytes, more than the 9 that are read again") as caught:

@@ -45,7 +45,7 @@ def test_a_job_that_is_done_is_let_go(kind):
     worker.close()
 
 
-def test_each_step_of_a_job_is_a_sign_of_life():
+def test_each_step_of_job_is_a_sign_of_life():
     step, ended = threading.Event(), threading.Event()
 
     def job(cancelled):
@@ -66,7 +66,7 @@ def test_each_step_of_a_job_is_a_sign_of_life():
     assert worker.quiet_s() == 0
 
 
-def test_a_nice_worker_lowers_its_own_thread_and_no_other():
+def test_nice_worker_lowers_itself_only():
     """Linux has a nice value for each thread; the event loop's must stay."""
     before, found = os.getpriority(os.PRIO_PROCESS, 0), []
     finished = threading.Event()

@@ -35,59 +35,66 @@ REFUSED = step(8, recipe(0, 8, (0, 6)))
 MERGE = step(9, recipe(3, 9, (1, 8, 0.5), (2, 8, 0.5)))
 
 
-def test_a_device_in_step_applies_the_last_step():
+def test_device_in_step_applies_last_step():
     plan = compare(held((0, 6)), [train(0, 6), train(0, 7)], {0})
     assert plan.steps == (train(0, 7),)
     assert (plan.missing, plan.out_of_step, plan.waiting) == ((), (), frozenset())
     assert plan.keep == set(ids((0, 7)))
 
 
-def test_a_device_that_missed_one_round_applies_both_steps_in_order():
+def test_one_missed_round_applies_both_steps():
+    """A device that missed one round applies both steps in order."""
     for steps in ([train(0, 6), train(0, 7)], [train(0, 7), train(0, 6)]):
         assert compare(held((0, 5)), steps, {0}).steps == (train(0, 6), train(0, 7))
 
 
-def test_a_device_that_missed_more_takes_a_checkpoint_of_the_newest_state():
+def test_more_missed_rounds_take_checkpoint():
+    """A device that missed more takes a checkpoint of the newest state."""
     for known in (certified((0, 7)), certified((0, 7), (0, 5))):
         plan = compare(held((0, 4)), [train(0, 6), train(0, 7)], {0}, certified=known)
         assert (plan.steps, plan.missing, plan.waiting) == ((), ids((0, 7)), frozenset())
         assert plan.keep == set(ids((0, 7)))
 
 
-def test_until_the_newest_state_is_certified_a_device_keeps_all_that_may_lead_to_it():
+def test_uncertified_state_keeps_its_past():
+    """Until the newest state is certified a device keeps all that may lead to it."""
     plan = compare(held((0, 4)), [train(0, 6), train(0, 7)], {0})
     assert (plan.steps, plan.missing, plan.waiting) == ((), ids((0, 7)), {6, 7})
     assert plan.keep == set(ids((0, 5), (0, 6), (0, 7)))
 
 
-def test_a_newcomer_holds_nothing_and_takes_a_checkpoint_of_each_model_that_it_follows():
+def test_newcomer_takes_each_checkpoint():
+    """A newcomer holds nothing and takes a checkpoint of each model that it follows."""
     plan = compare({}, [train(0, 6), step(7, *train(0, 7).recipes, also_open=[(4, 2)])], {0, 4})
     assert plan.missing == ids((0, 7), (4, 2))
 
 
-def test_a_device_without_the_keys_of_a_missed_round_takes_a_checkpoint():
+def test_missing_keys_take_a_checkpoint():
     """It was admitted, or came back after its chain had moved on."""
     plan = compare(held((0, 5)), [train(0, 6), train(0, 7)], {0}, keys={7, 8})
     assert (plan.steps, plan.missing) == ((), ids((0, 7)))
 
 
-def test_a_model_that_did_not_change_needs_nothing_however_long_a_device_was_away():
+def test_unchanged_model_needs_nothing():
+    """A model that did not change needs nothing however long a device was away."""
     plan = compare(held((5, 1)), [step(80, also_open=[(5, 1)]), step(81, also_open=[(5, 1)])], {5})
     assert (plan.steps, plan.missing, plan.keep) == ((), (), set(ids((5, 1))))
 
 
-def test_before_the_first_step_all_states_stay():
+def test_before_first_step_all_states_stay():
     plan = compare(held((0, 0), (1, 0)), [], {0})
     assert (plan.steps, plan.missing, plan.keep) == ((), (), set(ids((0, 0), (1, 0))))
 
 
-def test_recipes_of_models_that_are_not_followed_are_left_out():
+def test_unfollowed_recipes_are_left_out():
+    """Recipes of models that are not followed are left out."""
     plan = compare(held((0, 6)), [train(0, 6), FORK], {2})
     assert [list(s.recipes) for s in plan.steps] == [[FORK.recipes[1]]]
     assert plan.keep == set(ids((2, 7), (0, 6))), "the parent is still open, and a refused trial returns to it"
 
 
-def test_an_open_trial_keeps_the_state_that_a_refusal_returns_to():
+def test_open_trial_keeps_the_state_before():
+    """An open trial keeps the state that a refusal returns to."""
     trial = compare(held((0, 6)), [train(0, 6), FORK], {0, 1, 2})
     assert trial.keep == set(ids((0, 6), (1, 7), (2, 7)))
     back = compare(held((0, 6), (1, 7), (2, 7)), [FORK, REFUSED], {0})
@@ -95,19 +102,22 @@ def test_an_open_trial_keeps_the_state_that_a_refusal_returns_to():
     assert back.keep == set(ids((0, 8)))
 
 
-def test_a_device_that_lacks_the_parent_takes_a_checkpoint_when_the_trial_is_refused():
+def test_refused_trial_without_the_parent():
+    """A device that lacks the parent takes a checkpoint when the trial is refused."""
     plan = compare(held((1, 7)), [FORK, REFUSED], {0}, certified=certified((0, 8)))
     assert (plan.steps, plan.missing) == ((), ids((0, 8)))
 
 
-def test_a_device_that_missed_the_fork_makes_its_half_on_the_way():
+def test_missed_fork_is_made_on_the_way():
+    """A device that missed the fork makes its half on the way."""
     second = step(8, recipe(1, 8, (1, 7), mean=1.0), recipe(2, 8, (2, 7), mean=1.0))
     plan = compare(held((0, 6)), [FORK, second], {1})
     assert [[r.state for r in s.recipes] for s in plan.steps] == [list(ids((1, 7))), list(ids((1, 8)))]
     assert plan.keep == set(ids((1, 8)))
 
 
-def test_a_merge_names_a_model_never_held_and_the_device_takes_a_checkpoint_of_that():
+def test_merge_names_a_model_never_held():
+    """A merge names a model never held and the device takes a checkpoint of that."""
     plan = compare(held((1, 8)), [train(1, 8), MERGE], {3}, certified=certified((1, 8), (2, 8)))
     assert (plan.steps, plan.missing) == ((), ids((2, 8)))
     assert plan.waiting == {9}, "the keys of round 9 are needed for the merged state's digest"
@@ -116,53 +126,60 @@ def test_a_merge_names_a_model_never_held_and_the_device_takes_a_checkpoint_of_t
     assert (then.steps, then.missing, then.waiting, then.keep) == ((MERGE,), (), frozenset(), set(ids((3, 9))))
 
 
-def test_a_merge_whose_halves_are_not_certified_yet_loses_neither_half_nor_keys():
+def test_uncertified_merge_loses_nothing():
+    """A merge whose halves are not certified yet loses neither half nor keys."""
     plan = compare(held((1, 8)), [train(1, 8), MERGE], {3}, certified=certified((1, 8)))
     assert (plan.steps, plan.missing, plan.waiting) == ((), ids((3, 9)), {9})
     assert plan.keep >= set(ids((1, 8)))
 
 
-def test_once_the_merged_state_is_certified_its_checkpoint_is_enough():
+def test_certified_merge_needs_a_checkpoint():
+    """Once the merged state is certified its checkpoint is enough."""
     plan = compare(held((1, 8)), [MERGE], {3}, certified=certified((1, 8), (2, 8), (3, 9)))
     assert (plan.missing, plan.waiting) == (ids((3, 9)), frozenset())
 
 
-def test_a_merge_through_two_steps_waits_with_the_keys_of_both():
+def test_merge_through_two_steps_waits():
+    """A merge through two steps waits with the keys of both."""
     steps = [step(8, recipe(1, 8, (1, 7), mean=1.0), recipe(2, 8, (2, 7), mean=1.0)), MERGE]
     plan = compare(held((1, 7)), steps, {3}, certified=certified((1, 7), (2, 7)))
     assert (plan.missing, plan.waiting) == (ids((2, 7)), {8, 9})
     assert plan.keep >= set(ids((1, 7), (1, 8), (2, 8), (3, 9)))
 
 
-def test_a_state_with_another_digest_than_the_certified_one_is_out_of_step():
+def test_another_digest_is_out_of_step():
+    """A state with another digest than the certified one is out of step."""
     steps, good = [train(0, 6), train(0, 7)], certified((0, 7))
     plan = compare(held((0, 7), digest=b"bad"), steps, {0}, certified=good)
     assert (plan.steps, plan.missing, plan.out_of_step) == ((), ids((0, 7)), ids((0, 7)))
 
 
-def test_a_state_out_of_step_heals_from_an_earlier_one_that_is_in_step():
+def test_state_heals_from_an_earlier_one():
+    """A state out of step heals from an earlier one that is in step."""
     states = held((0, 6)) | held((0, 7), digest=b"bad")
     plan = compare(states, [train(0, 7)], {0}, certified=certified((0, 6), (0, 7)))
     assert (plan.steps, plan.missing, plan.out_of_step) == ((train(0, 7),), (), ids((0, 7)))
 
 
-def test_nothing_is_made_from_a_state_out_of_step():
+def test_state_out_of_step_makes_nothing():
+    """Nothing is made from a state out of step."""
     plan = compare(held((0, 6), digest=b"bad"), [train(0, 6), train(0, 7)], {0}, certified=certified((0, 6)))
     assert (plan.steps, plan.out_of_step) == ((), ids((0, 6)))
     assert plan.missing == ids((0, 6)), "the certified state leads to the one that is not certified yet"
 
 
-def test_an_uncertified_state_counts_as_in_step():
+def test_uncertified_state_counts_as_in_step():
     assert compare(held((0, 6)), [train(0, 7)], {0}, certified={}).steps == (train(0, 7),)
 
 
-def test_origins_out_of_step_are_missing_before_the_first_step():
+def test_origins_out_of_step_are_missing():
+    """Origins out of step are missing before the first step."""
     plan = compare(held((0, 0), digest=b"bad"), [], {0}, certified=certified((0, 0)))
     assert plan.missing == plan.out_of_step == ids((0, 0))
 
 
 @pytest.mark.parametrize("terms", [2, 4000])
-def test_long_recipes_take_no_longer_than_their_length(terms):
+def test_long_recipes_take_linear_time(terms):
     """Each state is looked at once, though every recipe names it."""
     first = step(1, *(recipe(m, 1, *[(0, 0)] * 2) for m in range(200)))
     second = step(2, *(recipe(m, 2, *[(k % 200, 1) for k in range(terms)]) for m in range(10)))

@@ -71,7 +71,8 @@ def sealed_by_hand(theta=(2, 3, 4), body=None, keys=KEYS, sender=IDENTITIES[0], 
     return seal_message_to_group(sender, module._group(keys), head, encode(SealedState(**fields)) + body).payload
 
 
-def test_a_checkpoint_gives_the_state_that_was_sealed():
+def test_checkpoint_gives_the_sealed_state():
+    """A checkpoint gives the state that was sealed."""
     opened = open_()
     assert opened.theta.tobytes() == HELD.held[STATE].theta.tobytes()
     assert opened.held == HELD.held[STATE].held
@@ -79,14 +80,15 @@ def test_a_checkpoint_gives_the_state_that_was_sealed():
     assert open_(sealed_by_hand()).held == opened.held
 
 
-def test_a_newcomer_under_a_later_key_version_opens_it():
+def test_newcomer_under_a_later_version():
     """It can derive neither the keys of the state's round nor the digest's key."""
     newcomer = keys_of(3, version=2, first_round=3)
     sealed = seal_checkpoint(IDENTITIES[0], newcomer, HELD.held[STATE]).payload
     assert open_(sealed, keys=newcomer).held == HELD.held[STATE].held
 
 
-def test_the_aggregator_learns_neither_vector_nor_digest_key():
+def test_aggregator_learns_nothing():
+    """The aggregator learns neither vector nor digest key."""
     assert HELD.held[STATE].theta.tobytes() not in SEALED
     assert HELD.held[STATE].digest_key not in SEALED
 
@@ -99,19 +101,22 @@ def test_a_lying_sealer_is_refused():
         open_(sealed_by_hand(lie))
 
 
-def test_a_sealer_that_chooses_the_digest_key_is_refused():
+def test_sealers_own_digest_key_is_refused():
+    """A sealer that chooses the digest key is refused."""
     with pytest.raises(UntrustedError, match="0 devices"):
         open_(sealed_by_hand(digest_key=bytes(32)))
 
 
-def test_a_certificate_of_the_sealer_alone_is_not_enough():
+def test_sealers_certificate_is_not_enough():
+    """A certificate of the sealer alone is not enough."""
     with pytest.raises(UntrustedError, match="1 devices"):
         open_(signed=certificate(HELD, 3, IDENTITIES[:1]))
     with pytest.raises(UntrustedError, match="0 devices"):
         open_(signed=StateCertificate(()))
 
 
-def test_a_certificate_of_an_earlier_state_does_not_certify_a_later_one():
+def test_earlier_certificate_is_not_enough():
+    """A certificate of an earlier state does not certify a later one."""
     earlier = ModelState.of(STATE, vector(1, 2, 3), run_id=RUN_ID, digest_key=keys_of(2).digest_key)
     with pytest.raises(UntrustedError, match="0 devices"):
         open_(seal_checkpoint(IDENTITIES[0], KEYS, earlier).payload)
@@ -128,7 +133,8 @@ def test_any_damaged_byte_is_refused():
             open_(SEALED[:cut])
 
 
-def test_a_checkpoint_of_another_round_state_run_or_fleet_is_refused():
+def test_foreign_checkpoint_is_refused():
+    """A checkpoint of another round state run or fleet is refused."""
     with pytest.raises(UntrustedError, match="another state, round or fleet"):
         open_(keys=keys_of(4))
     for other in (StateId(1, 2), StateId(0, 1)):
@@ -142,13 +148,15 @@ def test_a_checkpoint_of_another_round_state_run_or_fleet_is_refused():
         open_(sealed_by_hand(head=wrong))
 
 
-def test_a_checkpoint_under_another_content_key_does_not_open():
+def test_other_content_key_does_not_open():
+    """A checkpoint under another content key does not open."""
     other = dataclasses.replace(KEYS, content=bytes(32))
     with pytest.raises(UntrustedError):
         open_(sealed_by_hand(keys=other))
 
 
-def test_a_sender_that_is_revoked_unknown_or_another_is_refused():
+def test_unfit_sender_is_refused():
+    """A sender that is revoked unknown or another is refused."""
     with pytest.raises(UntrustedError, match="not in the roster"):
         open_(roster=roster(revoked=("dev-0",)))
     with pytest.raises(UntrustedError, match="not in the roster"):
@@ -161,18 +169,20 @@ def test_a_sender_that_is_revoked_unknown_or_another_is_refused():
     "changes",
     [{"length": 2}, {"length": 2**31}, {"theta": (1, 2)}, {"theta": (1, 2, 3, 4)}, {"body": b"odd"}, {"body": b""}],
 )
-def test_another_length_than_the_plans_is_refused(changes):
+def test_other_length_is_refused(changes):
+    """Another length than the plans is refused."""
     with pytest.raises(IntegrityError, match="for a model of 3 coordinates"):
         open_(sealed_by_hand(**changes))
 
 
-def test_a_checkpoint_that_is_too_long_is_refused_before_it_is_opened(monkeypatch):
+def test_too_long_is_refused_unopened(monkeypatch):
+    """A checkpoint that is too long is refused before it is opened."""
     monkeypatch.setattr(module, "read_head", None)
     with pytest.raises(IntegrityError, match="for a model of 3 coordinates"):
         open_(SEALED + bytes(2048))
 
 
-def test_coordinates_that_are_not_finite_are_refused():
+def test_infinite_coordinates_are_refused():
     """Even if enough devices have signed them."""
     theta = vector(1, np.nan, 3)
     bad = HELD.with_states([ModelState.of(STATE, theta, run_id=RUN_ID, digest_key=HELD.held[STATE].digest_key)])
@@ -180,5 +190,5 @@ def test_coordinates_that_are_not_finite_are_refused():
         open_(seal_checkpoint(IDENTITIES[0], KEYS, bad.held[STATE]).payload, certificate(bad, 3, IDENTITIES[:2]))
 
 
-def test_the_label_is_that_of_the_devices_and_the_owner():
+def test_label_is_that_of_devices_and_owner():
     assert CONTENT_LABEL == "content"

@@ -20,7 +20,7 @@ def origin():
     return np.concatenate(parts).astype(np.float32)
 
 
-def test_a_draw_has_the_figures_of_the_origin(origin):
+def test_draw_has_the_figures_of_the_origin(origin):
     found = draw(figures_of(origin, LENGTHS), LENGTHS, 7)
     assert found.dtype == np.float32
     assert found[:4000].std() == pytest.approx(origin[:4000].std(), rel=0.05)
@@ -45,7 +45,8 @@ def test_a_draw_repeats_by_its_seed(origin):
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=30))
-def test_figures_of_any_model_are_finite_and_travel_through_the_codec(values):
+def test_figures_are_finite_and_travel(values):
+    """Figures of any model are finite and travel through the codec."""
     theta = np.array(values, np.float32)
     figures = figures_of(theta, (1, 1, len(theta) - 2))
     assert decode(encode(figures), TensorFigures) == figures

@@ -18,7 +18,8 @@ def opened(folder, run_id=RUN, initial=INITIAL):
     return PrivateValues(folder, run_id, initial)
 
 
-def test_values_begin_with_the_tasks_and_go_on_with_the_trained_ones(tmp_path):
+def test_trained_values_go_on(tmp_path):
+    """Values begin with the tasks and go on with the trained ones."""
     values = opened(tmp_path)
     assert values.newest is values.at(1) is INITIAL
     values.keep(1, INITIAL + 1)
@@ -31,7 +32,8 @@ def test_values_begin_with_the_tasks_and_go_on_with_the_trained_ones(tmp_path):
     assert len(path.read_bytes()) > 32 + 2 * INITIAL.nbytes
 
 
-def test_a_round_that_is_repeated_begins_as_the_first_time(tmp_path):
+def test_repeated_round_begins_alike(tmp_path):
+    """A round that is repeated begins as the first time."""
     values = opened(tmp_path)
     values.keep(1, INITIAL + 1)
     values.keep(2, INITIAL + 2)
@@ -41,7 +43,7 @@ def test_a_round_that_is_repeated_begins_as_the_first_time(tmp_path):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
-def test_any_order_of_kills_and_repetitions_trains_each_round_once(tmp_path_factory, story):
+def test_each_round_is_trained_once(tmp_path_factory, story):
     """Training adds the round's number: after n rounds the values are the sum of 1 to n, however often one was repeated."""
     folder = tmp_path_factory.mktemp("device")
     values, expected = opened(folder), INITIAL
@@ -53,7 +55,8 @@ def test_any_order_of_kills_and_repetitions_trains_each_round_once(tmp_path_fact
     np.testing.assert_array_equal(values.newest, expected)
 
 
-def test_another_run_begins_with_the_tasks_values(tmp_path):
+def test_another_run_begins_with_the_tasks(tmp_path):
+    """Another run begins with the tasks values."""
     opened(tmp_path).keep(4, INITIAL + 1)
     np.testing.assert_array_equal(opened(tmp_path, OTHER).newest, INITIAL)
     erase(tmp_path)
@@ -62,7 +65,8 @@ def test_another_run_begins_with_the_tasks_values(tmp_path):
     np.testing.assert_array_equal(opened(tmp_path).newest, INITIAL)
 
 
-def test_a_file_that_can_not_be_removed_is_an_error(tmp_path):
+def test_unremovable_file_is_an_error(tmp_path):
+    """A file that can't be removed is an error."""
     (tmp_path / FOLDER / PRIVATE_FILE).mkdir(parents=True)
     with pytest.raises(ConfigError, match="can't write"):
         erase(tmp_path)
@@ -84,14 +88,16 @@ def test_damage_begins_again_and_is_reported(tmp_path, caplog):
     assert "twice 2 coordinates" in str(caplog.records[0].kv)
 
 
-def test_a_file_that_others_can_read_is_refused(tmp_path):
+def test_readable_file_is_refused(tmp_path):
+    """A file that others can read is refused."""
     opened(tmp_path).keep(1, INITIAL)
     (tmp_path / FOLDER / PRIVATE_FILE).chmod(0o644)
     with pytest.raises(ConfigError):
         opened(tmp_path)
 
 
-def test_a_task_without_private_parameters_has_no_file(tmp_path):
+def test_without_private_values_no_file(tmp_path):
+    """A task without private parameters has no file."""
     initial = initial_values(logistic_bundle())
     values = opened(tmp_path, initial=initial)
     values.keep(1, initial)

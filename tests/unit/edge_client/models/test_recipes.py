@@ -81,7 +81,8 @@ def test_a_long_sum_has_the_known_bits():
     assert hashlib.sha256(made.astype("<f4").tobytes()).hexdigest()[:16] == "641050ef3872b30e"
 
 
-def test_layout_and_alignment_do_not_change_the_bits():
+def test_layout_changes_no_bit():
+    """Layout and alignment do not change the bits."""
     parts = long_case(1001)
     strided = [(w, np.repeat(v, 2)[::2]) for w, v in parts]
     shifted = [(w, np.concatenate([v[:1], v])[1:]) for w, v in parts]
@@ -94,7 +95,8 @@ def test_the_order_is_the_written_one():
     assert weighted_sum(parts).tobytes() != weighted_sum(parts[::-1]).tobytes()
 
 
-def test_minus_zero_and_denormal_numbers_become_zero():
+def test_minus_zero_and_denormals_are_zero():
+    """Minus zero and denormal numbers become zero."""
     values = vector(-0.0, 1e-39, -1e-45, 2.0**-126, -(2.0**-125), 1.0)
     assert bits(weighted_sum([(1.0, values)])) == bits([0, 0, 0, 0, -(2.0**-125), 1])
     assert bits(weighted_sum([(-1.0, vector(0.0)), (1.0, vector(-0.0))])) == bits([0])
@@ -119,25 +121,29 @@ def test_arguments_stay_as_they_were():
         [(1e6, vector(3e38)), (-1e6, vector(3e38))],
     ],
 )
-def test_results_that_are_not_finite_are_refused(parts):
+def test_infinite_results_are_refused(parts):
+    """Results that are not finite are refused."""
     with pytest.raises(IntegrityError, match="NaN or infinite"):
         weighted_sum(parts)
 
 
-def test_vectors_that_do_not_belong_together_are_refused():
+def test_unlike_vectors_are_refused():
+    """Vectors that do not belong together are refused."""
     for other in (vector(1, 2), np.array([1.0]), vector(1)[None]):
         with pytest.raises(UsageError, match="a vector of shape"):
             weighted_sum([(1.0, vector(1)), (1.0, other)])
 
 
-def test_a_recipe_takes_its_states_in_order_and_the_mean_last():
+def test_states_come_first_then_the_mean():
+    """A recipe takes its states in order and the mean last."""
     held = {StateId(0, 3): vector(10, 20), StateId(1, 2): vector(1, 2)}
     restart = recipe(1, 4, (0, 3, 0.5), (1, 2, 2.0), mean=0.25)
     assert evaluate(restart, held, vector(4, 8)).tolist() == [8, 16]
     assert evaluate(recipe(0, 4, (0, 3)), held).tolist() == [10, 20]
 
 
-def test_a_recipe_with_the_wrong_ingredients_is_refused():
+def test_wrong_ingredients_are_refused():
+    """A recipe with the wrong ingredients is refused."""
     held = {StateId(0, 3): vector(1)}
     with pytest.raises(UsageError, match="needs a mean"):
         evaluate(recipe(0, 4, (0, 3), mean=1.0), held)

@@ -31,11 +31,13 @@ def context(states, *models):
     )
 
 
-def test_nothing_is_attached_unless_checkpoints_are_asked_for(states):
+def test_nothing_is_attached_unasked(states):
+    """Nothing is attached unless checkpoints are asked for."""
     assert context(states).attachment(IDENTITIES[0]) == b""
 
 
-def test_the_checkpoints_are_in_the_order_of_their_models_each_as_long_as_the_head_says(states):
+def test_checkpoints_are_in_order_of_models(states):
+    """The checkpoints are in the order of their models each as long as the head says."""
     made = context(states, 1, 0)
     head, rest = decode_prefix(made.attachment(IDENTITIES[0]), SealedCheckpoints)
     assert head.models == (0, 1)
@@ -50,7 +52,8 @@ def test_the_checkpoints_are_in_the_order_of_their_models_each_as_long_as_the_he
             open_checkpoint(sealed, signed, wanted=StateId(1 - model, 0), **opened)
 
 
-def test_keys_and_statement_are_not_in_the_text_of_a_context(states):
+def test_text_shows_no_keys(states):
+    """Keys and statement are not in the text of a context."""
     assert made_secrets(context(states, 0)) == []
 
 

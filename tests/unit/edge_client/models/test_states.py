@@ -38,7 +38,7 @@ def test_a_step_adds_states_and_changes_none():
     assert after.held[StateId(0, 0)] is before.held[StateId(0, 0)]
 
 
-def test_models_that_share_weights_take_their_segment_of_an_origin():
+def test_shared_models_take_their_segment():
     """Origins are whole; later states hold the shared segment, or a cluster's."""
     steps = chain()
     before = origins(vector(1, 2, 3), keys=steps.take())
@@ -54,13 +54,14 @@ def test_models_that_share_weights_take_their_segment_of_an_origin():
     assert last.newest(SHARED_MODEL).theta.tolist() == [13]
 
 
-def test_a_state_can_not_be_changed_unnoticed():
+def test_state_can_not_be_changed_unnoticed():
     state = origins(vector(1, 2)).newest(0)
     with pytest.raises(ValueError, match="read-only"):
         state.theta[0] = 3
 
 
-def test_equal_vectors_with_other_bits_have_other_digests():
+def test_other_bits_have_other_digests():
+    """Equal vectors with other bits have other digests."""
     keys = chain().take()
     made = [
         ModelState.of(StateId(0, 1), vector(zero), run_id=RUN_ID, digest_key=keys.digest_key) for zero in (0.0, -0.0)
@@ -69,7 +70,8 @@ def test_equal_vectors_with_other_bits_have_other_digests():
     assert np.array_equal(made[0].theta, made[1].theta)
 
 
-def test_states_that_are_not_named_are_forgotten():
+def test_unnamed_states_are_forgotten():
+    """States that are not named are forgotten."""
     states = origins(vector(1), vector(2), vector(3)).keep({StateId(1, 0), StateId(7, 7)})
     assert list(states.held) == [StateId(1, 0)]
     assert states.newest(0) is None
@@ -82,14 +84,15 @@ def test_the_newest_state_of_a_model():
     assert states.newest(0).theta.tolist() == [2]
 
 
-def test_a_statement_names_all_states_in_order():
+def test_statement_names_all_states_in_order():
     states = origins(vector(1), vector(2))
     statement = states.statement("dev-1", 4)
     assert (statement.fleet, statement.run_id, statement.round, statement.device) == (FLEET, RUN_ID, 4, "dev-1")
     assert statement.states == tuple(HeldState(m, 0, states.newest(m).digest) for m in (0, 1))
 
 
-def test_a_step_with_other_keys_or_without_its_mean_is_refused():
+def test_step_without_its_mean_is_refused():
+    """A step with other keys or without its mean is refused."""
     states = origins(vector(1))
     two = chain()
     two.skip_to(2)
@@ -100,14 +103,16 @@ def test_a_step_with_other_keys_or_without_its_mean_is_refused():
         states.apply(step(2, recipe(0, 2, (0, 0), mean=1.0)), {1: vector(1)}, two.take())
 
 
-def test_a_step_that_names_a_state_not_held_is_refused():
+def test_step_from_an_absent_state():
+    """A step that names a state not held is refused."""
     two = chain()
     two.skip_to(2)
     with pytest.raises(IntegrityError, match="not held"):
         origins(vector(1)).apply(step(2, recipe(0, 2, (0, 1))), {}, two.take())
 
 
-def test_digest_keys_and_vectors_are_not_printed():
+def test_secrets_are_not_printed():
+    """Digest keys and vectors are not printed."""
     state = origins(vector(1.5)).newest(0)
     assert "1.5" not in repr(state)
     assert repr(state.digest_key) not in repr(state)

@@ -74,11 +74,13 @@ def expected_keys(round_, version=1):
 # ---------------------------------------------------------------------------------------------------- in order
 
 
-def test_a_device_that_followed_no_run_has_no_store(directory):
+def test_without_a_run_there_is_no_store(directory):
+    """A device that followed no run has no store."""
     assert StateStore.open(directory) is None
 
 
-def test_states_and_keys_come_back_after_a_restart(directory):
+def test_all_comes_back_after_a_restart(directory):
+    """States and keys come back after a restart."""
     store = started(directory)
     after = close(store, 1)
     keys = take(store, 2)
@@ -92,7 +94,8 @@ def test_states_and_keys_come_back_after_a_restart(directory):
     assert (take(again, 2).round, take(again, 2).fleet, take(again, 2).key_version) == (2, FLEET, 1)
 
 
-def test_files_are_private_and_only_the_states_held_have_one(directory):
+def test_files_are_private_one_a_state(directory):
+    """Files are private and only the states held have one."""
     store = started(directory)
     for round_ in (1, 2, 3):
         close(store, round_)
@@ -101,7 +104,8 @@ def test_files_are_private_and_only_the_states_held_have_one(directory):
     assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
 
 
-def test_a_state_that_did_not_change_is_not_written_again(directory):
+def test_unchanged_state_is_not_rewritten(directory):
+    """A state that did not change is not written again."""
     store = started(directory)
     close(store, 1)
     with pytest.MonkeyPatch.context() as patch:
@@ -110,7 +114,8 @@ def test_a_state_that_did_not_change_is_not_written_again(directory):
     assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
 
 
-def test_the_file_of_a_state_whose_commit_failed_is_removed_by_the_next_one(directory, monkeypatch):
+def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
+    """The file of a state whose commit failed is removed by the next one."""
     store = started(directory)
     states, _ = store.load()
     made = states.apply(step(1, recipe(0, 1, (0, 0), mean=1.0)), {0: MEAN}, take(store, 1))
@@ -124,7 +129,8 @@ def test_the_file_of_a_state_whose_commit_failed_is_removed_by_the_next_one(dire
     assert same(StateStore.open(directory).load()[0], states)
 
 
-def test_a_new_run_removes_states_and_keys_of_the_last_one(directory):
+def test_new_run_removes_the_last_one(directory):
+    """A new run removes states and keys of the last one."""
     close(started(directory), 1)
     old = contents(directory)
     StateStore.begin(directory, chain(run_id=b"s" * 16))
@@ -136,7 +142,8 @@ def test_a_new_run_removes_states_and_keys_of_the_last_one(directory):
     assert not any(part in contents(directory) for part in parts)
 
 
-def test_the_transcript_comes_back_after_a_restart_and_a_refused_run_stays_refused(directory):
+def test_transcript_outlives_a_restart(directory):
+    """The transcript comes back after a restart and a refused run stays refused."""
     store = started(directory)
     states, _ = store.load()
     store.commit(states, applied=0, transcript=Transcript(3, b"h" * 32))
@@ -153,7 +160,8 @@ def test_the_transcript_comes_back_after_a_restart_and_a_refused_run_stays_refus
 # ---------------------------------------------------------------------------------------------------- keys
 
 
-def test_the_step_of_the_chain_is_durable_before_keys_are_returned(directory):
+def test_chain_is_durable_before_its_keys(directory):
+    """The step of the chain is durable before keys are returned."""
     store = started(directory)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
@@ -165,7 +173,8 @@ def test_the_step_of_the_chain_is_durable_before_keys_are_returned(directory):
     assert not again.has_keys(4)
 
 
-def test_keys_that_are_peeked_at_are_those_that_are_taken_and_change_nothing_on_the_disk(directory):
+def test_peeked_keys_change_nothing(directory):
+    """Keys that are peeked at are those that are taken and change nothing on the disk."""
     store = started(directory)
     before = contents(directory)
     peeked = store.peek(4)
@@ -176,7 +185,8 @@ def test_keys_that_are_peeked_at_are_those_that_are_taken_and_change_nothing_on_
         StateStore.open(directory).peek(3)
 
 
-def test_keys_are_derived_once_and_taken_as_they_were_peeked_at(directory, monkeypatch):
+def test_keys_are_derived_once(directory, monkeypatch):
+    """Keys are derived once and taken as they were peeked at."""
     store = started(directory)
     states, _ = store.load()
     derived = []
@@ -191,7 +201,8 @@ def test_keys_are_derived_once_and_taken_as_they_were_peeked_at(directory, monke
     assert store.peek(3).key_version == 2, "none of the older version is left"
 
 
-def test_a_commit_takes_the_keys_of_the_open_round_in_the_same_write(directory):
+def test_commit_takes_the_open_rounds_keys(directory):
+    """A commit takes the keys of the open round in the same write."""
     store = started(directory)
     states, _ = store.load()
     keys = store.peek(4)
@@ -214,7 +225,8 @@ def test_skipped_rounds_can_not_be_taken(directory):
     assert take(store, 6).content == expected_keys(6).content
 
 
-def test_keys_are_erased_with_the_step_of_their_round(directory):
+def test_keys_go_with_their_rounds_step(directory):
+    """Keys are erased with the step of their round."""
     store = started(directory)
     secrets = []
     for round_ in (1, 2, 3):
@@ -228,7 +240,8 @@ def test_keys_are_erased_with_the_step_of_their_round(directory):
         take(store, 2)
 
 
-def test_keys_of_rounds_that_wait_for_a_checkpoint_stay(directory):
+def test_keys_that_wait_for_checkpoint_stay(directory):
+    """Keys of rounds that wait for a checkpoint stay."""
     store = started(directory)
     for round_ in (1, 2, 3):
         take(store, round_)
@@ -240,7 +253,7 @@ def test_keys_of_rounds_that_wait_for_a_checkpoint_stay(directory):
     assert not StateStore.open(directory).has_keys(2)
 
 
-def test_keys_of_rounds_that_the_device_missed_are_erased_as_well(directory):
+def test_keys_of_missed_rounds_are_erased(directory):
     """It was away from round 2 on; only round 4 waits for a checkpoint."""
     store = started(directory)
     take(store, 1)
@@ -252,7 +265,8 @@ def test_keys_of_rounds_that_the_device_missed_are_erased_as_well(directory):
         assert take(opened, 6).content == expected_keys(6).content
 
 
-def test_a_newer_key_version_replaces_the_chain_and_keeps_pending_rounds(directory):
+def test_newer_version_keeps_pending_rounds(directory):
+    """A newer key version replaces the chain and keeps pending rounds."""
     store = started(directory)
     take(store, 4)
     store.renew(chain(2, first_round=5))
@@ -265,7 +279,8 @@ def test_a_newer_key_version_replaces_the_chain_and_keeps_pending_rounds(directo
     assert take(again, 6).content == newcomer.take().content
 
 
-def test_keys_that_were_taken_ahead_of_time_give_way_to_a_newer_version(directory):
+def test_early_keys_give_way_to_new_version(directory):
+    """Keys that were taken ahead of time give way to a newer version."""
     store = started(directory)
     for round_ in (3, 4, 5):
         take(store, round_)
@@ -276,7 +291,7 @@ def test_keys_that_were_taken_ahead_of_time_give_way_to_a_newer_version(director
     assert [take(again, r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
 
 
-def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_retained_steps(directory):
+def test_late_version_keeps_retained_keys(directory):
     """It was away in rounds 2 to 5; the newer version begins with round 5."""
     store = started(directory)
     store.renew(chain(2, first_round=5))
@@ -287,7 +302,7 @@ def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_
     assert take(again, 5).content == newcomer.take().content
 
 
-def test_the_keys_of_a_step_that_stays_announced_outlast_a_newer_version(directory):
+def test_announced_steps_keys_stay(directory):
     """Its round is long before those that are kept anyway."""
     store = started(directory)
     store.renew(chain(2, first_round=2), 9, [2, 4])
@@ -297,7 +312,8 @@ def test_the_keys_of_a_step_that_stays_announced_outlast_a_newer_version(directo
     assert again.keys_under(4, 2).key_version == 2
 
 
-def test_a_chain_that_does_not_continue_the_run_is_refused(directory):
+def test_foreign_chain_is_refused(directory):
+    """A chain that does not continue the run is refused."""
     store = started(directory)
     take(store, 4)
     for wrong in (chain(1, first_round=5), chain(2, run_id=b"x" * 16, first_round=5)):
@@ -333,7 +349,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", [*CHANGES, lambda p: p.unlink()])
-def test_a_damaged_state_is_reported_and_a_checkpoint_takes_its_place(directory, change):
+def test_damaged_state_awaits_a_checkpoint(directory, change):
+    """A damaged state is reported and a checkpoint takes its place."""
     states = close(started(directory), 1)
     change(state_path(directory, states, StateId(0, 1)))
     store = StateStore.open(directory)
@@ -347,7 +364,8 @@ def test_a_damaged_state_is_reported_and_a_checkpoint_takes_its_place(directory,
     assert same(healed, states)
 
 
-def test_a_whole_file_in_the_place_of_another_is_found(directory):
+def test_file_of_another_state_is_found(directory):
+    """A whole file in the place of another is found."""
     states = close(started(directory), 1)
     paths = [state_path(directory, states, id_) for id_ in (StateId(0, 1), StateId(1, 0))]
     write_atomic(paths[0], paths[1].read_bytes())
@@ -355,7 +373,7 @@ def test_a_whole_file_in_the_place_of_another_is_found(directory):
     assert "another state than the index says" in str(errors[0])
 
 
-def test_a_file_with_another_length_than_its_head_says_is_found(directory):
+def test_file_of_another_length_is_found(directory):
     """With a checksum that is right."""
     states = close(started(directory), 1)
     path = state_path(directory, states, StateId(0, 1))
@@ -365,7 +383,8 @@ def test_a_file_with_another_length_than_its_head_says_is_found(directory):
     assert "where 3 coordinates belong" in str(errors[0])
 
 
-def test_a_state_file_with_more_bytes_is_damaged(directory):
+def test_surplus_bytes_are_damage(directory):
+    """A state file with more bytes is damaged."""
     states = close(started(directory), 1)
     path = state_path(directory, states, StateId(0, 1))
     write_atomic(path, path.read_bytes(), bytes(32))
@@ -373,7 +392,7 @@ def test_a_state_file_with_more_bytes_is_damaged(directory):
     assert "is damaged: it holds 44 bytes where 3 coordinates belong" in str(error)
 
 
-def test_any_byte_of_a_vector_that_differs_is_found(directory):
+def test_any_changed_byte_is_found(directory):
     """The file has no checksum: the digest that the device signs is one."""
     states = close(started(directory), 1)
     path = state_path(directory, states, StateId(0, 1))
@@ -387,7 +406,8 @@ def test_any_byte_of_a_vector_that_differs_is_found(directory):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_damaged_index_is_refused_with_a_way_out(directory, change):
+def test_damaged_index_has_a_way_out(directory, change):
+    """A damaged index is refused with a way out."""
     close(started(directory), 1)
     change(directory / FOLDER / INDEX_FILE)
     before = files(directory)
@@ -399,7 +419,7 @@ def test_a_damaged_index_is_refused_with_a_way_out(directory, change):
     assert StateStore.open(directory).key_version == 2
 
 
-def test_an_index_of_another_version_is_refused(directory):
+def test_index_of_another_version_is_refused(directory):
     started(directory)
     path = directory / FOLDER / INDEX_FILE
     newer = encode(dataclasses.replace(decode(path.read_bytes()[:-32], StateIndex), version=2))
@@ -408,7 +428,8 @@ def test_an_index_of_another_version_is_refused(directory):
         StateStore.open(directory)
 
 
-def test_an_index_that_others_can_read_is_refused(directory):
+def test_readable_index_is_refused(directory):
+    """An index that others can read is refused."""
     started(directory)
     (directory / FOLDER / INDEX_FILE).chmod(0o644)
     with pytest.raises(ConfigError, match="readable by others"):
@@ -427,7 +448,7 @@ def test_secrets_are_not_printed(directory):
 # ---------------------------------------------------------------------------------------------------- power cuts
 
 
-def test_a_cut_at_any_write_of_a_step_leaves_the_old_step_or_the_new_one(tmp_path):
+def test_cut_at_any_write_of_a_step(tmp_path):
     """The old one with the keys to repeat it, to the same bits; after a restart no file is left over."""
     outcomes, cuts, ended = set(), 0, False
     while not ended:
@@ -457,7 +478,8 @@ def test_a_cut_at_any_write_of_a_step_leaves_the_old_step_or_the_new_one(tmp_pat
     assert cuts > 10
 
 
-def test_a_cut_while_keys_are_taken_never_gives_a_round_two_keys_or_loses_it(tmp_path):
+def test_cut_while_keys_are_taken(tmp_path):
+    """A cut while keys are taken never gives a round two keys or loses it."""
     cuts, ended = 0, False
     while not ended:
         directory = private_directory(tmp_path / str(cuts))
@@ -471,7 +493,8 @@ def test_a_cut_while_keys_are_taken_never_gives_a_round_two_keys_or_loses_it(tmp
     assert cuts > 4
 
 
-def test_a_cut_at_the_start_of_a_run_leaves_the_old_run_or_the_new_one(tmp_path):
+def test_cut_at_the_start_of_a_run(tmp_path):
+    """A cut at the start of a run leaves the old run or the new one."""
     runs, cuts, ended = set(), 0, False
     while not ended:
         directory = private_directory(tmp_path / str(cuts))
@@ -487,7 +510,8 @@ def test_a_cut_at_the_start_of_a_run_leaves_the_old_run_or_the_new_one(tmp_path)
     assert runs == {RUN_ID, b"s" * 16}
 
 
-def test_a_cut_in_the_first_start_or_a_renewal_leaves_all_or_nothing(tmp_path):
+def test_cut_in_first_start_or_renewal(tmp_path):
+    """A cut in the first start or a renewal leaves all or nothing."""
     cuts, ended = 0, False
     while not ended:
         first, renewed = (private_directory(tmp_path / f"{name}{cuts}") for name in "ab")
@@ -503,7 +527,8 @@ def test_a_cut_in_the_first_start_or_a_renewal_leaves_all_or_nothing(tmp_path):
     assert again.key_version == 2
 
 
-def test_new_states_are_on_the_disk_before_the_index_names_them_and_old_ones_go_afterwards(directory):
+def test_states_are_written_before_the_index(directory):
+    """New states are on the disk before the index names them and old ones go afterwards."""
     store = started(directory)
     close(store, 1)
     take(store, 2)
@@ -520,7 +545,8 @@ def test_new_states_are_on_the_disk_before_the_index_names_them_and_old_ones_go_
     assert kinds.count("unlink") == 1
 
 
-def test_a_full_disk_leaves_keys_and_states_as_they_were(directory, monkeypatch):
+def test_full_disk_leaves_all_as_it_was(directory, monkeypatch):
+    """A full disk leaves keys and states as they were."""
     store = started(directory)
     before = close(store, 1)
 
@@ -538,7 +564,8 @@ def test_a_full_disk_leaves_keys_and_states_as_they_were(directory, monkeypatch)
     assert take(store, 2).content == expected_keys(2).content
 
 
-def test_a_vector_of_any_layout_is_stored_as_it_is(directory):
+def test_any_layout_is_stored_as_it_is(directory):
+    """A vector of any layout is stored as it is."""
     store = StateStore.begin(directory, chain())
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
     store.commit(origins(matrix[0], matrix[1], keys=take(store, 1)), applied=0)
@@ -547,7 +574,7 @@ def test_a_vector_of_any_layout_is_stored_as_it_is(directory):
     assert not states.newest(0).theta.flags.writeable
 
 
-def test_the_chain_on_disk_is_the_chain_in_memory(directory):
+def test_chain_on_disk_is_chain_in_memory(directory):
     store = started(directory)
     take(store, 3)
     index = decode((directory / FOLDER / INDEX_FILE).read_bytes()[:-32], StateIndex)

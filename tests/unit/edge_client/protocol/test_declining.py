@@ -78,7 +78,8 @@ def test_each_error_has_its_kind_of_reason(kind, reason):
     assert decline_reason(kind("x")) is reason
 
 
-def test_a_round_without_work_for_this_device_is_not_declined(declining):
+def test_round_without_work_is_not_declined(declining):
+    """A round without work for this device is not declined."""
     for assignment_of in ((), (NO_ASSIGNMENT,), (NO_ASSIGNMENT, 0)):
         declining.decline(announcement(assignment_of=assignment_of))
     assert declining.sent == []
@@ -86,7 +87,8 @@ def test_a_round_without_work_for_this_device_is_not_declined(declining):
     assert declining.sent == [], "no decline was sent that could be repeated"
 
 
-def test_an_announcement_of_a_run_that_could_not_be_followed_is_declined(declining):
+def test_unfollowed_run_is_declined(declining):
+    """An announcement of a run that could not be followed is declined."""
     declining.unfollowed(announcement())
     assert declining.sent == []
     assert declining.fail()
@@ -97,7 +99,7 @@ def test_an_announcement_of_a_run_that_could_not_be_followed_is_declined(declini
     assert declining.sent == [("a", DATA), ("b", DATA)]
 
 
-def test_a_run_that_fails_again_declines_no_round_twice(declining):
+def test_no_round_is_declined_twice(declining):
     """A package may be delivered again with every connection."""
     assert declining.fail()
     assert not declining.fail()
@@ -111,13 +113,15 @@ def test_the_newest_error_of_a_run_counts(declining):
     assert declining.sent == [("n", DeclineReason.TASK)]
 
 
-def test_a_package_that_names_no_run_is_an_error_that_declines_nothing(declining):
+def test_nameless_package_declines_nothing(declining):
+    """A package that names no run is an error that declines nothing."""
     assert not declining.fail(run_id=b"")
     declining.unfollowed(announcement(run_id=RUN))
     assert declining.sent == []
 
 
-def test_a_run_that_is_followed_at_last_clears_the_errors(declining):
+def test_followed_run_clears_the_errors(declining):
+    """A run that is followed at last clears the errors."""
     declining.fail()
     declining.decline(announcement())
     declining.state = declining.state.followed()
@@ -126,7 +130,8 @@ def test_a_run_that_is_followed_at_last_clears_the_errors(declining):
     assert len(declining.sent) == 1
 
 
-def test_the_last_declined_announcement_is_declined_again_when_it_comes_again(declining):
+def test_last_decline_is_repeated(declining):
+    """The last declined announcement is declined again when it comes again."""
     declining.decline(announcement(nonce=b"a" * 16))
     declining.decline(announcement(nonce=b"b" * 16), DeclineReason.TASK)
     declining.again(announcement(nonce=b"a" * 16))

@@ -53,11 +53,13 @@ def flood(fleet, topic, chunks):
         chunk_topic(TOPICS.model("0123456789abcdef"), 3),
     ],
 )
-def test_a_topic_that_the_device_has_not_subscribed_to_takes_nothing(fleet, topic):
+def test_unsubscribed_topic_takes_nothing(fleet, topic):
+    """A topic that the device has not subscribed to takes nothing."""
     assert flood(fleet, topic, claims()) == 0
 
 
-def test_labels_that_the_device_does_not_follow_take_nothing_however_many(fleet):
+def test_unfollowed_labels_take_nothing(fleet):
+    """Labels that the device does not follow take nothing however many."""
     small = claim(ChunkKind.MEAN, 2000, 1)
     for number in range(300):
         assert flood(fleet, TOPICS.model(f"{number:016x}"), [small]) == 0
@@ -72,19 +74,21 @@ def test_labels_that_the_device_does_not_follow_take_nothing_however_many(fleet)
         (TOPICS.roster_change, ChunkKind.ROSTER, limits.MAX_ROSTER_CHANGE_BYTES),
     ],
 )
-def test_each_topic_takes_one_transfer_of_its_largest_size_at_most(fleet, topic, kind, most):
+def test_each_topic_takes_one_transfer(fleet, topic, kind, most):
+    """Each topic takes one transfer of its largest size at most."""
     assert flood(fleet, topic, [*claims(), claim(kind, most + 1, 1)]) <= 8 * (MIN_CHUNK_BYTES + 2048)
     whole = [claim(kind, most, n, index=i) for n in range(3) for i in range(most // MIN_CHUNK_BYTES - 1)]
     assert most < flood(fleet, topic, whole) <= cost_bytes(most)
 
 
-def test_a_control_message_has_a_limit_of_its_own(fleet):
+def test_control_has_a_limit_of_its_own(fleet):
+    """A control message has a limit of its own."""
     too_large = claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES + 1, 1)
     assert flood(fleet, TOPICS.ctl(NAME), [too_large]) == 0
     assert flood(fleet, TOPICS.ctl(NAME), [claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES, 1)]) > 0
 
 
-def test_all_topics_together_take_less_than_32_mib(fleet):
+def test_all_topics_take_below_32_mib(fleet):
     """The sum of the largest sizes, in the shortest chunks, and room to join the largest of them."""
     runtime = fleet.devices[NAME].runtime
     bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME), TOPICS.keys(NAME))
@@ -93,7 +97,8 @@ def test_all_topics_together_take_less_than_32_mib(fleet):
     assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
 
 
-def test_the_run_goes_on_through_a_flood_of_everything(fleet):
+def test_run_goes_on_through_a_flood(fleet):
+    """The run goes on through a flood of everything."""
     for base in (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME)):
         assert flood(fleet, base, claims()) < MIB
     fleet.release()
@@ -101,7 +106,8 @@ def test_the_run_goes_on_through_a_flood_of_everything(fleet):
 
 
 @pytest.mark.parametrize("kind", [ChunkKind.MEAN, ChunkKind.CHECKPOINT], ids=["mean", "checkpoint"])
-def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet, kind):
+def test_unfollowed_chunks_are_released(fleet, kind):
+    """Chunks of a model that is no longer followed are released."""
     runtime = fleet.devices[NAME].runtime
     for label in ("feed0", "feed1"):
         runtime._go_on(runtime.session._followed((label,)))
@@ -110,7 +116,7 @@ def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet, kind):
         assert runtime._chunks.held_bytes == 0
 
 
-def test_a_larger_package_is_fetched_once_the_announcement_gives_its_size(tmp_path, monkeypatch, caplog):
+def test_larger_package_is_fetched_later(tmp_path, monkeypatch, caplog):
     """A device that does not know the run can't tell how large its package is: the aggregator signs the size."""
     monkeypatch.setattr(limits, "FIRST_PACKAGE_BYTES", MIN_CHUNK_BYTES)
     with make_fleet(tmp_path / "fleet", rounds=2) as fleet:
@@ -119,7 +125,7 @@ def test_a_larger_package_is_fetched_once_the_announcement_gives_its_size(tmp_pa
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_a_roster_change_above_its_bound_is_published_without_members(tmp_path, monkeypatch):
+def test_large_change_leaves_members_out(tmp_path, monkeypatch):
     """Devices then ask for the whole roster, whose size follows from the change."""
     monkeypatch.setattr(limits, "MAX_ROSTER_CHANGE_BYTES", limits.SEALED_HEAD_BYTES + 400)
     with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.5) as fleet:

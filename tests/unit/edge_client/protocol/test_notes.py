@@ -41,7 +41,8 @@ def received(parties, line, kind, signer="dev-1"):
     return head, transfer, decode(plain, kind)
 
 
-def test_a_decline_names_the_announcement_and_the_kind_of_reason_alone(parties, line, notes):
+def test_decline_names_the_reason_alone(parties, line, notes):
+    """A decline names the announcement and the kind of reason alone."""
     notes.decline(announcement(round=4, run_id=RUN_ID, nonce=b"n" * 16), DeclineReason.DATA)
     head, transfer, note = received(parties, line, Decline)
     assert head == Sealed("reef", "decline", "dev-1", "aggregator")
@@ -49,7 +50,7 @@ def test_a_decline_names_the_announcement_and_the_kind_of_reason_alone(parties, 
     assert (transfer.kind, transfer.round) == (ChunkKind.DECLINE, 4)
 
 
-def test_a_reminder_repeats_what_the_upload_was(parties, line, notes):
+def test_reminder_repeats_what_upload_was(parties, line, notes):
     notes.remind(RUN_ID, 4, SealedMessage(bytes(5000), TRANSFER, DIGEST), 1024, 7)
     head, transfer, note = received(parties, line, Reminder)
     assert head == Sealed("reef", "reminder", "dev-1", "aggregator")
@@ -67,7 +68,8 @@ def test_a_reminder_repeats_what_the_upload_was(parties, line, notes):
     assert (transfer.kind, transfer.round) == (ChunkKind.REMINDER, 4)
 
 
-def test_another_device_can_neither_open_nor_have_sent_it(parties, line, notes):
+def test_another_device_can_not_open_or_send(parties, line, notes):
+    """Another device can neither open nor have sent it."""
     notes.decline(announcement(), DeclineReason.TASK)
     with pytest.raises(SealError):
         received(parties, line, Decline, signer="dev-2")
@@ -78,7 +80,7 @@ def test_another_device_can_neither_open_nor_have_sent_it(parties, line, notes):
         open_from_member(parties.members["dev-2"].identity, payload, head, at, key)
 
 
-def test_the_same_note_twice_is_two_transfers(line, notes):
+def test_same_note_twice_is_two_transfers(line, notes):
     """The aggregator would take a copy of a chunk for a resent one."""
     for _ in range(2):
         notes.decline(announcement(), DeclineReason.DATA)

@@ -68,7 +68,8 @@ def offered(member, line):
 
 
 @pytest.mark.parametrize(("online", "head"), [(True, TranscriptHead(bytes(16), 3, b"h" * 32)), (False, None)])
-def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online, head):
+def test_presence_is_one_signed_chunk(member, online, head):
+    """A presence is one signed chunk at the devices topic."""
     topic, chunk = presence(member, BIRTH, online=online, head=head, at_s=1790000000.9)
     assert topic == TOPICS.state("dev-1")
     assert opened(member, chunk) == (
@@ -78,7 +79,8 @@ def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online, hea
 
 
 @pytest.mark.parametrize("doubted", [False, True])
-def test_a_presence_says_whether_the_devices_model_is_a_guess(member, doubted):
+def test_presence_tells_of_a_guess(member, doubted):
+    """A presence says whether the devices model is a guess."""
     _, found = opened(member, presence(member, BIRTH, online=True, left_out=3, rival=7, doubted=doubted)[1])
     assert (found.doubted, found.left_out, found.rival) == (doubted, 3, 7)
 
@@ -89,7 +91,8 @@ def test_only_the_fleet_can_read_it(member):
 
 
 @pytest.mark.parametrize(("jitter", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])
-def test_a_presence_is_repeated_once_after_a_random_time(jitter, after_s):
+def test_presence_is_repeated_once(jitter, after_s):
+    """A presence is repeated once after a random time."""
     assert Attendance(GROUP).ticked(at(1e9))[1] == (), "nothing is due before the first connection"
     attending, done = Attendance(GROUP).connected(at(10.0, jitter=jitter))
     assert done == BOTH
@@ -99,21 +102,24 @@ def test_a_presence_is_repeated_once_after_a_random_time(jitter, after_s):
     assert attending.ticked(at(1e9))[1] == ()
 
 
-def test_the_receiving_keys_are_those_for_the_next_delivery(parties, member, line):
+def test_receiving_keys_are_the_next_ones(parties, member, line):
+    """The receiving keys are those for the next delivery."""
     parties.owner.rotate()
     member.take_grant(parties.grant("dev-1"))
     line.publish(*receiving_notice(member), retain=True)
     assert offered(member, line) == [3]
 
 
-def test_a_second_connection_puts_the_repetition_off():
+def test_second_connection_defers_it():
+    """A second connection puts the repetition off."""
     attending, _ = Attendance(GROUP).connected(at(10.0))
     attending, _ = attending.connected(at(11.0))
     assert attending.ticked(at(10.0 + 0.5 * PRESENCE_AGAIN_S))[1] == ()
     assert attending.ticked(at(11.0 + 0.5 * PRESENCE_AGAIN_S))[1] == BOTH
 
 
-def test_a_presence_is_stale_once_the_broadcast_key_has_changed(parties, member, line):
+def test_stale_once_the_key_has_changed(parties, member, line):
+    """A presence is stale once the broadcast key has changed."""
     runtime = new_runtime(member, line)
     assert not runtime.session.presence.is_stale(runtime._facts())
     old = member.group
@@ -135,7 +141,9 @@ def test_a_device_that_leaves_says_so(member, line):
     assert said(member, line) == [False]
 
 
-def test_a_closed_transport_does_not_keep_a_device_from_leaving(member, line):
+def test_closed_transport_lets_device_leave(member, line):
+    """A closed transport does not keep a device from leaving."""
+
     def refuse(*_, **__):
         raise WireError("the transport is closed")
 

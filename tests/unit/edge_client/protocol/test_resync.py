@@ -49,7 +49,8 @@ def look(lookout):
     assert lookout.take() == [ROUND]
 
 
-def test_missing_models_are_requested_once_the_announcement_has_arrived_again(lookout):
+def test_missing_models_are_requested_once(lookout):
+    """Missing models are requested once the announcement has arrived again."""
     assert not lookout.found(FIRST, ())
     lookout.tick(0.0, MODELS)
     lookout.tick(LOOK_S, MODELS)
@@ -60,14 +61,14 @@ def test_missing_models_are_requested_once_the_announcement_has_arrived_again(lo
     assert lookout.take() == list(MODELS)
 
 
-def test_a_model_that_has_arrived_is_not_requested(lookout):
+def test_arrived_model_is_not_requested(lookout):
     """A model that has arrived was only slow."""
     look(lookout)
     assert lookout.found(FIRST, MODELS[1:])
     assert lookout.take() == [MODELS[1]]
 
 
-def test_the_announcement_of_another_round_says_nothing_of_its_models(lookout):
+def test_another_rounds_models_are_unknown(lookout):
     """The device subscribed to them only just now."""
     look(lookout)
     assert not lookout.found(SECOND, MODELS)
@@ -75,13 +76,14 @@ def test_the_announcement_of_another_round_says_nothing_of_its_models(lookout):
     assert lookout.take() == []
 
 
-def test_an_announcement_that_comes_again_by_itself_asks_for_nothing(lookout):
+def test_unasked_repetition_asks_for_nothing(lookout):
+    """An announcement that comes again by itself asks for nothing."""
     lookout.found(FIRST, ())
     assert not lookout.found(FIRST, MODELS)
     assert lookout.take() == []
 
 
-def test_requests_are_rare_while_messages_arrive(lookout):
+def test_requests_are_rare_meanwhile(lookout):
     """Requests do not stop, since the messages that arrive may not be the missing ones."""
     looks = []
     lookout.tick(0.0, MODELS)
@@ -93,12 +95,13 @@ def test_requests_are_rare_while_messages_arrive(lookout):
     assert looks == [120, 241, 362, 483]
 
 
-def test_nothing_is_requested_if_nothing_is_missing(lookout):
+def test_nothing_missing_nothing_requested(lookout):
+    """Nothing is requested if nothing is missing."""
     lookout.tick(1000.0, ())
     assert lookout.take() == []
 
 
-def test_requests_get_rarer_and_then_cover_all_topics(lookout):
+def test_requests_get_rarer(lookout):
     """The broker may have lost the announcement too."""
     looks, asked = [], []
     for tenths in range(3000):
@@ -128,7 +131,8 @@ def test_answers_make_looks_no_more_frequent(lookout):
     assert looks[-1] - looks[-2] >= LOOK_CAP_S
 
 
-def test_the_chunks_of_one_message_make_one_state_unless_requests_were_in_vain():
+def test_chunks_of_one_message_are_one_state():
+    """The chunks of one message make one state unless requests were in vain."""
     first = Resync().heard(7.0)
     assert first.heard_s == 7.0
     assert first.heard(7.0 + HEARD_STEP_S / 2) is first

@@ -39,11 +39,13 @@ def at(now_s=0.0, **roster):
     return dataclasses.replace(FACTS, now_s=now_s, roster=dataclasses.replace(FACTS.roster, **roster))
 
 
-def test_only_changes_are_subscribed_at_the_start():
+def test_only_changes_at_the_start():
+    """Only changes are subscribed at the start."""
     assert RosterSync().started()[1] == (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE))
 
 
-def test_a_change_of_the_roster_in_force_is_applied():
+def test_change_in_force_is_applied():
+    """A change of the roster in force is applied."""
     following = change(HELD + 1, after=HELD)
     state, done = RosterSync().changed(following, at())
     assert done == (ApplyRosterChange(following),)
@@ -51,7 +53,8 @@ def test_a_change_of_the_roster_in_force_is_applied():
     assert (state, done) == (RosterSync(), ())
 
 
-def test_a_change_that_leads_to_no_roster_of_the_owner_asks_for_the_whole():
+def test_impossible_change_asks_for_whole():
+    """A change that leads to no roster of the owner asks for the whole."""
     following = change(HELD + 1, after=HELD)
     state, _ = RosterSync().changed(following, at())
     state, done = state.taken(following, at(5.0))
@@ -59,12 +62,14 @@ def test_a_change_that_leads_to_no_roster_of_the_owner_asks_for_the_whole():
     assert (state.wanted, state.devices, state.asked_s) == (HELD + 1, 4, 5.0)
 
 
-def test_older_changes_and_the_one_in_force_are_ignored():
+def test_older_changes_are_ignored():
+    """Older changes and the one in force are ignored."""
     for sequence in (HELD - 1, HELD):
         assert RosterSync().changed(change(sequence, signature=FACTS.roster.signature), at())[1] == ()
 
 
-def test_another_signature_under_our_sequence_asks_for_the_whole_once():
+def test_other_signature_asks_once_for_whole():
+    """Another signature under our sequence asks for the whole once."""
     state, done = RosterSync().changed(change(HELD), at())
     assert done == (WHOLE,)
     assert state.changed(change(HELD), at())[1] == ()
@@ -86,21 +91,23 @@ def test_requests_get_rarer_and_then_stop():
     assert (state.wanted, done) == (0, (NO_MORE,))
 
 
-def test_the_first_request_is_repeated_after_a_minute():
+def test_first_request_comes_after_a_minute():
+    """The first request is repeated after a minute."""
     state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
     state, done = state.ticked(at(WHOLE_AGAIN_S))
     assert done == ()
     assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
 
 
-def test_a_newer_roster_copied_by_hand_ends_the_requests():
+def test_copied_roster_ends_the_requests():
     """Whatever becomes of the message itself."""
     state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
     state, done = state.taken(None, at(sequence=HELD + 5))
     assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
 
 
-def test_newer_keys_may_open_a_whole_that_could_not_be_read():
+def test_newer_keys_may_open_a_whole():
+    """Newer keys may open a whole that could not be read."""
     changes = Resubscribe(TopicKind.ROSTER_CHANGE)
     assert RosterSync().keys_changed()[1] == (changes,)
     state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
@@ -108,12 +115,14 @@ def test_newer_keys_may_open_a_whole_that_could_not_be_read():
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_roster_without_this_device_revokes_it(listed):
+def test_roster_without_us_revokes_us(listed):
+    """A roster without this device revokes it."""
     state, _ = RosterSync().taken(None, at(sequence=HELD + 1, listed=listed))
     assert state.revoked is not listed
 
 
-def test_an_expiry_is_told_once_and_so_is_its_end():
+def test_expiry_and_its_end_are_told_once():
+    """An expiry is told once and so is its end."""
     state, done = RosterSync().checked(at(expired=True, until="2026-01-01"))
     assert state.lapsed
     assert [(a.level, a.facts["until"]) for a in done] == [("warning", "2026-01-01")]

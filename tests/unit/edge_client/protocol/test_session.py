@@ -67,7 +67,8 @@ def sending(**changes):
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def test_it_begins_with_subscriptions_and_the_run_of_before():
+def test_begins_with_the_run_of_before():
+    """It begins with subscriptions and the run of before."""
     driver = Driver()
     done = driver.go(driver.session.started(driver.facts))
     kinds = [action.kind for action in done if isinstance(action, io.Subscribe)]
@@ -82,7 +83,8 @@ def test_it_begins_with_subscriptions_and_the_run_of_before():
     assert done[-1] == io.ResumeRun()
 
 
-def test_a_device_whose_roster_has_expired_resumes_no_run_until_it_is_valid():
+def test_expired_roster_resumes_no_run():
+    """A device whose roster has expired resumes no run until it is valid."""
     driver = Driver().at(roster={"expired": True})
     driver.go(driver.session.started(driver.facts))
     assert driver.take(io.ResumeRun) == []
@@ -97,7 +99,8 @@ def test_a_device_whose_roster_has_expired_resumes_no_run_until_it_is_valid():
     assert tuple(done[-3:]) == AGAIN
 
 
-def test_an_announcement_without_its_run_waits_for_the_package():
+def test_announcement_waits_for_its_package():
+    """An announcement without its run waits for the package."""
     driver = Driver()
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == ()
     assert driver.session.missing == (io.Resubscribe(TopicKind.PLAN),)
@@ -112,20 +115,23 @@ def test_an_announcement_without_its_run_waits_for_the_package():
     assert driver.session.waiting is None
 
 
-def test_a_package_that_is_larger_than_expected_is_asked_for_once_its_size_is_announced():
+def test_larger_package_awaits_its_size():
+    """A package that is larger than expected is asked for once its size is announced."""
     driver = Driver()
     large = dataclasses.replace(ANNOUNCED, package_bytes=limits.FIRST_PACKAGE_BYTES + 1)
     assert driver.hear(channels.ANNOUNCEMENT, large) == (io.Resubscribe(TopicKind.PLAN),)
     assert driver.session.sizes.most_package == limits.FIRST_PACKAGE_BYTES + 1
 
 
-def test_a_run_that_is_refused_is_declined_when_it_is_announced():
+def test_refused_run_is_declined():
+    """A run that is refused is declined when it is announced."""
     driver = Driver()
     driver.tell(io.RunRefused(PLAN.run_id, DeclineReason.DATA))
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.SendDecline(ANNOUNCED, DeclineReason.DATA),)
 
 
-def test_a_device_that_begins_late_fetches_a_checkpoint():
+def test_late_device_fetches_a_checkpoint():
+    """A device that begins late fetches a checkpoint."""
     driver = Driver()
     driver.tell(io.RunNeedsCheckpoint(PLAN))
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.LocateCheckpoint(ANNOUNCED),)
@@ -135,7 +141,7 @@ def test_a_device_that_begins_late_fetches_a_checkpoint():
     assert driver.hear(channels.CHECKPOINT, model) == (io.BeginWithCheckpoint(model),)
 
 
-def test_without_a_checkpoint_yet_it_declines():
+def test_without_checkpoint_yet_it_declines():
     driver = Driver()
     driver.tell(io.RunNeedsCheckpoint(PLAN))
     driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
@@ -146,7 +152,8 @@ def test_without_a_checkpoint_yet_it_declines():
 # ---------------------------------------------------------------------------------------------------------- the round
 
 
-def test_a_round_under_replaced_keys_is_declined_unless_it_was_begun():
+def test_replaced_keys_decline_a_new_round():
+    """A round under replaced keys is declined unless it was begun."""
     driver = following().at(keys_since=99)
     driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
     assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.KEYS)]
@@ -158,7 +165,7 @@ def test_a_round_under_replaced_keys_is_declined_unless_it_was_begun():
 
 
 @pytest.mark.parametrize(("round_", "declined"), [(3, True), (2, False), (1, False)], ids=["newer", "again", "older"])
-def test_a_refused_announcement_is_declined_only_if_it_is_newer_than_the_watermark(round_, declined):
+def test_refused_announcement_is_declined(round_, declined):
     """A replayed one would otherwise make the device speak."""
     mark = ReplayWatermark(roster=3, run=1, round=2, nonce=b"m" * 16)
     driver = following(round=RoundState(0, mark))
@@ -169,7 +176,8 @@ def test_a_refused_announcement_is_declined_only_if_it_is_newer_than_the_waterma
     assert driver.session.round.mark == mark
 
 
-def test_models_that_are_no_longer_needed_are_unsubscribed_and_dropped():
+def test_unneeded_models_are_dropped():
+    """Models that are no longer needed are unsubscribed and dropped."""
     driver = working()
     following_round = announcement(2)
     driver.hear(channels.ANNOUNCEMENT, following_round)
@@ -182,7 +190,8 @@ def test_models_that_are_no_longer_needed_are_unsubscribed_and_dropped():
     assert driver.session.missing == (io.Resubscribe(TopicKind.MODEL, "b"),)
 
 
-def test_only_models_that_the_device_follows_are_opened():
+def test_only_followed_models_are_opened():
+    """Only models that the device follows are opened."""
     driver = following()
     stray = io.ModelTransfer("zz", b"1" * 16, memoryview(b""))
     assert driver.hear(channels.MEAN, stray) == ()
@@ -192,7 +201,8 @@ def test_only_models_that_the_device_follows_are_opened():
     assert driver.hear(channels.MEAN, model) == (io.TakeModel(model),)
 
 
-def test_a_round_that_is_skipped_is_declined_and_ends():
+def test_skipped_round_is_declined():
+    """A round that is skipped is declined and ends."""
     driver = working()
     driver.go(driver.session.job_finished(io.RoundSkipped(ANNOUNCED, DeclineReason.TASK), driver.facts))
     assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.TASK)]
@@ -201,7 +211,8 @@ def test_a_round_that_is_skipped_is_declined_and_ends():
 
 
 @pytest.mark.parametrize("message", [control(device="dev-2"), control(fleet="atoll")])
-def test_a_control_message_for_another_device_is_refused(message):
+def test_control_for_another_is_refused(message):
+    """A control message for another device is refused."""
     driver = sending()
     driver.hear(channels.CONTROL, message)
     (refusal,) = driver.take()
@@ -213,7 +224,8 @@ def test_a_control_message_for_another_device_is_refused(message):
 
 
 @pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
-def test_a_reminder_is_due_between_half_and_all_of_the_pause(jitter, share):
+def test_reminder_is_due_within_the_pause(jitter, share):
+    """A reminder is due between half and all of the pause."""
     driver = working().at(100.0, jitter=jitter)
     driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
     pause_s = (driver.session.remind_at_s - 100.0) / share
@@ -232,7 +244,7 @@ def test_a_busy_link_puts_the_reminder_off():
     assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(TRANSFER, PLAN.run_id, 0),)
 
 
-def test_an_answered_upload_is_not_reminded_of():
+def test_answered_upload_is_not_reminded_of():
     driver = sending()
     driver.hear(channels.CONTROL, control())
     assert driver.session.remind_at_s is None
@@ -247,7 +259,7 @@ def test_a_refused_upload_is_logged():
     assert (line.level, line.facts["reason"]) == ("warning", "too long")
 
 
-def test_reminders_carry_the_retransmission_counter():
+def test_reminders_count_retransmissions():
     """So that the aggregator does not request chunks again that it has requested since."""
     driver = sending(turn=7)
     for _ in range(2):
@@ -258,7 +270,7 @@ def test_reminders_carry_the_retransmission_counter():
     assert [action.turn for action in driver.take(io.SendReminder)] == [7, 7, 8, 9]
 
 
-def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowledged_yet():
+def test_requested_chunks_need_no_answer():
     """The aggregator may be quicker than the broker's acknowledgement."""
     driver = sending()
     driver.tick(driver.session.remind_at_s)
@@ -269,7 +281,7 @@ def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowled
     assert driver.take(rounds.Send) == [rounds.Send(TRANSFER, (1,))], "and the second time it is on its way"
 
 
-def test_a_slow_link_gets_the_first_transmission_only():
+def test_slow_link_gets_one_transmission():
     """The requested chunks, or those that a reminder would be about, are still in flight to the broker."""
     driver = sending().at(busy=True)
     driver.hear(channels.CONTROL, control(Action.NACK, missing=(0, 1)))
@@ -280,7 +292,8 @@ def test_a_slow_link_gets_the_first_transmission_only():
 # -------------------------------------------------------------------------------------------------- keys, roster, disk
 
 
-def test_newer_keys_are_followed_by_receiving_keys_and_a_second_look():
+def test_newer_keys_lead_to_a_second_look():
+    """Newer keys are followed by receiving keys and a second look."""
     driver = following()
     driver.tell(io.KeysTaken())
     done = driver.take()
@@ -288,7 +301,8 @@ def test_newer_keys_are_followed_by_receiving_keys_and_a_second_look():
     assert done[-3:] == list(AGAIN)
 
 
-def test_another_broadcast_key_announces_the_presence_under_it():
+def test_another_key_announces_presence():
+    """Another broadcast key announces the presence under it."""
     driver = following().at(group=NEXT_GROUP)
     driver.go(driver.session.settled(driver.facts))
     done = driver.take()
@@ -297,7 +311,8 @@ def test_another_broadcast_key_announces_the_presence_under_it():
     assert driver.take() == []
 
 
-def test_a_revoked_device_cancels_its_work_and_hears_nothing():
+def test_revoked_device_hears_nothing():
+    """A revoked device cancels its work and hears nothing."""
     driver = working().at(roster={"listed": False, "sequence": 9})
     assert driver.tell(io.RosterTaken()) == (rounds.CancelWork(),)
     assert not driver.session.works_on(ANNOUNCED)
@@ -305,13 +320,15 @@ def test_a_revoked_device_cancels_its_work_and_hears_nothing():
     assert driver.tick(1e6) == ()
 
 
-def test_a_disk_that_fails_while_the_device_works_declines_and_stops_at_once():
+def test_failing_disk_stops_at_once():
+    """A disk that fails while the device works declines and stops at once."""
     driver = working()
     driver.tell(io.DiskFailed())
     assert driver.take() == [rounds.CancelWork(), io.SendDecline(ANNOUNCED, DeclineReason.DISK), io.Stop()]
 
 
-def test_a_disk_that_fails_between_rounds_waits_for_the_next_announcement_but_not_long():
+def test_failing_disk_waits_but_not_long():
+    """A disk that fails between rounds waits for the next announcement but not long."""
     driver = following().at(50.0)
     driver.tell(io.DiskFailed())
     assert driver.take() == [rounds.CancelWork()]
@@ -325,7 +342,8 @@ def test_a_disk_that_fails_between_rounds_waits_for_the_next_announcement_but_no
 # --------------------------------------------------------------------------------------------------------- the summary
 
 
-def test_the_summary_says_what_a_stuck_device_waits_for_in_plain_values():
+def test_summary_says_what_is_waited_for():
+    """The summary says what a stuck device waits for in plain values."""
     driver = Driver()
     driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
     told = driver.session.summary()
@@ -336,7 +354,8 @@ def test_the_summary_says_what_a_stuck_device_waits_for_in_plain_values():
     assert (told["stage"], told["run"], told["round"], told["waits_for"]) == ("sending", 1, 1, [])
 
 
-def test_no_secret_is_in_the_summary_or_the_representation():
+def test_summary_shows_no_secret():
+    """No secret is in the summary or the representation."""
     driver = working()
     shown = repr(driver.session) + json.dumps(driver.session.summary())
     for group in (driver.facts.group, NEXT_GROUP):
@@ -401,7 +420,8 @@ def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
     return Notice(fleet=fleet, sequence=sequence, sent_at_s=1000, run=1, run_id=b"r" * 16, order=order, choice=choice)
 
 
-def test_an_order_of_the_owner_is_known_until_another_comes():
+def test_order_is_known_until_another_comes():
+    """An order of the owner is known until another comes."""
     driver = following()
     assert driver.session.order == ""
     done = driver.hear(channels.NOTICE, notice())
@@ -412,14 +432,16 @@ def test_an_order_of_the_owner_is_known_until_another_comes():
     assert driver.session.order == ""
 
 
-def test_a_notice_that_the_broker_repeats_has_no_effect():
+def test_repeated_notice_has_no_effect():
+    """A notice that the broker repeats has no effect."""
     driver = following()
     driver.hear(channels.NOTICE, notice(RunOrder.STOPPED, sequence=6))
     assert driver.hear(channels.NOTICE, notice()) == ()
     assert driver.session.order == "run 1 is stopped by the owner"
 
 
-def test_a_choice_of_models_is_taken_when_it_changes():
+def test_choice_is_taken_when_it_changes():
+    """A choice of models is taken when it changes."""
     driver = following()
     assert io.TakeNotice(1000, b"first") in driver.hear(channels.NOTICE, notice(choice=b"first"))
     again = driver.hear(channels.NOTICE, notice(choice=b"first"))
@@ -427,7 +449,7 @@ def test_a_choice_of_models_is_taken_when_it_changes():
     assert io.TakeNotice(1000, b"second") in driver.hear(channels.NOTICE, notice(choice=b"second", sequence=6))
 
 
-def test_a_notice_of_another_fleet_is_refused():
+def test_notice_of_another_fleet_is_refused():
     driver = following()
     (refused,) = driver.hear(channels.NOTICE, notice(fleet="other"))
     assert isinstance(refused.error, UntrustedError)

@@ -25,7 +25,7 @@ def models(scene):
     return {name: scene.device(name) for name in NAMES}
 
 
-def test_an_announcement_that_does_not_continue_the_history_ends_the_run_for_the_device(scene, models):
+def test_broken_history_ends_the_run(scene, models):
     """Another offer, another mean or another key version in round 3, or in round 2 with the same round 3."""
     steps = to_round(scene, models, 2)
     honest = scene.announcement(3, steps=steps)
@@ -47,7 +47,8 @@ def test_an_announcement_that_does_not_continue_the_history_ends_the_run_for_the
             resumed.locate(scene.announcement(4, steps=steps), TRAIN)
 
 
-def test_a_round_that_is_announced_again_has_the_same_transcript(scene, models):
+def test_repeated_round_has_one_transcript(scene, models):
+    """A round that is announced again has the same transcript."""
     steps = to_round(scene, models, 2)
     honest = scene.announcement(3, steps=steps)
     scene.serve(models["dev-1"], honest)
@@ -69,7 +70,8 @@ def lie(scene, models, name, round_, head=b"y" * 32):
     return sign_statement(scene.parties.members[name].identity, models[name].states.statement(name, round_, head))
 
 
-def test_a_device_that_missed_a_round_takes_a_transcript_that_enough_devices_have_signed(scene, models):
+def test_missed_round_needs_a_transcript(scene, models):
+    """A device that missed a round takes a transcript that enough devices have signed."""
     away, believed = away_in_round_5(scene, models)
     one, other = believed.held.statements
     forged = other[:-1] + bytes([other[-1] ^ 1])
@@ -80,7 +82,8 @@ def test_a_device_that_missed_a_round_takes_a_transcript_that_enough_devices_hav
     assert away.contrary == ()
 
 
-def test_one_device_that_has_signed_another_history_makes_no_device_leave(scene, models):
+def test_one_other_history_moves_nobody(scene, models):
+    """One device that has signed another history makes no device leave."""
     away, believed = away_in_round_5(scene, models)
     said = (*believed.held.statements, lie(scene, models, "dev-1", 4), lie(scene, models, "dev-1", 3))
     assert away.locate(changed(believed, statements=said), TRAIN)
@@ -90,9 +93,8 @@ def test_one_device_that_has_signed_another_history_makes_no_device_leave(scene,
     assert away.contrary == ()
 
 
-def test_a_device_leaves_if_enough_others_have_signed_one_other_history_and_stays_away_unless_they_are_revoked(
-    scene, models
-):
+def test_enough_other_histories_move_it(scene, models):
+    """A device leaves if enough others have signed one other history and stays away unless they are revoked."""
     away, believed = away_in_round_5(scene, models)
     liars = ("dev-1", "dev-2")
     two = tuple(lie(scene, models, name, 3) for name in liars)
@@ -105,7 +107,8 @@ def test_a_device_leaves_if_enough_others_have_signed_one_other_history_and_stay
         away.locate(believed, TRAIN)
 
 
-def test_a_device_that_has_left_returns_after_a_revocation_if_it_or_enough_others_know_the_history(tmp_path):
+def test_revocation_lets_a_device_return(tmp_path):
+    """A device that has left returns after a revocation if it or enough others know the history."""
     names = (*NAMES, "dev-4")
     scene = Scene(tmp_path, *names)
     models = {name: scene.device(name) for name in names}
@@ -134,7 +137,7 @@ def test_a_device_that_has_left_returns_after_a_revocation_if_it_or_enough_other
         compared(Transcript(FORKED_ROUND, scene.heads[4]), held=unsigned)
 
 
-def test_a_device_follows_rounds_that_too_few_signed_by_their_entries(scene, models):
+def test_thinly_signed_rounds_use_entries(scene, models):
     """Rounds 4 and 5 closed with no signature at all: their entries lead back to round 3, which this device knows."""
     steps = to_round(scene, models, 3)
     links = []
@@ -151,7 +154,7 @@ def test_a_device_follows_rounds_that_too_few_signed_by_their_entries(scene, mod
 
 
 @pytest.mark.parametrize("helped", [False, True])
-def test_an_aggregator_that_shows_two_halves_two_histories_convinces_no_device_that_was_away(tmp_path, helped):
+def test_two_histories_convince_nobody(tmp_path, helped):
     """Of five devices three certify. The halves have two and one, or a liar in one half signs the other half's head as well."""
     names = tuple(f"dev-{n}" for n in range(1, 6))
     scene = Scene(tmp_path, *names, min_contributors=3)

@@ -31,7 +31,8 @@ def test_the_owners_plan_is_returned(parties):
     assert open_plan(package, member) == owners_plan(package, member) == run_plan(fleet="reef")
 
 
-def test_a_plan_that_the_owner_did_not_sign_is_refused(parties):
+def test_unsigned_plan_is_refused(parties):
+    """A plan that the owner did not sign is refused."""
     for signer in (parties.server.identity, parties.members["dev-1"].identity):
         with pytest.raises(UntrustedError):
             owners_plan(packed(signer), parties.members["dev-1"])
@@ -40,7 +41,7 @@ def test_a_plan_that_the_owner_did_not_sign_is_refused(parties):
 
 
 @pytest.mark.parametrize("changes", [{"fleet": "atoll"}, {"mode": "scramble"}])
-def test_a_plan_that_this_device_can_not_follow_is_the_owners_all_the_same(parties, changes):
+def test_unfollowable_plan_is_the_owners(parties, changes):
     """So the device declines the rounds of that run."""
     member = parties.members["dev-1"]
     plan = owners_plan(packed(parties.owner.owner, **changes), member)
@@ -52,7 +53,7 @@ def test_a_plan_that_this_device_can_not_follow_is_the_owners_all_the_same(parti
             refuse()
 
 
-def test_only_the_task_that_the_plan_names_is_opened(logistic):
+def test_only_task_that_plan_names_is_opened(logistic):
     bundle = logistic(4, 3)
     plan = run_plan(task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),))
     data = memoryview(bundle.to_bytes())

@@ -63,7 +63,8 @@ def test_nothing_finished_answers_nothing(store):
     store.tidy()
 
 
-def test_a_finished_model_comes_back_with_its_task_and_figures(store):
+def test_model_comes_back_with_its_figures(store):
+    """A finished model comes back with its task and figures."""
     above = own_model(1, cluster=4)
     add(store, 1, 0.9, above=[above])
     model, task, models = store.answering()
@@ -96,13 +97,15 @@ def test_a_finished_model_comes_back_with_its_task_and_figures(store):
         ([0.9, 0.2, 0.3], 1),
     ],
 )
-def test_the_newest_answers_unless_an_older_one_is_better(store, accuracies, expected):
+def test_newest_answers_unless_worse(store, accuracies, expected):
+    """The newest answers unless an older one is better."""
     for run, accuracy in enumerate(accuracies, 1):
         add(store, run, accuracy)
     assert run_in_use(store) == expected
 
 
-def test_models_of_another_task_are_not_compared(store):
+def test_other_tasks_are_not_compared(store):
+    """Models of another task are not compared."""
     add(store, 1, 0.99)
     add(store, 2, 0.3, task=OTHER_TASK)
     assert run_in_use(store) == 2
@@ -113,7 +116,8 @@ def test_models_of_another_task_are_not_compared(store):
 @pytest.mark.parametrize(
     ("losses", "expected"), [([0.5, 0.4], 2), ([0.4, 0.5], 1), ([0.5, float("nan")], 1), ([float("inf"), 3.0], 2)]
 )
-def test_regression_compares_losses_and_an_unusable_loss_is_the_worst(store, losses, expected):
+def test_regression_compares_losses(store, losses, expected):
+    """Regression compares losses and an unusable loss is the worst."""
     figures = {}
     for run, loss in enumerate(losses, 1):
         figures[own_model(run).run_id] = measured(loss, 0, 12, 12, regression=True)
@@ -122,20 +126,23 @@ def test_regression_compares_losses_and_an_unusable_loss_is_the_worst(store, los
     assert run_in_use(store) == expected
 
 
-def test_a_classifier_without_a_usable_loss_is_worse_than_any_other():
+def test_unusable_loss_is_the_worst():
+    """A classifier without a usable loss is worse than any other."""
     assert measured(float("nan"), 90, 100, 100, regression=False).rank < fit(0.0).rank
     assert UNMEASURED.rank < fit(0.0).rank
     assert best_of([]) is None
 
 
-def test_figures_of_earlier_models_are_replaced_by_those_measured_again(store):
+def test_figures_measured_again_replace(store):
+    """Figures of earlier models are replaced by those measured again."""
     add(store, 1, 0.9)
     add(store, 2, figures={own_model(1).run_id: fit(0.2), own_model(2).run_id: fit(0.6)})
     assert [m.validation.accuracy for m in store.models()] == [0.2, 0.6]
     assert run_in_use(store) == 2
 
 
-def test_only_the_newest_models_stay_and_a_run_is_listed_once(store):
+def test_only_the_newest_models_stay(store):
+    """Only the newest models stay and a run is listed once."""
     for run in range(1, FINISHED_MODELS_KEPT + 3):
         add(store, run)
         add(store, run)
@@ -148,7 +155,8 @@ def test_only_the_newest_models_stay_and_a_run_is_listed_once(store):
 # ---------------------------------------------------------------------------------------------------- rollback
 
 
-def test_rollback_goes_back_one_by_one_and_ends_when_a_later_run_finishes(store):
+def test_rollback_goes_back_one_by_one(store):
+    """Rollback goes back one by one and ends when a later run finishes."""
     for run in (1, 2, 3):
         add(store, run, run / 10)
     assert store.rollback(None).run == 2
@@ -169,7 +177,7 @@ def test_rollback_goes_back_one_by_one_and_ends_when_a_later_run_finishes(store)
     assert not store.standing().pinned
 
 
-def test_rollback_to_the_newest_overrides_the_rule(store):
+def test_rollback_to_newest_overrides_rule(store):
     add(store, 1, 0.9)
     add(store, 2, 0.5)
     assert run_in_use(store) == 1
@@ -177,7 +185,8 @@ def test_rollback_to_the_newest_overrides_the_rule(store):
     assert run_in_use(store) == 2
 
 
-def test_rollback_refuses_a_run_that_is_not_there(store):
+def test_rollback_to_an_absent_run(store):
+    """Rollback refuses a run that is not there."""
     with pytest.raises(ConfigError, match="no finished model yet"):
         store.rollback(None)
     add(store, 7)
@@ -195,7 +204,8 @@ def test_rollback_refuses_a_damaged_model(store):
     assert run_in_use(store) == 2
 
 
-def test_a_run_that_finishes_during_a_rollback_wins_and_the_person_hears_of_it(store, monkeypatch):
+def test_finishing_run_ends_a_rollback(store, monkeypatch):
+    """A run that finishes during a rollback wins and the person hears of it."""
     add(store, 1, 0.5)
     add(store, 2, 0.6)
     real = FinishedModels._read
@@ -221,7 +231,8 @@ def damage(store, model):
     write_private(path, bytes(data))
 
 
-def test_a_damaged_model_is_refused_with_a_way_out(store):
+def test_damaged_model_has_a_way_out(store):
+    """A damaged model is refused with a way out."""
     add(store, 1)
     damage(store, store.models()[0])
     with pytest.raises(IntegrityError, match="is damaged") as caught:
@@ -232,7 +243,8 @@ def test_a_damaged_model_is_refused_with_a_way_out(store):
 
 @pytest.mark.parametrize("name", ["list.bin", "rollback.bin"])
 @pytest.mark.parametrize("change", [lambda d: d[:0], lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"X" + d[1:]])
-def test_a_damaged_list_or_choice_is_refused_and_no_file_is_removed(store, name, change):
+def test_damaged_list_removes_no_file(store, name, change):
+    """A damaged list or choice is refused and no file is removed."""
     add(store, 1)
     add(store, 2)
     store.rollback(1)
@@ -247,7 +259,7 @@ def test_a_damaged_list_or_choice_is_refused_and_no_file_is_removed(store, name,
     assert store.models()[-1].run == 3
 
 
-def test_a_list_of_another_version_is_refused(store):
+def test_list_of_another_version_is_refused(store):
     add(store, 1)
     write_checked(store._folder / "list.bin", encode(FinishedList(2, ())))
     with pytest.raises(IntegrityError, match="has version 2, not 1") as caught:
@@ -256,7 +268,7 @@ def test_a_list_of_another_version_is_refused(store):
     assert not store.holds(own_model(1).run_id)
 
 
-def test_a_model_removed_by_the_running_device_meanwhile_is_looked_up_again(store, monkeypatch):
+def test_removed_model_is_looked_up_again(store, monkeypatch):
     """`shoal-edge predict` beside `shoal-edge run`: the list changes between the two reads."""
     add(store, 1, 0.9)
     stale = store.models()
@@ -272,7 +284,7 @@ def test_a_model_removed_by_the_running_device_meanwhile_is_looked_up_again(stor
     assert store.answering()[0].run == 4
 
 
-def test_a_missing_file_is_an_error_with_a_hint(store):
+def test_missing_file_is_error_with_a_hint(store):
     add(store, 1)
     for path in store._folder.glob("model-*"):
         path.unlink()
@@ -283,7 +295,7 @@ def test_a_missing_file_is_an_error_with_a_hint(store):
 # ---------------------------------------------------------------------------------------------------- power cuts
 
 
-def test_a_cut_at_any_change_of_the_disk_leaves_the_old_list_or_the_new_one(tmp_path):
+def test_cut_at_any_change_of_the_disk(tmp_path):
     """Each with all of its files; the next start removes files that are left over, and the same run can be added again."""
     outcomes, cuts = set(), 0
     while True:
@@ -310,7 +322,8 @@ def test_a_cut_at_any_change_of_the_disk_leaves_the_old_list_or_the_new_one(tmp_
     assert cuts > 15
 
 
-def test_a_cut_during_the_first_change_or_a_rollback_leaves_all_or_nothing(tmp_path):
+def test_cut_in_first_change_or_rollback(tmp_path):
+    """A cut during the first change or a rollback leaves all or nothing."""
     cuts, ended = 0, False
     while not ended:
         store = FinishedModels(private_directory(tmp_path / f"a{cuts}"))
@@ -326,7 +339,8 @@ def test_a_cut_during_the_first_change_or_a_rollback_leaves_all_or_nothing(tmp_p
     assert chosen.standing().pinned
 
 
-def test_new_files_are_on_the_disk_before_the_list_names_them(store):
+def test_files_are_written_before_the_list(store):
+    """New files are on the disk before the list names them."""
     add(store, 1)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
@@ -352,7 +366,7 @@ def test_leftovers_go_at_the_next_start(store):
     assert run_in_use(store) == 1
 
 
-def test_times_beyond_the_calendar_are_numbers():
+def test_times_beyond_calendar_are_numbers():
     assert second(0) == "1970-01-01T00:00:00Z"
     assert second(2**63) == f"second {2**63}"
 
@@ -368,7 +382,8 @@ def chosen(store):
     return standing.answers.run, standing.by_owner
 
 
-def test_the_owners_choice_answers_until_a_later_run_finishes(store):
+def test_owners_choice_holds_until_next_run(store):
+    """The owners choice answers until a later run finishes."""
     for run in (1, 2, 3):
         add(store, run, run / 10)
     assert store.choose(choice(1)) == "run 1's model answers until a later run finishes"
@@ -407,7 +422,8 @@ def test_the_owner_gives_the_choice_back(store):
         ((1, 4), choice(1), "no effect: run 4 has finished since"),
     ],
 )
-def test_a_choice_that_does_not_fit_leaves_the_device_as_it_is(store, runs, wanted, effect):
+def test_unfit_choice_changes_nothing(store, runs, wanted, effect):
+    """A choice that does not fit leaves the device as it is."""
     for run in runs:
         add(store, run)
     before = run_in_use(store)

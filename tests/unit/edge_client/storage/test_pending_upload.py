@@ -29,7 +29,8 @@ def files(directory):
     return PendingUploadFiles(directory)
 
 
-def test_a_device_that_never_took_part_has_an_empty_mark(files):
+def test_newcomers_mark_is_empty(files):
+    """A device that never took part has an empty mark."""
     assert files.load() == EMPTY
 
 
@@ -73,7 +74,7 @@ def two_rounds(directory):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_slot_torn_by_a_power_cut_leaves_the_other(directory, damage):
+def test_slot_torn_by_power_cut_leaves_other(directory, damage):
     """The torn upload had never been sent: the round before is the newest valid one, and is not overwritten."""
     (older, _), (_, path) = two_rounds(directory)
     write_private(path, damage(path.read_bytes()))
@@ -84,7 +85,7 @@ def test_a_slot_torn_by_a_power_cut_leaves_the_other(directory, damage):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_two_damaged_slots_are_refused_not_forgotten(directory, damage):
+def test_two_damaged_slots_are_refused(directory, damage):
     """An empty watermark would let an old announcement be replayed."""
     for _, path in two_rounds(directory):
         write_private(path, damage(path.read_bytes()))
@@ -93,7 +94,7 @@ def test_two_damaged_slots_are_refused_not_forgotten(directory, damage):
     assert "replayed" in caught.value.hint
 
 
-def test_the_slots_of_an_earlier_version_are_refused_with_a_hint(directory):
+def test_earlier_slots_are_refused(directory):
     """Their watermark can't be read, and another one would let announcements be replayed."""
     old = b"SHM1" + bytes([64]) + bytes(4 * 3 + 16 + 16 + 4 + 4)
     for name in PENDING_FILES:
@@ -103,7 +104,7 @@ def test_the_slots_of_an_earlier_version_are_refused_with_a_hint(directory):
     assert "init or enrol a new directory" in caught.value.hint
 
 
-def test_an_answered_upload_is_recognised_by_its_transfer_id(directory, files):
+def test_answered_upload_is_recognised(directory, files):
     """The slot without the bytes counts, not the other one, which still holds the upload itself."""
     for rounds in range(3):
         files.save(later(rounds), transfer_id(b"sealed"), b"sealed")
@@ -115,14 +116,15 @@ def test_an_answered_upload_is_recognised_by_its_transfer_id(directory, files):
     assert not EMPTY.answered
 
 
-def test_a_mark_that_others_could_read_is_refused(directory, files):
+def test_readable_mark_is_refused(directory, files):
+    """A mark that others could read is refused."""
     files.save(MARK, transfer_id(b"sealed"), b"sealed")
     (directory / PENDING_FILES[0]).chmod(0o644)
     with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
         files.load()
 
 
-def test_a_slot_that_can_t_be_opened_is_an_error(directory, files):
+def test_slot_that_can_t_be_opened_is_error(directory, files):
     (directory / PENDING_FILES[0]).mkdir()
     with pytest.raises(ConfigError, match="can't write") as caught:
         files.save(MARK, b"t" * 16, b"")
@@ -142,7 +144,8 @@ def of_round(rounds):
     )
 
 
-def test_an_upload_and_its_residual_are_stored_together(directory, files):
+def test_upload_and_residual_are_one_write(directory, files):
+    """An upload and its residual are stored together."""
     files.load()
     for rounds in (3, 1, 2):
         files.save(*of_round(rounds))
@@ -150,7 +153,8 @@ def test_an_upload_and_its_residual_are_stored_together(directory, files):
     assert PendingUploadFiles(directory).load() == PendingUpload(*of_round(3))
 
 
-def test_an_upload_without_a_residual_takes_none_from_an_older_one_in_its_slot(files):
+def test_no_residual_from_an_older_upload(files):
+    """An upload without a residual takes none from an older one in its slot."""
     files.load()
     files.save(*of_round(0))
     files.save(*of_round(1))
@@ -159,7 +163,7 @@ def test_an_upload_without_a_residual_takes_none_from_an_older_one_in_its_slot(f
     assert files.load() == PendingUpload(mark, transfer, sealed, None)
 
 
-def test_a_process_killed_at_any_write_leaves_upload_and_residual_of_one_round(directory, monkeypatch):
+def test_kill_at_any_write_leaves_one_round(directory, monkeypatch):
     """Each write is cut off in the middle and before it."""
     files, real = PendingUploadFiles(directory), os.pwrite
     files.load()
@@ -194,7 +198,7 @@ def test_a_process_killed_at_any_write_leaves_upload_and_residual_of_one_round(d
     assert seen == {1, 2}
 
 
-def test_a_power_cut_that_loses_the_residual_alone_leaves_the_upload(directory, files):
+def test_power_cut_may_lose_the_residual(directory, files):
     """The disk may write in any order: the device sends the upload, and adds nothing to the next one."""
     files.load()
     files.save(*of_round(0))

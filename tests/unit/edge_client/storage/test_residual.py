@@ -13,7 +13,8 @@ def stored(transfer=TRANSFER, **changes):
     return Residual.of(VECTOR, **({"run_id": RUN, "round_": 4, "model": 2, "transfer": transfer} | changes))
 
 
-def test_a_residual_comes_back_with_one_percent_of_rounding():
+def test_residual_comes_back_rounded():
+    """A residual comes back with one percent of rounding."""
     found = parse_residual(stored().to_bytes() + b"bytes of an older, longer slot", TRANSFER)
     assert found == stored()
     assert (found.run_id, found.round, found.model, found.length) == (RUN, 4, 2, 600)
@@ -21,12 +22,13 @@ def test_a_residual_comes_back_with_one_percent_of_rounding():
     assert len(found.to_bytes()) < 600 * 1.2
 
 
-def test_the_same_residual_is_stored_as_the_same_bytes_for_another_transfer():
+def test_same_residual_has_the_same_bytes():
     """A job that is repeated seals its upload anew, under another transfer id."""
     assert (stored(b"x" * 16).vector() == stored().vector()).all()
 
 
-def test_a_residual_of_another_upload_is_not_taken():
+def test_residual_of_another_upload():
+    """A residual of another upload is not taken."""
     assert parse_residual(stored().to_bytes(), b"x" * 16) is None
 
 

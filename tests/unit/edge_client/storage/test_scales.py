@@ -55,7 +55,8 @@ def test_a_damaged_file_is_refused(scales, tmp_path, keep):
     "wrong",
     [Scale(OTHER, (1.0,), (1.0,)), Scale(RUN, (1.0,), ()), Scale(RUN, (1.0,), (0.0,)), Scale(RUN, (1.0,), (-1.0,))],
 )
-def test_a_file_of_another_run_or_with_no_scale_is_refused(scales, tmp_path, wrong):
+def test_file_of_another_run_is_refused(scales, tmp_path, wrong):
+    """A file of another run or with no scale is refused."""
     scales.save(SCALE)
     head = encode(wrong)
     path(tmp_path).write_bytes(head + hashlib.sha256(head).digest())
@@ -63,7 +64,8 @@ def test_a_file_of_another_run_or_with_no_scale_is_refused(scales, tmp_path, wro
         scales.load(RUN)
 
 
-def test_a_folder_that_can_not_be_made_is_named(tmp_path):
+def test_impossible_folder_is_named(tmp_path):
+    """A folder that can't be made is named."""
     (tmp_path / FOLDER).write_text("")
     with pytest.raises(ConfigError, match=FOLDER):
         Scales(tmp_path).save(SCALE)

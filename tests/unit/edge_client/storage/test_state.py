@@ -24,12 +24,13 @@ def state(tmp_path):
     return DeviceState(private_directory(tmp_path / "device"))
 
 
-def test_a_device_that_never_took_part_has_no_run(state):
+def test_newcomer_has_no_run(state):
+    """A device that never took part has no run."""
     assert state.load_run() is None
     assert state.load_status() is None
 
 
-def test_the_final_model_is_of_the_run_and_round(state):
+def test_final_model_is_of_the_run_and_round(state):
     plan = run_plan(rounds=6)
     assert not state.lacks_final_model(dataclasses.replace(MARK, round=6), plan)
     assert state.lacks_final_model(MARK, plan)
@@ -77,7 +78,7 @@ def test_run_and_status_come_back(state):
         assert state.load_status() is None
 
 
-def test_a_file_that_a_running_program_removes_is_reported_as_missing(state, monkeypatch):
+def test_removed_file_is_missing(state, monkeypatch):
     """`shoal-edge predict` beside `shoal-edge run`: a file is removed between the check and the read."""
     state.save_run(b"package")
     monkeypatch.setattr(Path, "exists", lambda _: True)
@@ -86,7 +87,8 @@ def test_a_file_that_a_running_program_removes_is_reported_as_missing(state, mon
     assert state.load_run() is None
 
 
-def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, monkeypatch):
+def test_vanished_model_is_passed_over(state, monkeypatch):
+    """A model above that goes while it is looked for is passed over."""
     own = OwnModel(1, b"r" * 16, 7, 9, THETA)
     kept.replace(state.directory, [OwnModel(1, b"r" * 16, 7, m, THETA) for m in (0, 3, 5)])
     real = kept.read_model
@@ -112,7 +114,7 @@ def test_every_file_is_private(state):
     assert {stat.S_IMODE(p.stat().st_mode) for p in state.directory.iterdir()} == {0o600}
 
 
-def test_why_a_device_ended_can_be_noted_on_a_full_disk(tmp_path):
+def test_reason_is_noted_on_a_full_disk(tmp_path):
     """The error is written over existing bytes."""
     error = StorageError("can't write x: No space left on device", hint="free some space")
     with small_disk(tmp_path / "disk", mib=1) as place:
@@ -129,7 +131,8 @@ def test_why_a_device_ended_can_be_noted_on_a_full_disk(tmp_path):
         assert state.load_trouble() is None
 
 
-def test_a_note_that_can_t_be_written_or_read_hides_nothing(tmp_path):
+def test_failed_note_hides_nothing(tmp_path):
+    """A note that can t be written or read hides nothing."""
     state = DeviceState(tmp_path)
     state.save_trouble(StorageError("no room"), "now")  # the error that it is about is under way
     assert state.load_trouble() is None

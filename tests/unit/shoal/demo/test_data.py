@@ -29,7 +29,8 @@ def rows_of(hidden, device):
 
 @pytest.mark.parametrize("skew", ["labels", "rotation"])
 @pytest.mark.parametrize("devices", [8, 10, 20])
-def test_groups_are_of_equal_size_and_every_sample_is_dealt_once(images, skew, devices):
+def test_groups_are_of_equal_size(images, skew, devices):
+    """Groups are of equal size and every sample is dealt once."""
     hidden = hide_groups(*images, SIDE, devices=devices, skew=skew, seed=3)
     sizes = Counter(hidden.groups)
     assert set(sizes) == {0, 1, 2, 3}
@@ -41,7 +42,7 @@ def test_groups_are_of_equal_size_and_every_sample_is_dealt_once(images, skew, d
     assert max(counts) - min(counts) <= 1
 
 
-def test_labels_are_renamed_by_one_permutation_a_group(images):
+def test_labels_have_one_permutation_a_group(images):
     """CFL's incongruent conditionals: the images stay, and each group calls the classes its own way."""
     x, y = images
     hidden = hide_groups(x, y, SIDE, devices=8, skew="labels", seed=3)
@@ -58,7 +59,7 @@ def test_labels_are_renamed_by_one_permutation_a_group(images):
     assert len(set(permutations)) == 4
 
 
-def test_images_are_turned_by_a_quarter_a_group(images):
+def test_images_are_turned_by_quarter_group(images):
     """IFCA's rotations: the labels stay, and group g sees everything turned by g times 90 degrees."""
     x, y = images
     hidden = hide_groups(x, y, SIDE, devices=8, skew="rotation", seed=3)
@@ -108,7 +109,8 @@ def test_what_is_not_there_is_said(images, tmp_path):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_who_lacks_mnist_is_told_how_it_is_fetched(tmp_path, given):
+def test_missing_mnist_says_how_to_get_it(tmp_path, given):
+    """Who lacks mnist is told how it is fetched."""
     with pytest.raises(ShoalError) as caught:
         load_images("mnist", tmp_path if given else None)
     assert caught.value.hint == "shoal data fetch mnist --to DIR, then --data-dir DIR"

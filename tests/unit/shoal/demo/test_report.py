@@ -49,7 +49,7 @@ def test_the_three_images_stand_side_by_side(capsys, side, drawn):
     assert "PSNR" in lines[first + drawn]
 
 
-def test_without_a_terminal_progress_is_lines_on_stderr(capsys):
+def test_progress_is_lines_on_stderr(capsys):
     """The first and the last of a run are said, and not every one in between."""
     record = {"clusters": {"dev-0": 1, "dev-1": 1, "dev-2": 7}, "loss": 0.5}
     with ConsoleProgress() as progress:

@@ -36,7 +36,7 @@ def key_of(length, mode="permutation"):
     )
 
 
-def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
+def test_true_vector_is_beside_the_masked():
     """Computed by hand: masking 0, 1, 2, ... shows the permutation."""
     key = key_of(40)
     origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
@@ -51,7 +51,7 @@ def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
     assert share == sum(origin[i] == i for i in range(5, 40)) / 35
 
 
-def test_coordinates_that_did_not_move_are_counted_and_zeros_are_not():
+def test_unmoved_coordinates_are_counted():
     """Equal values count as in place even if they moved; zeros are ignored."""
     key = key_of(40)
     origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
@@ -62,7 +62,8 @@ def test_coordinates_that_did_not_move_are_counted_and_zeros_are_not():
     assert compare(mask(np.ones(40, np.float32), key).values, key) == (pytest.approx(1.0), 1.0)
 
 
-def test_without_a_mask_the_aggregator_sees_the_update_itself():
+def test_without_a_mask_all_is_seen():
+    """Without a mask the aggregator sees the update itself."""
     key = key_of(40, "none")
     true = np.random.default_rng(1).standard_normal(40).astype(np.float32)
     cosine, share = compare(mask(true, key).values, key)
@@ -81,7 +82,7 @@ def attempt():
     return update, image, manifest(INPUTS, HIDDEN, parameters=layout)
 
 
-def test_without_the_mask_the_image_is_read_exactly(attempt):
+def test_without_mask_image_is_read_exactly(attempt):
     update, image, task = attempt
     reading = read_image(update, task, image)
     assert 100.0 <= reading.psnr_db <= PSNR_CAP_DB
@@ -97,7 +98,7 @@ def test_with_the_mask_nothing_is_read(attempt):
     assert reading.image.max() <= 1.0
 
 
-def test_a_reading_without_an_error_is_finite(attempt):
+def test_reading_without_an_error_is_finite(attempt):
     """An exact reading has the figure that stands for it, and an update of zeros divides by nothing."""
     update, _, task = attempt
     exact = read_image(update, task, read_image(update, task, np.zeros(INPUTS, np.float32)).image)
@@ -107,7 +108,7 @@ def test_a_reading_without_an_error_is_finite(attempt):
     assert blank.psnr_db == pytest.approx(20.0, abs=1e-4)
 
 
-def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
+def test_stored_update_is_read_from_the_disk(tmp_path):
     """The first stored one with its round: no report without a vector, no short tail, nothing that another round overwrote."""
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute("CREATE TABLE uploads (round INTEGER, device TEXT, start INTEGER, checksum INTEGER)")

@@ -8,7 +8,8 @@ from shoal.membership.backup import Backup, BackupFile, files_of, write_files
 
 
 @pytest.mark.parametrize("name", ["../owner.key", "/etc/passwd", "", "runs/../../x", "."])
-def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path, name):
+def test_escaping_name_is_refused(tmp_path, name):
+    """A name that leads out of the directory is refused."""
     hostile = Backup(1, "reef", 1, 0, (BackupFile(name, b"x"),))
     with pytest.raises(IntegrityError, match="outside"):
         write_files(hostile, tmp_path / "in" / "here")
@@ -29,7 +30,8 @@ def test_a_link_is_not_followed(tmp_path):
         list(files_of(tmp_path / "in", "*"))
 
 
-def test_a_file_that_goes_meanwhile_is_left_out(tmp_path, monkeypatch):
+def test_vanished_file_is_left_out(tmp_path, monkeypatch):
+    """A file that goes meanwhile is left out."""
     for name in "ab":
         (tmp_path / name).write_bytes(b"x")
     read = backups._read

@@ -86,7 +86,7 @@ def test_no_secret_shows_anywhere(fleet, device, tmp_path):
         assert repr(secret)[2:-1] not in shown
 
 
-def test_the_aggregators_files_hold_no_devices_secret(fleet, device, tmp_path):
+def test_aggregators_files_hold_no_secret(fleet, device, tmp_path):
     """Byte for byte: the key version's secret, from which all keys of rounds follow, is nowhere in its directory."""
     for path in (tmp_path / "aggregator").rglob("*"):
         if path.is_file():
@@ -107,7 +107,8 @@ def test_nobody_joins_without_keys(fleet, device, tmp_path):
         DeviceMembership(tmp_path / "empty")
 
 
-def test_a_grant_for_another_device_leaves_nothing_behind(fleet, device, tmp_path):
+def test_foreign_grant_leaves_nothing_behind(fleet, device, tmp_path):
+    """A grant for another device leaves nothing behind."""
     enrolment.init(tmp_path / "other", "dev-2")
     grant = (fleet.path / "grants" / "dev-1.grant").read_bytes()
     with pytest.raises(UntrustedError):
@@ -130,7 +131,7 @@ def test_a_newer_roster_is_taken_up_and_kept(fleet, device):
     ("changes", "match"),
     [({"sequence": 1}, "rollback"), ({"expires_at_s": 1}, "expired"), ({"fleet": "other"}, "of fleet 'other'")],
 )
-def test_a_roster_from_the_network_is_checked(fleet, device, changes, match):
+def test_roster_from_the_network_is_checked(fleet, device, changes, match):
     before = device.roster
     later = {"sequence": fleet.roster.sequence + 1, **changes}
     with pytest.raises(UntrustedError, match=match):
@@ -139,7 +140,7 @@ def test_a_roster_from_the_network_is_checked(fleet, device, changes, match):
     assert DeviceMembership(device.directory).roster == before
 
 
-def test_only_who_asks_for_it_gets_a_membership_with_an_expired_roster(fleet, device, tmp_path):
+def test_expired_roster_only_if_asked_for(fleet, device, tmp_path):
     """A device does, to hear of a newer one; the aggregator stops."""
     for party in (device.directory, tmp_path / "aggregator"):
         write_private(party / ROSTER_FILE, signed_roster(fleet, sequence=9, expires_at_s=10**9))
@@ -150,14 +151,14 @@ def test_only_who_asks_for_it_gets_a_membership_with_an_expired_roster(fleet, de
     assert not device.expired
 
 
-def test_a_roster_of_the_aggregator_is_no_roster(device, tmp_path):
+def test_roster_of_aggregator_is_no_roster(device, tmp_path):
     server = AggregatorMembership(tmp_path / "aggregator")
     forged = sign_document(server.identity, dataclasses.replace(device.roster, sequence=99))
     with pytest.raises(UntrustedError, match="not its sender's"):
         device.adopt(forged)
 
 
-def test_reload_reads_what_the_owner_handed_out(fleet, device, tmp_path):
+def test_reload_reads_what_owner_handed_out(fleet, device, tmp_path):
     server = AggregatorMembership(tmp_path / "aggregator")
     assert server.roster.devices == ()
     assert not server.reload()
@@ -175,7 +176,8 @@ def test_a_revoked_device_has_no_place(fleet, device):
         _ = device.index
 
 
-def test_an_aggregator_that_the_roster_does_not_name_is_refused(fleet, tmp_path):
+def test_unnamed_aggregator_is_refused(fleet, tmp_path):
+    """An aggregator that the roster does not name is refused."""
     aggregators.init(tmp_path / "second", "aggregator")
     with pytest.raises(ConfigError, match="has an aggregator already"):
         fleet.add_aggregator((tmp_path / "second" / "aggregator.card").read_bytes())
@@ -193,7 +195,7 @@ def test_a_name_belongs_to_one_device(fleet, device, tmp_path):
         fleet.add_device(card.read_bytes())
 
 
-def test_the_owner_can_insist_on_a_fingerprint(fleet, tmp_path):
+def test_owner_can_insist_on_a_fingerprint(fleet, tmp_path):
     card = enrolment.init(tmp_path / "x", "dev-7")
     with pytest.raises(UntrustedError, match="has fingerprint"):
         fleet.add_device(card.read_bytes(), "aaaa-bbbb-cccc-dddd-eeee-ffff")
@@ -252,7 +254,7 @@ def test_renewed_keys_contain_no_roster(fleet, device, tmp_path):
     assert AggregatorMembership(tmp_path / "aggregator").take_grant(renewals["aggregator"])
 
 
-def test_only_those_who_joined_by_file_get_files_again(fleet, device):
+def test_files_again_for_those_who_had_files(fleet, device):
     """A grant holds the whole roster: n of them would be gigabytes on the owner's disk, for devices that hear by the broker."""
     (fleet.path / "grants" / "aggregator.grant").unlink()
     fleet.rotate()
@@ -271,7 +273,7 @@ def test_nobody_joins_with_keys_alone(fleet, device):
     assert held(device.directory) == before
 
 
-def test_nobody_joins_with_keys_of_another_roster(fleet, device):
+def test_keys_of_another_roster_are_refused(fleet, device):
     """Only a faulty owner's program would make one."""
     new_grant(fleet, device)
     card = fleet.cards()[-1]
@@ -290,7 +292,7 @@ def test_the_roster_of_a_grant_is_kept_once(fleet, device):
     assert held(device.directory).count(fleet.roster_bytes) == 1
 
 
-def test_waiting_secrets_are_stored_until_newer_ones_are_in_force(fleet, device):
+def test_waiting_secrets_are_stored(fleet, device):
     """The owner has changed the secrets several times, and the fleet's run may use each of them."""
     first, second, third = rotated(fleet, device, 3)
     assert [g.keys_since for g in device.later] == [first, second, third]
@@ -306,7 +308,8 @@ def test_waiting_secrets_are_stored_until_newer_ones_are_in_force(fleet, device)
     assert passed not in held(device.directory)
 
 
-def test_newer_grants_are_found_by_what_they_were_drawn_for(fleet, device):
+def test_newer_grants_are_found(fleet, device):
+    """Newer grants are found by what they were drawn for."""
     first, second = rotated(fleet, device, 2)
     assert device.newer(first - 1) is None
     assert device.newer(first) == device.newer(second - 1) == device.later[0]
@@ -331,7 +334,7 @@ def test_only_so_many_are_kept(fleet, device):
     assert len(list(device.directory.glob(f"{NEXT_FILE}.*"))) == MOST_LATER
 
 
-def test_a_power_cut_in_the_middle_of_promoting_heals(fleet, device):
+def test_power_cut_while_promoting_heals(fleet, device):
     """The grant is in force, its waiting file still there."""
     (generation,) = rotated(fleet, device)
     (waiting,) = device.directory.glob(f"{NEXT_FILE}.*")
@@ -342,7 +345,7 @@ def test_a_power_cut_in_the_middle_of_promoting_heals(fleet, device):
     assert (again.later, again.grant.keys_since) == ([], generation)
 
 
-def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
+def test_grant_given_by_hand_ends_waiting(fleet, device):
     rotated(fleet, device, 2)
     member = enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint)
     assert member.later == []
@@ -351,7 +354,8 @@ def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
 
 @pytest.mark.parametrize("kind", EARLIER_KINDS)
 @pytest.mark.parametrize("file", [GRANT_FILE, f"{NEXT_FILE}.0000000099"])
-def test_the_directory_of_an_earlier_version_is_refused_with_what_to_do(device, file, kind):
+def test_earlier_version_is_refused(device, file, kind):
+    """The directory of an earlier version is refused with what to do."""
     write_private(device.directory / file, earlier_grant(dataclasses.replace(device.grant, roster=b""), kind))
     with pytest.raises(IntegrityError, match=f"{file} is damaged, or an earlier version of Shoal wrote it") as caught:
         DeviceMembership(device.directory)

@@ -85,7 +85,8 @@ JOIN_WRITES = ["roster.signed", "roster.least", GRANT_FILE, "dev-1.card", RECEIV
 TAKE_WRITES = [f"{NEXT_FILE}.0000000004", "dev-1.card", RECEIVING_FILE]
 
 
-def test_joining_stores_the_grant_then_erases_its_key(fleet, grant, tmp_path, monkeypatch):
+def test_joining_erases_the_grants_key(fleet, grant, tmp_path, monkeypatch):
+    """Joining stores the grant then erases its key."""
     before = load_receiving(tmp_path / "dev-1")
     with monkeypatch.context() as patched:
         cuts = Cuts(patched)
@@ -101,7 +102,7 @@ def test_joining_stores_the_grant_then_erases_its_key(fleet, grant, tmp_path, mo
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
 @pytest.mark.parametrize("at", range(len(JOIN_WRITES)), ids=JOIN_WRITES)
-def test_a_power_cut_while_joining_loses_no_delivery(fleet, grant, tmp_path, monkeypatch, at, after):
+def test_power_cut_while_joining(fleet, grant, tmp_path, monkeypatch, at, after):
     """The device can open the grant again, or has stored it; then the next start erases the key."""
     directory = tmp_path / "dev-1"
     before = raw(load_receiving(directory).private(1))
@@ -124,7 +125,8 @@ def test_a_power_cut_while_joining_loses_no_delivery(fleet, grant, tmp_path, mon
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
 @pytest.mark.parametrize("at", range(len(TAKE_WRITES)), ids=TAKE_WRITES)
-def test_a_power_cut_while_new_secrets_are_stored_loses_no_delivery(fleet, device, monkeypatch, at, after):
+def test_power_cut_while_storing_secrets(fleet, device, monkeypatch, at, after):
+    """A power cut while new secrets are stored loses no delivery."""
     directory, before = device.directory, raw(device.receiving.private(2))
     fleet.rotate()
     with monkeypatch.context() as patched:
@@ -142,7 +144,7 @@ def test_a_power_cut_while_new_secrets_are_stored_loses_no_delivery(fleet, devic
     assert before not in held(directory)
 
 
-def test_what_is_stored_already_is_left_out_though_its_key_is_erased(fleet, device):
+def test_stored_delivery_is_left_out(fleet, device):
     """The broker retains each delivery, and delivers it again after each restart of the device."""
     fleet.rotate()
     assert device.take_grant(grant_of(fleet))
@@ -152,7 +154,7 @@ def test_what_is_stored_already_is_left_out_though_its_key_is_erased(fleet, devi
     assert not again.take_grant(grant_of(fleet))
 
 
-def test_several_deliveries_may_wait_for_a_device(fleet, device):
+def test_several_deliveries_may_wait(fleet, device):
     """The owner has heard nothing from it in between."""
     waiting = []
     for _ in range(limits.RECEIVING_KEYS - 1):
@@ -169,7 +171,8 @@ def test_several_deliveries_may_wait_for_a_device(fleet, device):
         assert device.take_grant(fleet.grant_for(fleet.cards()[-1], renewal=True))
 
 
-def test_the_newest_of_several_deliveries_erases_the_keys_of_all(fleet, device):
+def test_newest_delivery_erases_all_keys(fleet, device):
+    """The newest of several deliveries erases the keys of all."""
     before = device.receiving
     for _ in range(3):
         fleet.rotate()
@@ -177,7 +180,7 @@ def test_the_newest_of_several_deliveries_erases_the_keys_of_all(fleet, device):
     assert not any(raw(before.private(number)) in held(device.directory) for number in (2, 3, 4))
 
 
-def test_the_card_in_the_directory_renews_a_grant_by_hand(fleet, device):
+def test_card_renews_a_grant_by_hand(fleet, device):
     """Joining again after damage, or with another address of the broker."""
     renewed = fleet.add_device((device.directory / "dev-1.card").read_bytes()).read_bytes()
     assert enrolment.join(device.directory, renewed, fleet.fingerprint).receiving.first == 3
@@ -191,7 +194,8 @@ def test_an_old_card_brings_no_old_keys_back(fleet, grant, tmp_path):
     assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).receiving.first == 3
 
 
-def test_a_device_of_an_earlier_version_is_refused(fleet, device):
+def test_earlier_device_is_refused(fleet, device):
+    """A device of an earlier version is refused."""
     (device.directory / RECEIVING_FILE).unlink()
     for use in (
         lambda: DeviceMembership(device.directory),
@@ -208,7 +212,8 @@ def test_damaged_keys_are_named(device):
         DeviceMembership(device.directory)
 
 
-def test_a_directory_from_a_backup_goes_on_while_its_keys_last(fleet, device, tmp_path):
+def test_backup_goes_on_while_its_keys_last(fleet, device, tmp_path):
+    """A directory from a backup goes on while its keys last."""
     shutil.copytree(device.directory, tmp_path / "backup")
     for _ in range(2):
         fleet.rotate()
@@ -228,7 +233,8 @@ def test_an_aggregator_has_none(fleet, tmp_path):
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_a_power_cut_in_init_leaves_nothing_or_keys_that_fit(tmp_path, monkeypatch, at):
+def test_power_cut_in_init(tmp_path, monkeypatch, at):
+    """A power cut in init leaves nothing or keys that fit."""
     with monkeypatch.context() as patched:
         cuts = Cuts(patched, at)
         with pytest.raises(PowerCutError):
@@ -238,7 +244,8 @@ def test_a_power_cut_in_init_leaves_nothing_or_keys_that_fit(tmp_path, monkeypat
     assert open_card(card.read_bytes()).receiving == ReceivingSecrets.load(tmp_path / "d" / RECEIVING_FILE).public
 
 
-def test_a_grant_of_somebody_else_erases_nothing(fleet, device, tmp_path):
+def test_foreign_grant_erases_nothing(fleet, device, tmp_path):
+    """A grant of somebody else erases nothing."""
     other = fleet.add_device(enrolment.init(tmp_path / "dev-2", "dev-2").read_bytes()).read_bytes()
     before = load_receiving(device.directory).public
     with pytest.raises(UntrustedError, match="is not for the keys of"):

@@ -22,14 +22,14 @@ def roster_at(member, now_s):
     return doctor._roster(member.roster, now_s)
 
 
-def test_a_directory_as_it_was_made_is_private(member):
+def test_directory_as_it_was_made_is_private(member):
     directory, disk = local_checks(member.directory)
     assert (directory.name, directory.result) == ("directory", "ok")
     assert (disk.name, disk.result) == ("disk", "ok")
 
 
 @pytest.mark.parametrize("harm", ["mode", "link", "open directory"])
-def test_a_file_that_others_can_reach_is_named(member, harm):
+def test_file_that_others_can_reach_is_named(member, harm):
     path = member.directory / "notes.bin"
     if harm == "link":
         path.symlink_to("/etc/hostname")
@@ -44,7 +44,8 @@ def test_a_file_that_others_can_reach_is_named(member, harm):
     assert found.advice
 
 
-def test_cards_and_the_roster_may_be_read_by_others(member):
+def test_others_may_read_cards(member):
+    """Cards and the roster may be read by others."""
     for name in ("dev-1.card", "roster.signed"):
         (member.directory / name).chmod(0o644)
     assert local_checks(member.directory)[0].result == "ok"
@@ -61,7 +62,7 @@ def test_a_directory_that_is_missing(tmp_path):
     assert [c.result for c in local_checks(tmp_path / "gone")] == ["failure", "failure"]
 
 
-def test_the_rosters_dates_show_a_wrong_clock(member):
+def test_rosters_dates_show_a_wrong_clock(member):
     issued_at_s, expires_at_s = member.roster.issued_at_s, member.roster.expires_at_s
     assert roster_at(member, issued_at_s).result == "ok"
     assert roster_at(member, issued_at_s - doctor.CLOCK_SLACK_S).result == "ok"
@@ -75,7 +76,8 @@ def test_the_rosters_dates_show_a_wrong_clock(member):
     assert "clock" in late.advice
 
 
-def test_a_broker_that_does_not_answer_and_no_secret_is_shown(member):
+def test_silent_broker_shows_no_secret(member):
+    """A broker that does not answer and no secret is shown."""
     url = "mqtt://user:hunter2@127.0.0.1:1"
     roster, broker, tls = membership_checks(member, "dev-1", url, ca=None, cert=None, key=None)
     assert roster.result == "ok"
@@ -85,13 +87,15 @@ def test_a_broker_that_does_not_answer_and_no_secret_is_shown(member):
     assert "hunter2" not in f"{broker}{tls}"
 
 
-def test_an_address_that_is_none_shows_no_secret_either(member):
+def test_bad_address_shows_no_secret(member):
+    """An address that is none shows no secret either."""
     _, broker = membership_checks(member, "dev-1", "http://user:hunter2@x", ca=None, cert=None, key=None)
     assert (broker.name, broker.result) == ("broker", "failure")
     assert "hunter2" not in str(broker)
 
 
-def test_a_connection_without_tls_to_another_machine_is_a_warning():
+def test_missing_tls_is_a_warning():
+    """A connection without tls to another machine is a warning."""
     from shoal.address import BrokerAddress
 
     assert doctor._tls(BrokerAddress.parse("mqtt://reef.example"), 0).result == "warning"

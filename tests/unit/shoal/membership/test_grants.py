@@ -41,7 +41,8 @@ def test_a_signed_document_is_read_back():
     assert open_document(sign_document(OWNER, plan), RunPlan, OWNER.member.sign_key) == plan
 
 
-def test_an_altered_document_is_refused_anywhere():
+def test_altered_document_is_refused():
+    """An altered document is refused anywhere."""
     data = sign_document(OWNER, ROSTER)
     for at in range(len(data)):
         broken = bytearray(data)
@@ -50,7 +51,7 @@ def test_an_altered_document_is_refused_anywhere():
             open_document(bytes(broken), Roster, OWNER.member.sign_key)
 
 
-def test_a_plan_that_the_owner_signed_with_another_version_says_so():
+def test_plan_of_another_version_says_so():
     """As every plan did before it had capabilities: its last six bytes are missing."""
     content = encode(run_plan())[:-6]
     signed = OWNER.sign("document/RunPlan", content) + content
@@ -59,7 +60,7 @@ def test_a_plan_that_the_owner_signed_with_another_version_says_so():
     assert "have it signed again" in caught.value.hint
 
 
-def test_a_signature_holds_for_one_type_of_document():
+def test_signature_holds_for_one_type():
     """The signature covers the type, so a roster can't pass as another document."""
     data = sign_document(OWNER, ROSTER)
     with pytest.raises(UntrustedError):
@@ -67,7 +68,8 @@ def test_a_signature_holds_for_one_type_of_document():
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64])
-def test_a_document_is_longer_than_its_signature(length):
+def test_document_outgrows_its_signature(length):
+    """A document is longer than its signature."""
     with pytest.raises(WireError, match="too short"):
         open_document(bytes(length), Roster, OWNER.member.sign_key)
 
@@ -75,11 +77,12 @@ def test_a_document_is_longer_than_its_signature(length):
 # ---------------------------------------------------------------------------------------------------- cards, grants
 
 
-def test_a_card_proves_the_possession_of_its_key():
+def test_card_proves_possession_of_its_key():
     assert open_card(device_card(DEVICE)) == Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
 
 
-def test_a_card_with_the_keys_of_another_party_is_refused():
+def test_card_with_borrowed_keys_is_refused():
+    """A card with the keys of another party is refused."""
     stolen = Card(DEVICE_ROLE, dataclasses.replace(DEVICE.member, name="dev-1"))
     with pytest.raises(UntrustedError):
         open_card(sign_document(EVE, stolen))
@@ -122,21 +125,23 @@ def test_a_grant_reaches_its_device():
         assert secret not in data
 
 
-def test_a_grant_of_another_owner_is_refused_with_both_fingerprints():
+def test_another_owner_is_refused_by_print():
+    """A grant of another owner is refused with both fingerprints."""
     data = seal_grant(EVE, CARD, device_grant(owner_key=EVE.member.sign_key))
     with pytest.raises(UntrustedError, match=fingerprint(EVE.member)) as caught:
         open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING)
     assert "shoal-fleet show" in caught.value.hint
 
 
-def test_a_grant_for_another_device_is_refused_with_its_name():
+def test_another_device_is_refused_by_name():
+    """A grant for another device is refused with its name."""
     data = seal_grant(OWNER, CARD, device_grant())
     with pytest.raises(UntrustedError, match="not for the keys of 'eve' here") as caught:
         open_grant(EVE, data, DeviceGrant, PRINT, ReceivingSecrets.generate())
     assert "it is for 'dev-1'" in caught.value.hint
 
 
-def test_a_grant_under_another_name_is_refused():
+def test_grant_under_another_name_is_refused():
     """A renamed key file does not make another device of its party."""
     renamed = Identity("dev-2", DEVICE.sign_private, DEVICE.seal_private)
     with pytest.raises(UntrustedError, match="for 'dev-1' as device"):
@@ -160,7 +165,7 @@ def test_a_grant_for_another_role_is_refused():
         open_grant(DEVICE, seal_grant(OWNER, CARD, device_grant()), AggregatorGrant, PRINT)
 
 
-def test_an_altered_grant_is_refused_or_gives_the_true_one():
+def test_altered_grant_is_refused_or_true():
     """No signature covers the owner's display name, which nothing uses."""
     data = seal_grant(OWNER, CARD, device_grant())
     taken = 0
@@ -175,26 +180,29 @@ def test_an_altered_grant_is_refused_or_gives_the_true_one():
     assert taken <= len(OWNER.name)
 
 
-def test_a_grant_that_pins_another_owner_is_refused():
+def test_grant_pinning_another_owner():
+    """A grant that pins another owner is refused."""
     data = seal_grant(OWNER, CARD, device_grant(owner_key=EVE.member.sign_key))
     with pytest.raises(UntrustedError, match="another owner"):
         open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING)
 
 
-def test_a_grant_sealed_for_another_purpose_is_refused():
+def test_other_purpose_is_refused():
+    """A grant sealed for another purpose is refused."""
     head = Sealed("demo", "control", "owner", "dev-1")
     sealed = seal_to_member(OWNER, DEVICE.member.seal_key, head, encode(device_grant()))
     with pytest.raises(WireError, match="a control where a grant belongs"):
         open_grant(DEVICE, encode(GrantFile(OWNER.member, sealed)), DeviceGrant, PRINT, RECEIVING)
 
 
-def test_a_card_with_a_key_that_nothing_can_be_sealed_to_is_refused():
+def test_unusable_seal_key_is_refused():
+    """A card with a key that nothing can be sealed to is refused."""
     card = Card(DEVICE_ROLE, dataclasses.replace(DEVICE.member, seal_key=bytes(32)))
     with pytest.raises(WireError, match="nothing can be sealed to it"):
         open_card(sign_document(DEVICE, card))
 
 
-def test_new_keys_come_from_the_pinned_owner_only():
+def test_keys_come_from_pinned_owner_only():
     """A member pins the owner's signing key when it joins; the display name and the fingerprint no longer count."""
     data = seal_grant(OWNER, CARD, device_grant(roster=b""))
     assert open_renewal(DEVICE, data, DeviceGrant, OWNER.member.sign_key, RECEIVING) == device_grant(roster=b"")
@@ -203,7 +211,7 @@ def test_new_keys_come_from_the_pinned_owner_only():
         open_renewal(DEVICE, forged, DeviceGrant, OWNER.member.sign_key, RECEIVING)
 
 
-def test_new_keys_under_a_borrowed_name_of_the_owner_are_refused():
+def test_borrowed_owner_name_is_refused():
     """Eve names the owner's public keys in the file, but can't sign as the owner."""
     file = decode(seal_grant(EVE, CARD, device_grant()), GrantFile)
     with pytest.raises(UntrustedError):
@@ -212,13 +220,15 @@ def test_new_keys_under_a_borrowed_name_of_the_owner_are_refused():
         )
 
 
-def test_new_keys_for_another_device_are_refused():
+def test_keys_for_another_device():
+    """New keys for another device are refused."""
     with pytest.raises(UntrustedError):
         open_renewal(EVE, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, OWNER.member.sign_key, RECEIVING)
 
 
 @pytest.mark.parametrize("kind", EARLIER_KINDS)
-def test_a_grant_of_an_earlier_version_is_refused_with_what_to_do(kind):
+def test_earlier_version_is_refused(kind):
+    """A grant of an earlier version is refused with what to do."""
     grant = device_grant()
     label = GrantLabel.of(grant)
     head = label.head(grant.fleet, DEVICE.name)

@@ -51,7 +51,8 @@ def opened(data, held=HELD, identity=DEVICE):
 
 
 @pytest.mark.parametrize("number", [1, 3, 8])
-def test_a_grant_opens_with_the_receiving_key_that_it_names(number):
+def test_grant_opens_with_the_named_key(number):
+    """A grant opens with the receiving key that it names."""
     data = seal_grant(OWNER, CARD, grant(number))
     assert opened(data) == grant(number)
     assert peek_grant(data) == GrantLabel("device", 7, number)
@@ -64,7 +65,8 @@ def test_the_seal_key_does_not_open_it():
         grants.open_from_member(DEVICE, file.sealed, head, at, OWNER.member.sign_key)
 
 
-def test_a_grant_under_an_erased_key_says_what_to_do():
+def test_erased_key_says_what_to_do():
+    """A grant under an erased key says what to do."""
     data = seal_grant(OWNER, CARD, grant())
     for held in (HELD.after(3), HELD.after(11), None):
         with pytest.raises(ErasedKeyError, match="receiving key 3 of 'dev-1', which is erased") as caught:
@@ -74,7 +76,7 @@ def test_a_grant_under_an_erased_key_says_what_to_do():
             open_grant(DEVICE, data, DeviceGrant, fingerprint(OWNER.member), held)
 
 
-def test_an_altered_grant_under_an_erased_key_says_nothing():
+def test_altered_grant_says_nothing():
     """Only the owner's own grants give the hint."""
     file = decode(seal_grant(OWNER, CARD, grant()), GrantFile)
     broken = encode(dataclasses.replace(file, sealed=file.sealed[:-1] + bytes([file.sealed[-1] ^ 1])))
@@ -82,7 +84,7 @@ def test_an_altered_grant_under_an_erased_key_says_nothing():
         opened(broken, HELD.after(3))
 
 
-def test_a_device_takes_no_grant_under_its_seal_key(monkeypatch):
+def test_grant_under_seal_key_is_refused(monkeypatch):
     """As owners of earlier versions sealed them."""
     monkeypatch.setattr(grants, "sealing_key", lambda card, _label: card.member.seal_key)
     with pytest.raises(SealError):
@@ -107,7 +109,8 @@ def test_other_purposes_are_no_grant(purpose):
         GrantLabel.read(Sealed("demo", purpose, "owner", "dev-1"))
 
 
-def test_a_card_has_receiving_keys_if_it_is_a_devices():
+def test_only_devices_cards_have_keys():
+    """A card has receiving keys if it is a devices."""
     with pytest.raises(WireError, match="'device' without receiving keys"):
         open_card(sign_document(DEVICE, Card("device", DEVICE.member)))
     with pytest.raises(WireError, match="'aggregator' with receiving keys"):
@@ -121,7 +124,7 @@ def test_a_notice_is_signed_by_its_device():
         open_notice(sign_document(EVE, notice), DEVICE.member.sign_key)
 
 
-def test_nothing_is_sealed_to_a_point_of_small_order():
+def test_points_of_small_order_are_refused():
     """Otherwise one device could prevent the owner from publishing any keys."""
     weak = ReceivingKeys(1, (*HELD.public.keys[:-1], bytes(32)))
     with pytest.raises(WireError, match="nothing can be sealed to it"):

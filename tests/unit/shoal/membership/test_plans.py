@@ -17,13 +17,14 @@ KEY = OWNER.member.sign_key
 PLAN = run_plan()
 
 
-def test_a_plan_of_this_version_is_returned_with_its_later_fields():
+def test_later_fields_of_a_plan_are_kept():
+    """A plan of this version is returned with its later fields."""
     plan = dataclasses.replace(PLAN, later=((7, b"of a later version"),))
     assert open_plan(sign_document(OWNER, plan), KEY) == plan
 
 
 @pytest.mark.parametrize("version", [WIRE + 1, 65535])
-def test_a_plan_of_a_later_version_says_who_must_be_upgraded(version):
+def test_later_plan_names_who_must_upgrade(version):
     """Also where it has other fields, under another number."""
     signed = sign_document(OWNER, dataclasses.replace(PLAN, wire=version))
     content = encode(PLAN)[:4] + b"\xc8" + version.to_bytes(2, "little") + b"other fields"
@@ -33,20 +34,23 @@ def test_a_plan_of_a_later_version_says_who_must_be_upgraded(version):
         assert caught.value.hint == "upgrade Shoal on this machine"
 
 
-def test_a_plan_of_an_earlier_version_is_to_be_signed_again():
+def test_earlier_plan_is_to_be_signed_again():
+    """A plan of an earlier version is to be signed again."""
     with pytest.raises(WireVersionError, match=f"speaks {WIRE}$") as caught:
         open_plan(sign_document(OWNER, dataclasses.replace(PLAN, wire=WIRE - 1)), KEY)
     assert caught.value.hint == "upgrade the owner's program, and sign the run again"
 
 
-def test_a_forged_plan_of_a_later_version_is_forged():
+def test_forged_later_plan_is_forged():
+    """A forged plan of a later version is forged."""
     signed = sign_document(Identity.generate("owner"), dataclasses.replace(PLAN, wire=9))
     with pytest.raises(UntrustedError):
         open_plan(signed, KEY)
 
 
 @pytest.mark.parametrize("content", [b"", b"SHM1", encode(PLAN)[:-1]])
-def test_bytes_that_are_no_plan_are_malformed(content):
+def test_other_bytes_are_malformed(content):
+    """Bytes that are no plan are malformed."""
     with pytest.raises(WireError) as caught:
         open_plan(OWNER.sign("document/RunPlan", content) + content, KEY)
     assert not isinstance(caught.value, WireVersionError)

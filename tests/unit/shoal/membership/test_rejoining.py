@@ -61,7 +61,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(memberships, "WAIT_S", 0.0)
 
 
-def test_nobody_joins_beside_a_running_program(fleet, device, at_once):
+def test_nobody_joins_beside_running_program(fleet, device, at_once):
     """It would write its older grant back with the next run that it begins."""
     fleet.rotate()
     before = held(device.directory)
@@ -75,7 +75,8 @@ def test_nobody_joins_beside_a_running_program(fleet, device, at_once):
     assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster
 
 
-def test_no_keys_are_made_beside_a_running_program(tmp_path, at_once):
+def test_no_keys_beside_a_running_program(tmp_path, at_once):
+    """No keys are made beside a running program."""
     (tmp_path / "d").mkdir()
     with exclusive(tmp_path / "d", wait_s=0, hint="-"), pytest.raises(ConfigError, match="in use by another program"):
         enrolment.init(tmp_path / "d", "dev-1")
@@ -93,7 +94,8 @@ def make(directory, name, begin, told):
 
 
 @pytest.mark.slow
-def test_of_two_inits_at_once_one_makes_keys_and_card(tmp_path):
+def test_two_inits_at_once_make_one_card(tmp_path):
+    """Of two inits at once one makes keys and card."""
     for number in range(3):
         directory, begin, told = tmp_path / f"dev-{number}", SPAWN.Barrier(2), SPAWN.Queue()
         programs = [SPAWN.Process(target=make, args=(directory, "dev-1", begin, told)) for _ in range(2)]
@@ -107,7 +109,8 @@ def test_of_two_inits_at_once_one_makes_keys_and_card(tmp_path):
         assert card.member == Identity.load(directory / KEY_FILE).member
 
 
-def test_a_card_that_a_crash_has_prevented_is_written_by_the_next_init(tmp_path):
+def test_next_init_writes_a_missing_card(tmp_path):
+    """A card that a crash has prevented is written by the next init."""
     card = enrolment.init(tmp_path / "d", "dev-1")
     first = card.read_bytes()
     card.unlink()
@@ -120,7 +123,7 @@ def test_a_card_that_a_crash_has_prevented_is_written_by_the_next_init(tmp_path)
         enrolment.init(tmp_path / "d", "dev-1")
 
 
-def test_another_fleet_needs_another_directory(fleet, device, tmp_path):
+def test_another_fleet_needs_its_directory(fleet, device, tmp_path):
     """A device's high-water mark is of one fleet: it would refuse every round of the next."""
     before = held(device.directory)
     for name in ("lagoon", "demo"):
@@ -144,7 +147,8 @@ def test_an_older_grant_rolls_nothing_back(fleet, device):
     assert held(device.directory) == before
 
 
-def test_a_grant_with_an_older_roster_than_the_networks_is_refused(fleet, device):
+def test_grant_with_older_roster_is_refused(fleet, device):
+    """A grant with an older roster than the networks is refused."""
     old = new_grant(fleet, device)
     fleet.renew()
     device.adopt(fleet.roster_bytes)
@@ -156,7 +160,8 @@ def test_a_grant_with_an_older_roster_than_the_networks_is_refused(fleet, device
     enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint)
 
 
-def test_a_damaged_grant_is_mended_by_joining_again(fleet, device):
+def test_joining_again_mends_a_grant(fleet, device):
+    """A damaged grant is mended by joining again."""
     write_private(device.directory / "membership.bin", b"junk")
     assert enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint).roster == fleet.roster
 
@@ -169,7 +174,8 @@ def rosters(fleet, count):
     return made
 
 
-def test_a_roster_carried_by_hand_survives_an_older_one_from_the_network(fleet, server):
+def test_carried_roster_survives_older_one(fleet, server):
+    """A roster carried by hand survives an older one from the network."""
     older, newer = rosters(fleet, 2)
     write_private(server.directory / ROSTER_FILE, newer)
     with pytest.raises(UntrustedError, match="rollback"):
@@ -177,7 +183,8 @@ def test_a_roster_carried_by_hand_survives_an_older_one_from_the_network(fleet, 
     assert (server.directory / ROSTER_FILE).read_bytes() == server.roster_bytes == newer
 
 
-def test_a_damaged_roster_file_does_not_keep_a_newer_roster_out(fleet, server):
+def test_damaged_roster_lets_a_newer_one_in(fleet, server):
+    """A damaged roster file does not keep a newer roster out."""
     write_private(server.directory / ROSTER_FILE, b"junk")
     (newer,) = rosters(fleet, 1)
     assert server.adopt(newer)
@@ -185,7 +192,8 @@ def test_a_damaged_roster_file_does_not_keep_a_newer_roster_out(fleet, server):
 
 
 @pytest.mark.parametrize("way", ["by hand", "by hand before a start", "network", "grant"])
-def test_what_was_refused_as_a_rollback_is_refused_after_a_restart(fleet, server, way):
+def test_rollback_is_refused_after_a_restart(fleet, server, way):
+    """What was refused as a rollback is refused after a restart."""
     older, newer = rosters(fleet, 2)
     if way == "network":
         assert server.adopt(newer)
@@ -212,7 +220,7 @@ def test_a_damaged_least_sequence_is_told(server, junk):
     assert "remove it only if" in caught.value.hint
 
 
-def test_other_files_are_not_mistaken_for_waiting_grants(fleet, device):
+def test_other_files_are_no_waiting_grants(fleet, device):
     """Editors and copies may leave files with similar names."""
     fleet.rotate()
     device.take_grant(grant_of(fleet))
@@ -224,7 +232,7 @@ def test_other_files_are_not_mistaken_for_waiting_grants(fleet, device):
     assert len(list(device.directory.glob("membership.next.*"))) == 4
 
 
-def test_a_reader_that_meets_a_change_of_keys_reads_once_more(fleet, device, monkeypatch):
+def test_reader_during_a_change_reads_twice(fleet, device, monkeypatch):
     """`shoal-edge status` beside `shoal-edge run`: the waiting grant is gone between finding and reading it."""
     fleet.rotate()
     device.take_grant(grant_of(fleet))
@@ -240,7 +248,7 @@ def test_a_reader_that_meets_a_change_of_keys_reads_once_more(fleet, device, mon
     assert (seen.grant, seen.later) == (dataclasses.replace(device.grant), [])
 
 
-def test_an_unsigned_roster_file_does_not_block_joining(fleet, device):
+def test_unsigned_roster_blocks_no_joining(fleet, device):
     """A forged roster file with a high sequence can't lock the device out."""
     forged = sign_document(device.identity, dataclasses.replace(fleet.roster, sequence=1 << 30))
     write_private(device.directory / ROSTER_FILE, forged)

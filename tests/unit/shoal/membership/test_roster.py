@@ -47,7 +47,7 @@ def test_an_expired_roster_says_what_to_do():
     assert "shoal-fleet renew" in caught.value.hint
 
 
-def test_a_fleet_without_an_aggregator_says_so():
+def test_fleet_without_an_aggregator_says_so():
     with pytest.raises(UntrustedError, match="no aggregator"):
         aggregator_of(ROSTER)
     assert aggregator_of(dataclasses.replace(ROSTER, aggregator=EVE.member)) == EVE.member

@@ -61,13 +61,15 @@ def successions(draw):
 
 
 @given(successions())
-def test_a_change_gives_the_bytes_that_the_owner_signed(rosters):
+def test_change_gives_the_signed_bytes(rosters):
+    """A change gives the bytes that the owner signed."""
     before, after = rosters
     signed = sign_document(OWNER, after)
     assert apply_change(before, roster_change(before, after, signed)) == signed
 
 
-def test_where_nobody_knows_what_was_told_it_names_the_newest_only():
+def test_unknown_history_names_the_newest():
+    """Where nobody knows what was told it names the newest only."""
     after = roster_of(3, sequence=9)
     signed = sign_document(OWNER, after)
     strangers = (None, roster_of(2, sequence=10), roster_of(2, fleet="other"))
@@ -78,7 +80,8 @@ def test_where_nobody_knows_what_was_told_it_names_the_newest_only():
 
 
 @pytest.mark.slow
-def test_one_more_device_is_a_short_message_in_the_largest_fleet():
+def test_one_more_device_is_a_short_message():
+    """One more device is a short message in the largest fleet."""
     before = roster_of(limits.MAX_DEVICES - 1)
     after = roster_of(limits.MAX_DEVICES, sequence=6)
     signed = sign_document(OWNER, after)
@@ -108,7 +111,7 @@ def test_what_does_not_fit_is_refused(changes, reason):
         apply_change(before, dataclasses.replace(change, **changes))
 
 
-def test_an_altered_change_gives_a_roster_without_a_valid_signature():
+def test_altered_change_fails_its_signature():
     """An aggregator that removes or adds entries produces a roster that the owner has not signed."""
     before, after = roster_of(3), roster_of(5, sequence=6)
     change = roster_change(before, after, sign_document(OWNER, after))

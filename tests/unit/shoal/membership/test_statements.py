@@ -45,7 +45,8 @@ def check(*statements, need=2, held=HELD, of=None):
     )
 
 
-def test_enough_devices_certify_every_state_that_they_name():
+def test_enough_devices_certify_every_state():
+    """Enough devices certify every state that they name."""
     statements = [signed(identity) for identity in IDENTITIES[:3]]
     assert check(*statements, need=3) == ("dev-0", "dev-1", "dev-2")
     assert check(*statements, need=3, held=OTHER) == ("dev-0", "dev-1", "dev-2")
@@ -58,7 +59,8 @@ def test_too_few_devices_certify_nothing():
         check()
 
 
-def test_verification_stops_at_the_last_signature_needed(monkeypatch):
+def test_verification_stops_when_enough(monkeypatch):
+    """Verification stops at the last signature needed."""
     calls = []
     real = module.open_statement
     monkeypatch.setattr(module, "open_statement", lambda *a: calls.append(a) or real(*a))
@@ -73,12 +75,14 @@ def test_a_device_counts_once(monkeypatch):
     assert check(*twice, signed(IDENTITIES[1])) == ("dev-0", "dev-1")
 
 
-def test_a_statement_of_an_earlier_round_does_not_hide_a_later_one():
+def test_older_statement_hides_no_later_one():
+    """A statement of an earlier round does not hide a later one."""
     early = signed(IDENTITIES[0], round=6, states=(OTHER,))
     assert check(early, signed(IDENTITIES[0]), signed(IDENTITIES[1])) == ("dev-0", "dev-1")
 
 
-def test_revoked_and_unknown_devices_do_not_count():
+def test_revoked_and_unknown_do_not_count():
+    """Revoked and unknown devices do not count."""
     statements = [signed(identity) for identity in IDENTITIES[:3]]
     with pytest.raises(UntrustedError, match="1 devices"):
         check(*statements[:2], of=roster(revoked=("dev-1",)))
@@ -87,7 +91,8 @@ def test_revoked_and_unknown_devices_do_not_count():
     assert check(*statements, of=roster(revoked=("dev-1",))) == ("dev-0", "dev-2")
 
 
-def test_a_stranger_with_a_members_name_does_not_count():
+def test_strangers_with_members_names():
+    """A stranger with a members name does not count."""
     impostor = Identity.generate("dev-1")
     with pytest.raises(UntrustedError, match="1 devices"):
         check(signed(IDENTITIES[0]), signed(impostor))
@@ -104,12 +109,14 @@ def test_a_stranger_with_a_members_name_does_not_count():
         {"states": ()},
     ],
 )
-def test_statements_about_anything_else_do_not_count(changes):
+def test_other_statements_do_not_count(changes):
+    """Statements about anything else do not count."""
     with pytest.raises(UntrustedError, match="1 devices"):
         check(signed(IDENTITIES[0]), signed(IDENTITIES[1], **changes))
 
 
-def test_forged_and_malformed_statements_do_not_count_and_hide_no_others():
+def test_forged_statements_hide_no_others():
+    """Forged and malformed statements do not count and hide no others."""
     good = [signed(identity) for identity in IDENTITIES[:2]]
     altered = bytearray(signed(IDENTITIES[2]))
     altered[3] ^= 1  # in the signature
@@ -120,7 +127,8 @@ def test_forged_and_malformed_statements_do_not_count_and_hide_no_others():
         check(*bad, good[0])
 
 
-def test_documents_are_read_once_for_every_state_that_is_checked():
+def test_documents_are_read_once_for_all():
+    """Documents are read once for every state that is checked."""
     good = [signed(identity) for identity in IDENTITIES[:2]]
     claims = tuple(read_claims([b"short", *good, good[0][:-1]]))
     assert claims == tuple(Claim(statement(f"dev-{i}"), good[i]) for i in range(2))
@@ -129,7 +137,8 @@ def test_documents_are_read_once_for_every_state_that_is_checked():
         assert check_claims(claims, held, **expected) == ("dev-0", "dev-1")
 
 
-def test_a_claim_is_checked_by_its_signature_not_its_contents():
+def test_claim_is_checked_by_its_signature():
+    """A claim is checked by its signature not its contents."""
     forged = Claim(statement("dev-1"), signed(Identity.generate("dev-1")))
     with pytest.raises(UntrustedError, match="1 devices"):
         check_claims(
@@ -142,12 +151,13 @@ def test_a_claim_is_checked_by_its_signature_not_its_contents():
         )
 
 
-def test_a_certificate_of_no_device_is_a_mistake_of_the_caller():
+def test_certificate_of_no_device():
+    """A certificate of no device is a mistake of the caller."""
     with pytest.raises(UsageError):
         check(signed(IDENTITIES[0]), need=0)
 
 
-def test_a_statement_opens_to_what_was_signed():
+def test_statement_opens_to_what_was_signed():
     assert open_statement(signed(IDENTITIES[1]), roster()) == statement("dev-1")
     with pytest.raises(UntrustedError, match="not in the roster"):
         open_statement(signed(IDENTITIES[1]), roster(revoked=("dev-1",)))
@@ -155,7 +165,7 @@ def test_a_statement_opens_to_what_was_signed():
         open_statement(b"", roster())
 
 
-def test_a_device_signs_only_its_own_statement():
+def test_device_signs_only_its_own_statement():
     with pytest.raises(UsageError, match="can't sign"):
         sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))
 
@@ -169,7 +179,7 @@ def test_a_device_signs_only_its_own_statement():
         (5, [2, 2, 2, 2, 3, 3, 4]),
     ],
 )
-def test_in_a_small_fleet_more_than_half_of_the_others_certify(least, needed):
+def test_majority_certifies_in_a_small_fleet(least, needed):
     """Of 1 to 7 devices; never fewer than two if a mean takes several."""
     assert [signers_needed(least, active) for active in range(1, 8)] == needed
     assert signers_needed(least, 1000) == least

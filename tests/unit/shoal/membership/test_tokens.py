@@ -47,7 +47,8 @@ def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
     return encode(EnrolRequest(signer.member, seal_to_group(signer, tokens._key(token), head, proof + raw)))
 
 
-def test_a_request_gives_the_card_and_the_time_of_its_device():
+def test_request_gives_card_and_time():
+    """A request gives the card and the time of its device."""
     asked = open_request(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), TOKEN)
     assert asked.card == Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
     assert asked.asked_at_s == 1_234
@@ -62,66 +63,72 @@ def test_the_token_stays_secret():
     assert b"owner-print" not in request
 
 
-def test_a_tokens_id_is_sixteen_digits_that_follow_from_its_secret():
+def test_id_follows_from_the_secret():
     """A known answer: devices and owner compute the topic independently of each other."""
     assert token_id(bytes(range(16))) == "de9b2d7495fab7ba"
     assert token_id(bytes(16)) != token_id(bytes(15) + b"\1")
 
 
 @pytest.mark.parametrize("change", [{"secret": bytes(16)}, {"fleet": "rock"}], ids=["another secret", "another fleet"])
-def test_a_request_under_another_token_is_refused(change):
+def test_another_tokens_request_is_refused(change):
+    """A request under another token is refused."""
     with pytest.raises(UntrustedError):
         open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
 
 
 @pytest.mark.parametrize("change", [{"owner": "eve-print"}, {"aggregator": "eve-print"}, {"expires_at_s": 9_999}])
-def test_a_request_with_other_terms_than_the_line_is_refused(change):
+def test_terms_unlike_the_line_are_refused(change):
     """The device pinned other fingerprints, or its line was given another expiry: the same secret does not help."""
     with pytest.raises(UntrustedError, match="another fleet, owner, aggregator or token than the enrolment line"):
         open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
 
 
-def test_a_forged_request_with_the_right_proof_is_accepted():
+def test_forged_request_with_proof_passes():
     """The tests below can fail: their request differs from this one in one point each."""
     assert open_request(forge(), TOKEN).card.member == DEVICE.member
 
 
-def test_a_wrong_proof_is_refused_under_the_right_seal():
+def test_wrong_proof_is_refused():
+    """A wrong proof is refused under the right seal."""
     with pytest.raises(UntrustedError, match=UNPROVEN):
         open_request(forge(proof=bytes(32)), TOKEN)
 
 
 @pytest.mark.parametrize("proof", [b"", bytes(31)])
-def test_a_request_without_a_statement_is_refused(proof):
+def test_request_lacking_a_statement(proof):
+    """A request without a statement is refused."""
     with pytest.raises(WireError, match="an empty enrolment statement"):
         open_request(forge(proof=proof, raw=b""), TOKEN)
 
 
-def test_the_card_of_another_device_is_refused():
+def test_card_of_another_device_is_refused():
     with pytest.raises(UntrustedError, match="card does not belong to the keys that sign the request"):
         open_request(forge(signer=THIEF, card=device_card(DEVICE)), TOKEN)
 
 
-def test_a_card_for_the_aggregators_role_is_refused():
+def test_card_of_an_aggregator_is_refused():
+    """A card for the aggregators role is refused."""
     with pytest.raises(UntrustedError, match="card does not belong"):
         open_request(forge(card=make_card(DEVICE, AGGREGATOR_ROLE)), TOKEN)
 
 
-def test_other_keys_around_a_request_are_refused():
+def test_other_keys_around_it_are_refused():
     """A broker could replace the claimed identity, which is not encrypted."""
     request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
     with pytest.raises(UntrustedError, match=UNPROVEN):
         open_request(encode(dataclasses.replace(request, member=THIEF.member)), TOKEN)
 
 
-def test_another_name_around_a_request_is_refused():
+def test_other_name_around_it_is_refused():
+    """Another name around a request is refused."""
     request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
     renamed = dataclasses.replace(request, member=dataclasses.replace(DEVICE.member, name="dev-2"))
     with pytest.raises(UntrustedError, match="a request of 'dev-1' to 'owner' of fleet 'reef'"):
         open_request(encode(renamed), TOKEN)
 
 
-def test_a_peek_names_the_sender_of_a_request_under_any_token():
+def test_peek_names_the_sender():
+    """A peek names the sender of a request under any token."""
     request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234, RECEIVING.public)
     assert peek_request(request).member == DEVICE.member
     with pytest.raises(WireError):

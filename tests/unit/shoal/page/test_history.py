@@ -29,14 +29,16 @@ def closed(count, devices=DEVICES, **changes):
     return [record(r, devices, **changes) for r in range(1, count + 1)]
 
 
-def test_before_the_first_round_the_document_has_no_figures():
+def test_no_figures_before_round_1():
+    """Before the first round the document has no figures."""
     found = history().document()
     assert (found["closed"], found["clusters"], found["cosines"]) == (0, [], [])
     assert found["points"]["round"] == []
     assert found["participation"] == {"rounds": [], "devices": [], "omitted": 0}
 
 
-def test_series_have_a_value_for_each_point_and_null_where_there_is_none():
+def test_series_have_a_value_a_point():
+    """Series have a value for each point and null where there is none."""
     found = history(*closed(8)).document()
     assert found["points"]["round"] == list(range(1, 9))
     assert found["points"]["accuracy"][0] == pytest.approx(float(f"{(100 * (1 - 0.95 / 3)) // 1 / 120:.5g}"))
@@ -51,13 +53,15 @@ def test_a_round_without_uploads_has_no_loss():
     assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
 
 
-def test_values_that_json_can_not_hold_are_null():
+def test_values_beyond_json_are_null():
+    """Values that json can't hold are null."""
     found = history(record(1, DEVICES, loss=float("nan"), cluster_losses={"0": float("inf")})).document()
     assert found["points"]["loss"] == found["clusters"][0]["loss"] == [None]
     json.dumps(found, allow_nan=False)
 
 
-def test_a_long_run_has_a_bounded_number_of_points_with_the_first_and_the_newest():
+def test_long_run_has_bounded_points():
+    """A long run has a bounded number of points with the first and the newest."""
     run = RunHistory(name="long", algorithm="fedavg", rounds=20_000)
     for r in range(1, 7_778):
         run.add({"round": r, "loss": 1.0, "contributed": 2})
@@ -69,13 +73,14 @@ def test_a_long_run_has_a_bounded_number_of_points_with_the_first_and_the_newest
     assert run.totals.rounds == 7_777
 
 
-def test_points_of_a_thinned_run_are_evenly_spaced():
+def test_thinned_points_are_evenly_spaced():
+    """Points of a thinned run are evenly spaced."""
     run = history(*({"round": r, "loss": 1.0} for r in range(1, 2_000)), rounds=2_000)
     rounds = run.document()["points"]["round"]
     assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
 
 
-def test_only_the_largest_clusters_have_series():
+def test_only_largest_clusters_have_series():
     devices = names(3 * MOST_CLUSTERS)
     clusters = {d: min(i, 2 * MOST_CLUSTERS) for i, d in enumerate(devices)}
     losses = {str(c): 1.0 for c in set(clusters.values())}
@@ -89,7 +94,8 @@ def test_only_the_largest_clusters_have_series():
     }
 
 
-def test_marks_tell_apart_who_uploaded_declined_was_missing_or_left_out():
+def test_marks_tell_answers_apart():
+    """Marks tell apart who uploaded declined was missing or left out."""
     run = history(
         record(1, DEVICES[:5], missing=DEVICES[1:3], declined={DEVICES[2]: "data"}, refused_norm={DEVICES[3]: 9.0}),
         record(2, DEVICES[:6], out_of_step={DEVICES[0]: 0}),
@@ -100,7 +106,8 @@ def test_marks_tell_apart_who_uploaded_declined_was_missing_or_left_out():
     assert marks == dict(zip(DEVICES[:6], ("ux", "mu", "du", "xu", "uu", ".u"), strict=True))
 
 
-def test_participation_has_the_newest_rounds_and_the_devices_most_often_absent():
+def test_participation_has_the_newest_rounds():
+    """Participation has the newest rounds and the devices most often absent."""
     devices = names(MARKED_DEVICES + 50)
     run = history(*(record(r, devices, missing=devices[-1:]) for r in range(1, MARKED_ROUNDS + 6)))
     found = run.document()["participation"]
@@ -109,13 +116,15 @@ def test_participation_has_the_newest_rounds_and_the_devices_most_often_absent()
     assert devices[-1] in {row["device"] for row in found["devices"]}
 
 
-def test_a_margin_against_all_others_is_an_event_with_both():
+def test_contradicted_margin_is_an_event():
+    """A margin against all others is an event with both."""
     apart = {"kind": "stands-apart", "cluster": 3, "device": "dev-1", "margin": -5.0, "others": 0.071234}
     (event,) = history(record(1, DEVICES, events=[apart])).document()["events"]
     assert event["text"] == "cluster 3, device dev-1, margin -5, others 0.0712"
 
 
-def test_events_are_words_without_reports_and_bounded():
+def test_events_are_bounded_words():
+    """Events are words without reports and bounded."""
     long = {"kind": "split", "cluster": 1, "sizes": [3, 4], "intra_min": [0.1], "reason": "x" * 500}
     run = history(record(1, DEVICES, events=[{"round": 1, "kind": "norms", "mean": 1.0}, {"round": 1, **long}]))
     (event,) = run.document()["events"]
@@ -126,7 +135,8 @@ def test_events_are_words_without_reports_and_bounded():
     assert len(history(record(1, DEVICES, events=many)).document()["events"]) == MOST_EVENTS
 
 
-def test_matrices_are_the_first_the_newest_and_those_of_changes():
+def test_matrices_are_those_of_changes():
+    """Matrices are the first the newest and those of changes."""
     run = history(*closed(20))
     found = run.document()["cosines"]
     assert [c["round"] for c in found] == [1, 6, 14, 20]
@@ -136,19 +146,22 @@ def test_matrices_are_the_first_the_newest_and_those_of_changes():
     ]
 
 
-def test_matrices_are_bounded_when_every_round_changes_the_clusters():
+def test_matrices_are_bounded():
+    """Matrices are bounded when every round changes the clusters."""
     run = history(*(record(r, DEVICES, clusters=dict.fromkeys(DEVICES, r)) for r in range(1, 50)))
     rounds = [c["round"] for c in run.document()["cosines"]]
     assert len(rounds) <= MOST_MATRICES
     assert (rounds[0], rounds[-1]) == (1, 49)
 
 
-def test_the_document_of_a_long_run_of_100_devices_is_small():
+def test_document_of_a_long_run_is_small():
+    """The document of a long run of 100 devices is small."""
     run = history(*closed(1_200, names(100)), rounds=1_200)
     assert len(json.dumps(run.document())) < 150_000
 
 
-def test_records_of_a_simulation_need_only_a_round():
+def test_records_need_only_a_round():
+    """Records of a simulation need only a round."""
     found = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()
     assert found["points"]["accuracy"] == [None, 0.5]
     assert found["points"]["loss"] == [None, 2.0]

@@ -20,7 +20,8 @@ def embedded(page):
     return json.loads(text)
 
 
-def test_a_still_holds_its_data_its_policy_and_no_address():
+def test_still_holds_data_and_no_address():
+    """A still holds its data its policy and no address."""
     page = still("reef", [history(record(1, names(3))).document()], note="by hand", now_s=1_800_000_000)
     text = page.decode()
     assert embedded(page)["made_at"] == "2027-01-15T08:00:00Z"
@@ -30,7 +31,7 @@ def test_a_still_holds_its_data_its_policy_and_no_address():
 
 
 @pytest.mark.parametrize("name", ["page.js", "page.css"])
-def test_the_policy_has_the_hash_of_the_bytes_in_the_page(name):
+def test_policy_has_hash_of_bytes_in_page(name):
     tag = {"page.js": "<script>", "page.css": "<style>"}[name]
     text = live("reef", {}).decode()
     inside = text.partition(tag)[2].partition(tag.replace("<", "</"))[0]
@@ -38,7 +39,8 @@ def test_the_policy_has_the_hash_of_the_bytes_in_the_page(name):
     assert f"'sha256-{digest}'" in content_security_policy(connect=True)
 
 
-def test_the_script_uses_no_way_to_turn_text_into_code_or_markup():
+def test_script_makes_no_code_of_text():
+    """The script uses no way to turn text into code or markup."""
     script = asset("page.js")
     for way in (
         "innerHTML",
@@ -53,7 +55,8 @@ def test_the_script_uses_no_way_to_turn_text_into_code_or_markup():
         assert way not in script.replace(".online", ""), way
 
 
-def test_the_markup_has_no_handlers_and_no_styles_of_its_own():
+def test_markup_has_no_handlers():
+    """The markup has no handlers and no styles of its own."""
     assert re.findall(r"\son\w+=|\sstyle=", asset("page.html")) == []
 
 
@@ -66,7 +69,8 @@ def test_hostile_text_stays_text():
     assert embedded(page)["runs"][0]["events"][0]["kind"] == HOSTILE
 
 
-def test_json_in_the_page_has_no_markup_and_no_infinite_numbers():
+def test_json_has_no_markup():
+    """Json in the page has no markup and no infinite numbers."""
     assert json_text({"a": "<&>"}) == '{"a":"\\u003c\\u0026\\u003e"}'
     with pytest.raises(ValueError, match="JSON"):
         json_text(float("nan"))
@@ -76,7 +80,8 @@ def test_a_page_has_a_bounded_number_of_runs():
     assert len(embedded(still("x", [history().document()] * (MOST_RUNS + 3)))["runs"]) == MOST_RUNS
 
 
-def test_a_still_replaces_a_file_and_people_may_pass_it_on(tmp_path):
+def test_still_replaces_a_file(tmp_path):
+    """A still replaces a file and people may pass it on."""
     path = tmp_path / "report.html"
     path.write_text("old")
     write_still(path, "reef", [])

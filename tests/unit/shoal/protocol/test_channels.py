@@ -31,13 +31,13 @@ def test_names_and_places_are_unique():
     assert {c.kind for c in CHANNELS} == set(ChunkKind)
 
 
-def test_a_transfer_without_a_channel_is_refused():
+def test_transfer_without_channel_is_refused():
     assert channel_at(TopicKind.MODEL, ChunkKind.MEAN) is channels.MEAN
     with pytest.raises(WireError, match="kind plan on s/round"):
         channel_at(TopicKind.ROUND, ChunkKind.PLAN)
 
 
-def test_all_of_a_topic_is_sent_and_retained_alike():
+def test_all_of_a_topic_travels_alike():
     """The broker's access list and the subscriptions go by topic. The owner takes only the checkpoints among the models."""
     for topic in TopicKind:
         rows = [c for c in CHANNELS if c.topic is topic and c not in (channels.CHECKPOINT, channels.REFUSAL)]
@@ -46,7 +46,7 @@ def test_all_of_a_topic_is_sent_and_retained_alike():
     assert channels.CHECKPOINT.receivers == (Party.OWNER, *channels.MEAN.receivers)
 
 
-def test_a_head_names_the_purpose_and_both_ends():
+def test_head_names_purpose_and_both_ends():
     assert channels.CONTROL.head("reef", "aggregator", "dev-1") == Sealed("reef", "control", "aggregator", "dev-1")
     assert channels.ROSTER.head("reef", "aggregator").recipient == EVERYONE
     parts = {"role": "device", "keys_since": 7, "receiving": 2}
@@ -54,7 +54,8 @@ def test_a_head_names_the_purpose_and_both_ends():
     assert [c.stem for c in (channels.GRANT, channels.OWNER_ROSTER, channels.RUN)] == ["grant", "roster", "run"]
 
 
-def test_a_limit_is_never_above_the_largest_of_the_channel():
+def test_limit_is_within_the_channels():
+    """A limit is never above the largest of the channel."""
     assert channels.CONTROL.limit() == {ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES}
     assert channels.RUN.limit(7) == {ChunkKind.PLAN: 7}
     assert channels.RUN.limit(limits.MAX_TRANSFER_BYTES + 1) == {ChunkKind.PLAN: limits.MAX_TRANSFER_BYTES}
@@ -94,7 +95,7 @@ LISTED = VARIABLES["n"] + sizes.FLEET_GROWTH_DEVICES
         (channels.RUN, limits.FIRST_PACKAGE_BYTES),
     ],
 )
-def test_the_formula_for_people_gives_the_size_that_the_code_computes(channel, size):
+def test_formula_gives_the_computed_size(channel, size):
     """Read as on the page: ``66 (n + 8,192)`` is a product."""
     formula = channel.formula.split(", ")[0].split(" for each")[0].replace(",", "")
     assert eval(re.sub(r"(\d) ([(dmn])", r"\1 * \2", formula), {}, VARIABLES) == size
@@ -128,7 +129,7 @@ class Ledger:
                 assert self.party_of(head.recipient) in channel.recipients
 
 
-def test_a_fleet_sends_only_what_the_table_lists(tmp_path, monkeypatch):
+def test_fleet_sends_only_what_table_lists(tmp_path, monkeypatch):
     """Enrolment, then a run with a lost upload, an unfit device and a revoked one: each channel is seen, from end to end."""
     tap = Wiretap()
     scene = Scene(tmp_path)

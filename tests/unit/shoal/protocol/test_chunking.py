@@ -42,7 +42,8 @@ def test_a_chunk_is_read_back() -> None:
     assert body == PAYLOAD[2048:]
 
 
-def test_a_payload_that_fits_is_one_chunk_and_a_packet_is_never_too_large() -> None:
+def test_payload_that_fits_is_one_chunk() -> None:
+    """A payload that fits is one chunk and a packet is never too large."""
     assert len(split(b"x", kind=ChunkKind.ROUND, round=0)) == 1
     assert len(split(bytes(limits.CHUNK_BYTES), kind=ChunkKind.UPLOAD, round=0)) == 1
     assert len(split(bytes(limits.CHUNK_BYTES + 1), kind=ChunkKind.UPLOAD, round=0)) == 2
@@ -50,7 +51,8 @@ def test_a_payload_that_fits_is_one_chunk_and_a_packet_is_never_too_large() -> N
     assert max(map(len, largest)) <= limits.MAX_PACKET_BYTES
 
 
-def test_only_the_missing_chunks_are_made_on_request() -> None:
+def test_missing_chunks_are_made_on_request() -> None:
+    """Only the missing chunks are made on request."""
     everything = chunks()
     assert split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL, indices=(2, 0)) == [
         everything[2],
@@ -70,7 +72,7 @@ def test_only_the_missing_chunks_are_made_on_request() -> None:
         {"indices": (-1,)},
     ],
 )
-def test_split_refuses_values_outside_the_format(arguments: dict[str, object]) -> None:
+def test_split_refuses_values_outside_format(arguments: dict[str, object]) -> None:
     valid: dict[str, object] = {"payload": PAYLOAD, "kind": ChunkKind.UPLOAD, "round": 0, "chunk_bytes": SMALL}
     merged = valid | arguments
     payload = merged.pop("payload")
@@ -109,7 +111,8 @@ def test_split_refuses_values_outside_the_format(arguments: dict[str, object]) -
         (forge(total=1, size=limits.MAX_PACKET_BYTES, body=bytes(limits.MAX_PACKET_BYTES)), "above"),
     ],
 )
-def test_each_malformation_is_refused_with_its_reason(data: bytes, message: str) -> None:
+def test_each_malformation_has_its_reason(data: bytes, message: str) -> None:
+    """Each malformation is refused with its reason."""
     with pytest.raises(WireError, match=message):
         parse(data)
 
@@ -128,7 +131,7 @@ def test_chunks_fit_the_brokers_packets(packet_bytes, expected):
 
 
 @pytest.mark.parametrize("kind", sorted(set(OPTIONAL_KINDS) - set(ChunkKind))[::60])
-def test_an_optional_kind_of_a_later_version_is_told_from_a_malformed_chunk(kind: int) -> None:
+def test_later_kind_is_no_malformed_chunk(kind: int) -> None:
     """Nothing but the kind is read: the rest may have a meaning of its own."""
     chunk = bytearray(chunks()[0])
     chunk[5] = kind

@@ -81,7 +81,8 @@ def test_the_bytes_are_these():
     assert decode(SAMPLE_BYTES, Everything) == SAMPLE
 
 
-def test_what_follows_the_message_is_handed_out_uncopied():
+def test_rest_is_handed_out_uncopied():
+    """What follows the message is handed out uncopied."""
     data = SAMPLE_BYTES + b"vector"
     value, rest = decode_prefix(data, Everything)
     assert value == SAMPLE
@@ -89,7 +90,7 @@ def test_what_follows_the_message_is_handed_out_uncopied():
     assert rest.obj is data
 
 
-def test_more_bytes_than_the_message_are_refused():
+def test_more_bytes_than_message_are_refused():
     with pytest.raises(WireError, match="1 bytes too many"):
         decode(SAMPLE_BYTES + b"\0", Everything)
 
@@ -101,13 +102,14 @@ def test_every_truncation_is_refused(length):
 
 
 @pytest.mark.parametrize(("length", "wanted"), [(3, 4), (4, 1), (5, 1), (7, 2), (10, 4)])
-def test_an_early_end_names_the_field_that_does_not_fit(length, wanted):
+def test_early_end_names_the_field(length, wanted):
     """Consecutive fields of a fixed size are read in one piece, and the error is still that of one field."""
     with pytest.raises(WireError, match=f"ends early: {wanted} bytes wanted at .* of {length}$"):
         decode(SAMPLE_BYTES[:length], Everything)
 
 
-def test_another_message_is_not_taken_for_this_one():
+def test_another_message_is_not_taken():
+    """Another message is not taken for this one."""
     with pytest.raises(WireError, match="kind 200 where Everything"):
         decode(encode(Point(1, 2)), Everything)
     with pytest.raises(WireError, match="wrong magic"):
@@ -152,7 +154,8 @@ def test_offsets_above_are_right():
     assert SAMPLE_BYTES[AT["optional"]] == 0
 
 
-def test_a_messages_own_rules_hold_for_what_arrives():
+def test_own_rules_hold_for_what_arrives():
+    """A messages own rules hold for what arrives."""
     with pytest.raises(WireError, match="thirteen"):
         decode(swap(5, b"\x0d"), Everything)
 
@@ -182,19 +185,20 @@ def altered(**fields):
         {"o": (float("nan"),)},
     ],
 )
-def test_what_can_not_be_read_back_is_not_written(fields):
+def test_unreadable_is_not_written(fields):
+    """What can't be read back is not written."""
     with pytest.raises(WireError, match="can't be encoded"):
         encode(altered(**fields))
 
 
-def test_a_list_may_not_claim_more_items_than_the_limit():
+def test_list_longer_than_its_limit():
     """Also where every item could be empty: the count alone must not make us work."""
     data = SAMPLE_BYTES[: AT["array"]] + struct.pack("<I", codec.MAX_ITEMS + 1) + bytes(2 * codec.MAX_ITEMS + 2)
     with pytest.raises(WireError, match="a list of"):
         decode(data, Everything)
 
 
-def test_a_header_longer_than_the_limit_is_refused():
+def test_header_longer_than_limit_is_refused():
     long = altered(h=bytes(limits.MAX_HEADER_BYTES))
     assert decode(encode(long), Everything) == long
     with pytest.raises(WireError, match="header is too long"):
@@ -220,7 +224,7 @@ class Open:
 OPEN = b"SHM1\xce\x07"
 
 
-def test_later_fields_are_skipped_and_kept_as_they_came():
+def test_later_fields_are_kept_as_they_came():
     """Two fields that this version does not know; the message encodes to the bytes that its sender signed."""
     raw = OPEN + bytes.fromhex("0b00 0100 0300 616263 0902 0000".replace(" ", ""))
     value = decode(raw, Open)
@@ -252,7 +256,8 @@ def test_malformed_later_fields_are_refused(section, reason):
     "later",
     [((1, bytes(MAX_LATER_BYTES - 3)),), ((0, b""),), ((2, b""), (1, b"")), ((1, b""), (1, b"")), ((1 << 16, b""),)],
 )
-def test_later_fields_that_no_receiver_would_take_are_not_sent(later):
+def test_unreadable_later_fields_stay_here(later):
+    """Later fields that no receiver would take are not sent."""
     with pytest.raises(WireError, match="can't be encoded"):
         encode(Open(7, later))
 

@@ -27,7 +27,8 @@ def line_of(data, check=None):
     return LINE_PREFIX + base64.urlsafe_b64encode(data + check).decode().rstrip("=")
 
 
-def test_a_line_is_one_word_that_gives_its_token():
+def test_line_is_one_word():
+    """A line is one word that gives its token."""
     assert LINE.startswith("shoal1-")
     assert len(LINE.split()) == 1
     assert "=" not in LINE
@@ -54,14 +55,15 @@ def test_a_line_is_one_word_that_gives_its_token():
         (line_of(encode(TOKEN) + b"x"), "can't be read"),
     ],
 )
-def test_any_other_text_is_refused_without_repeating_it(line, message):
+def test_other_text_is_not_repeated(line, message):
+    """Any other text is refused without repeating it."""
     with pytest.raises(ConfigError, match=message) as caught:
         Token.from_line(line)
     assert caught.value.hint == "copy the whole line that `shoal-fleet invite` printed"
     assert LINE[10:20] not in str(caught.value)
 
 
-def test_the_longest_line_is_read_and_not_a_longer_one():
+def test_longest_line_is_read():
     """The limit is checked before anything is decoded."""
     longest = TOKEN
     while len((longer := dataclasses.replace(longest, owner=longest.owner + "o" * 9)).to_line()) <= MAX_LINE_CHARS:
@@ -72,13 +74,14 @@ def test_the_longest_line_is_read_and_not_a_longer_one():
 
 
 @pytest.mark.parametrize("changes", [{"fleet": "No Name"}, {"broker": "http://broker.example"}, {"broker": ""}])
-def test_a_token_with_an_invalid_fleet_or_address_is_a_wire_error(changes):
+def test_invalid_fleet_or_address(changes):
     """Tokens are also decoded from files, where a ConfigError would name the wrong file."""
     with pytest.raises(WireError):
         dataclasses.replace(TOKEN, **changes)
 
 
-def test_a_token_with_an_invalid_address_is_refused_on_decoding():
+def test_invalid_address_on_decoding():
+    """A token with an invalid address is refused on decoding."""
     data = encode(TOKEN).replace(b"mqtts://", b"https://")
     with pytest.raises(WireError, match="the broker's URL"):
         decode(data, Token)
@@ -86,14 +89,16 @@ def test_a_token_with_an_invalid_address_is_refused_on_decoding():
         Token.from_line(line_of(data))
 
 
-def test_a_token_shows_neither_its_secret_nor_the_brokers_password():
+def test_token_shows_no_secret():
+    """A token shows neither its secret nor the brokers password."""
     shown = repr(TOKEN)
     assert "pass-word" not in shown
     assert "secret" not in shown
     assert repr(TOKEN.secret) not in shown
 
 
-def test_a_statement_for_an_invalid_fleet_name_is_refused():
+def test_statement_for_an_invalid_fleet():
+    """A statement for an invalid fleet name is refused."""
     with pytest.raises(WireError, match="fleet name 'A/B' is not a valid name"):
         EnrolStatement(
             fleet="A/B", owner="o", aggregator="a", token="0" * 16, expires_at_s=1, asked_at_s=1, card=b"card"

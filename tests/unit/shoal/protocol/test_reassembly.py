@@ -20,7 +20,8 @@ from tests.helpers.chunks import PAYLOAD, SMALL, chunks, forge
 from tests.helpers.floods import claim
 
 
-def test_a_transfer_is_complete_with_its_last_chunk_in_any_order() -> None:
+def test_complete_in_any_order() -> None:
+    """A transfer is complete with its last chunk in any order."""
     one = Reassembler()
     first, second, third = chunks()
     assert one.add("a", third, 0.0) is None
@@ -33,7 +34,8 @@ def test_a_transfer_is_complete_with_its_last_chunk_in_any_order() -> None:
     assert len(one) == one.held_bytes == 0
 
 
-def test_a_large_transfer_comes_out_of_lazily_mapped_memory() -> None:
+def test_large_transfer_is_mapped_lazily() -> None:
+    """A large transfer comes out of lazily mapped memory."""
     payload = bytes(range(256)) * (LAZY_BYTES // 256) + b"tail"
     one = Reassembler()
     found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MEAN, round=1)]
@@ -43,7 +45,8 @@ def test_a_large_transfer_comes_out_of_lazily_mapped_memory() -> None:
     assert found[-1].payload.readonly
 
 
-def test_a_single_chunk_is_complete_at_once_and_not_copied() -> None:
+def test_single_chunk_is_not_copied() -> None:
+    """A single chunk is complete at once and not copied."""
     chunk = split(b"small", kind=ChunkKind.STATE, round=0)[0]
     transfer = Reassembler().add("a", chunk, 0.0)
     assert transfer is not None
@@ -72,7 +75,8 @@ def test_sources_and_rounds_do_not_mix() -> None:
     assert one.add("a", second, 0.0) is not None
 
 
-def test_a_wrong_digest_is_refused_and_forgotten() -> None:
+def test_wrong_digest_is_forgotten() -> None:
+    """A wrong digest is refused and forgotten."""
     one = Reassembler()
     first, second, third = chunks()
     one.add("a", first, 0.0)
@@ -85,7 +89,7 @@ def test_a_wrong_digest_is_refused_and_forgotten() -> None:
     assert len(one) == one.held_bytes == 0
 
 
-def test_a_chunk_of_another_size_or_length_does_not_block_the_true_transfer() -> None:
+def test_false_chunk_does_not_block() -> None:
     """Size and chunk length are part of a transfer's identity."""
     one = Reassembler()
     first, second, third = chunks()
@@ -99,7 +103,8 @@ def test_a_chunk_of_another_size_or_length_does_not_block_the_true_transfer() ->
     assert transfer.payload == PAYLOAD
 
 
-def test_malformed_and_oversized_chunks_are_counted() -> None:
+def test_malformed_and_oversized_are_counted() -> None:
+    """Malformed and oversized chunks are counted."""
     one = Reassembler(max_transfer_bytes=2559)
     with pytest.raises(WireError):
         one.add("a", b"noise", 0.0)
@@ -109,7 +114,8 @@ def test_malformed_and_oversized_chunks_are_counted() -> None:
     assert len(one) == 0
 
 
-def test_a_fifth_transfer_of_a_source_displaces_its_oldest() -> None:
+def test_fifth_transfer_displaces_the_oldest() -> None:
+    """A fifth transfer of a source displaces its oldest."""
     one = Reassembler(max_per_source=4)
     for number in range(5):
         one.add("a", chunks(bytes([number]) * 2560)[0], float(number))
@@ -120,7 +126,7 @@ def test_a_fifth_transfer_of_a_source_displaces_its_oldest() -> None:
     assert one.add("a", gone[1], 9.0) is None
 
 
-def test_the_transfer_with_the_oldest_last_chunk_is_displaced() -> None:
+def test_oldest_last_chunk_is_displaced() -> None:
     """The transfer that began first stays if it still receives chunks."""
     one = Reassembler(max_per_source=2)
     first, second, third = chunks()
@@ -132,7 +138,7 @@ def test_the_transfer_with_the_oldest_last_chunk_is_displaced() -> None:
 
 
 @pytest.mark.parametrize("largest", [3_000, 50_000, 600_000])
-def test_a_flood_of_one_source_displaces_no_transfer_of_another(largest: int) -> None:
+def test_flood_displaces_no_other_source(largest: int) -> None:
     """A flood stays within its own source's budget."""
     allowed = {ChunkKind.UPLOAD: largest}
     one = Reassembler()
@@ -147,7 +153,8 @@ def test_a_flood_of_one_source_displaces_no_transfer_of_another(largest: int) ->
     assert one.add("modest", chunks()[2], 2.0, allowed) is not None
 
 
-def test_a_transfer_of_the_largest_size_fits_its_budget_in_the_shortest_chunks() -> None:
+def test_largest_fits_in_shortest_chunks() -> None:
+    """A transfer of the largest size fits its budget in the shortest chunks."""
     size = 200 * SMALL + 1
     one = Reassembler(whole_transfers=1)
     payload = bytes(size)
@@ -158,7 +165,8 @@ def test_a_transfer_of_the_largest_size_fits_its_budget_in_the_shortest_chunks()
     assert one.held_bytes <= cost_bytes(2560)
 
 
-def test_a_transfer_that_is_not_allowed_is_refused_at_its_first_chunk() -> None:
+def test_forbidden_transfer_is_refused_first() -> None:
+    """A transfer that is not allowed is refused at its first chunk."""
     one = Reassembler()
     allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
     with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
@@ -172,7 +180,8 @@ def test_a_transfer_that_is_not_allowed_is_refused_at_its_first_chunk() -> None:
 
 
 @pytest.mark.parametrize("size", [LAZY_BYTES - 1, limits.MAX_TRANSFER_BYTES])
-def test_memory_grows_with_the_chunks_received_not_with_the_size_announced(size: int) -> None:
+def test_memory_grows_with_what_arrives(size: int) -> None:
+    """Memory grows with the chunks received not with the size announced."""
     one = Reassembler()
     claims = [claim(ChunkKind.UPLOAD, size, number) for number in range(200)]
     tracemalloc.start()
@@ -187,7 +196,8 @@ def test_memory_grows_with_the_chunks_received_not_with_the_size_announced(size:
     assert one.held_bytes <= 200 * (len(claims[0]) + 2048)
 
 
-def test_a_quiet_transfer_is_reported_once_a_period_with_its_missing_chunks() -> None:
+def test_quiet_transfer_is_reported_once() -> None:
+    """A quiet transfer is reported once a period with its missing chunks."""
     one = Reassembler()
     first, second, third = chunks()
     one.add("a", second, 10.0)
@@ -203,7 +213,7 @@ def test_a_quiet_transfer_is_reported_once_a_period_with_its_missing_chunks() ->
     assert one.stalled(99.0, 2.0) == []
 
 
-def test_duplicates_do_not_hide_that_a_transfer_is_stalled() -> None:
+def test_duplicates_do_not_hide_a_stall() -> None:
     """A duplicate does not restart the quiet period."""
     one = Reassembler()
     _, second, _ = chunks()
@@ -214,7 +224,7 @@ def test_duplicates_do_not_hide_that_a_transfer_is_stalled() -> None:
     assert report.missing == (0, 2)
 
 
-def test_a_transfer_is_not_reported_early_while_others_receive_chunks() -> None:
+def test_no_report_while_others_receive() -> None:
     """On a slow link the chunks of a fleet arrive one by one."""
     one = Reassembler()
     one.add("a", chunks()[0], 0.0)
@@ -226,7 +236,8 @@ def test_a_transfer_is_not_reported_early_while_others_receive_chunks() -> None:
     assert [s.source for s in one.stalled(32.0, 2.0)] == ["a", "b"]
 
 
-def test_the_missing_chunks_of_one_upload_are_named() -> None:
+def test_missing_chunks_are_named() -> None:
+    """The missing chunks of one upload are named."""
     one = Reassembler()
     wanted = (7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL)
     assert one.missing("a", *wanted, 0.0) is None
@@ -243,7 +254,7 @@ def test_the_missing_chunks_of_one_upload_are_named() -> None:
     assert [s.missing for s in one.stalled(3.0, 2.0)] == [(0, 2)]
 
 
-def test_chunks_of_another_length_are_dropped() -> None:
+def test_chunks_of_other_length_are_dropped() -> None:
     """After a reconnection to a broker with another packet limit, new chunks do not fit the old ones."""
     one = Reassembler()
     one.add("a", chunks()[1], 0.0)
@@ -251,7 +262,7 @@ def test_chunks_of_another_length_are_dropped() -> None:
     assert len(one) == 0
 
 
-def test_a_long_list_of_missing_chunks_is_cut() -> None:
+def test_long_list_of_missing_chunks_is_cut() -> None:
     one = Reassembler()
     one.add("a", chunks(bytes(SMALL * (MAX_MISSING_LISTED + 10)))[5], 0.0)
     (report,) = one.stalled(9.0, 2.0)
@@ -259,7 +270,8 @@ def test_a_long_list_of_missing_chunks_is_cut() -> None:
     assert report.missing[:6] == (0, 1, 2, 3, 4, 6)
 
 
-def test_a_transfer_past_its_deadline_is_dropped_even_if_it_trickles() -> None:
+def test_trickling_transfer_is_dropped() -> None:
+    """A transfer past its deadline is dropped even if it trickles."""
     one = Reassembler(deadline_s=10.0)
     first, second, _ = chunks()
     one.add("a", first, 0.0)
@@ -270,7 +282,8 @@ def test_a_transfer_past_its_deadline_is_dropped_even_if_it_trickles() -> None:
     assert one.refused["expired"] == 1
 
 
-def test_drop_forgets_one_transfer_or_all_of_a_source() -> None:
+def test_drop_forgets_one_or_all() -> None:
+    """Drop forgets one transfer or all of a source."""
     one = Reassembler()
     other = bytes(2560)
     one.add("a", chunks()[0], 0.0)

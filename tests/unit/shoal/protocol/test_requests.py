@@ -29,13 +29,14 @@ def test_each_action_survives_the_wire(action):
         (RequestAction.LIST, {"fleet": "../reef"}),
     ],
 )
-def test_fields_that_do_not_belong_to_the_action_are_refused(action, changes):
+def test_fields_of_other_action_are_refused(action, changes):
+    """Fields that do not belong to the action are refused."""
     right = request_of(action, run=3 if action in OF_ONE_RUN else 0, records=5 if action is RequestAction.LOGS else 0)
     with pytest.raises(WireError):
         dataclasses.replace(right, **changes)
 
 
-def test_an_action_of_a_later_version_is_read_whatever_its_fields():
+def test_later_action_is_read():
     """So that the aggregator can answer that it does not know it."""
     request = dataclasses.replace(request_of(RequestAction.LIST), action=200, run=7, now=True, records=1 << 31)
     assert decode(encode(request), OwnerRequest) == request

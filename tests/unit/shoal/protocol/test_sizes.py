@@ -73,7 +73,8 @@ def test_the_longest_note_fits(purpose, message):
     assert sealed_bytes(message, purpose) <= limits.MAX_NOTE_BYTES
 
 
-def test_the_longest_notice_of_receiving_keys_fits():
+def test_longest_notice_fits():
+    """The longest notice of receiving keys fits."""
     notice = ReceivingNotice(LONGEST, LONGEST, ReceivingSecrets.generate().public)
     notice = dataclasses.replace(notice, later=((1, bytes(MAX_LATER_BYTES - 4)),))
     signed = sign_document(Identity.generate(LONGEST), notice)
@@ -94,7 +95,7 @@ def test_the_longest_answer_fits():
     assert sealed_bytes(control, "control") <= limits.MAX_CONTROL_BYTES
 
 
-def test_a_full_roster_of_the_longest_names_fits():
+def test_full_roster_of_longest_names_fits():
     """All revoked, and the whole as large as a roster can get."""
     member = Member(LONGEST, bytes(32), bytes(32))
     names = [longest(n) for n in range(1000)]
@@ -144,7 +145,7 @@ def largest_sent(path, algorithm, **options):
 
 
 @pytest.mark.parametrize(("algorithm", "options"), ALGORITHMS)
-def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
+def test_what_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     """With half of the devices in each round, so that checkpoints travel too."""
     options = {"participation": 0.7, **options}
     plan, task_bytes, largest = largest_sent(tmp_path / "fleet", algorithm, **options)
@@ -158,14 +159,16 @@ def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=plan.max_models * checkpoint)
 
 
-def test_an_upload_grows_with_the_model_and_what_is_attached():
+def test_upload_grows_with_the_model():
+    """An upload grows with the model and what is attached."""
     plan = run_plan()
     assert sizes.upload_bytes(plan, attached=7) - sizes.upload_bytes(plan) == 7
     longer = run_plan(segments=(SegmentSpec("cluster", plan.length + 10),))
     assert sizes.upload_bytes(longer) - sizes.upload_bytes(plan) == 40
 
 
-def test_an_upload_has_room_for_a_statement_about_two_states_of_each_model():
+def test_upload_has_room_for_its_statement():
+    """An upload has room for a statement about two states of each model."""
     identity = Identity.generate(LONGEST)
     plan = run_plan(max_models=3)
     states = tuple(HeldState(model, round_, bytes(32)) for model in range(4) for round_ in (1, 2))
@@ -174,7 +177,7 @@ def test_an_upload_has_room_for_a_statement_about_two_states_of_each_model():
     assert len(signed) <= room <= len(signed) + 1024
 
 
-def test_the_longest_header_of_an_upload_fits():
+def test_longest_header_of_an_upload_fits():
     """All but the vector, the margins and the statement, which the bound counts for themselves."""
     header = Upload(
         fleet=LONGEST,

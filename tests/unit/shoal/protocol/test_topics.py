@@ -47,7 +47,8 @@ TOPICS = Topics("farm-7")
         (TOPICS.at(TopicKind.OWNER_ROSTER), "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
     ],
 )
-def test_every_topic_has_its_documented_text_and_is_read_back(topic: str, text: str, parsed: ParsedTopic) -> None:
+def test_every_topic_has_its_text(topic: str, text: str, parsed: ParsedTopic) -> None:
+    """Every topic has its documented text and is read back."""
     assert topic == text
     assert parse(topic) == parsed
     assert topic.count("/") <= 6
@@ -104,20 +105,22 @@ def test_another_fleets_topic_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "+", "#", "-a", "a" * 65, "é"])
-def test_names_that_can_not_stand_in_a_topic_are_refused(name: str) -> None:
+def test_impossible_names_are_refused(name: str) -> None:
+    """Names that can't stand in a topic are refused."""
     for build in (Topics, TOPICS.up, TOPICS.ctl, TOPICS.state, TOPICS.model, TOPICS.keys, TOPICS.enrol):
         with pytest.raises(ConfigError):
             build(name)
 
 
-def test_a_chunk_index_out_of_range_is_refused() -> None:
+def test_chunk_index_out_of_range_is_refused() -> None:
     for index in (-1, MAX_CHUNK_INDEX + 1):
         with pytest.raises(WireError):
             chunk_topic(TOPICS.plan, index)
 
 
 @pytest.mark.parametrize("kind", TopicKind)
-def test_a_filter_selects_the_topics_of_its_kind_and_their_chunks_only(kind: TopicKind) -> None:
+def test_filter_selects_its_kind_only(kind: TopicKind) -> None:
+    """A filter selects the topics of its kind and their chunks only."""
     topics = {other: TOPICS.at(other, "a") for other in TopicKind}
     for chosen in (TOPICS.filter(kind), TOPICS.filter(kind, "a")):
         assert [other for other, topic in topics.items() if matches(chosen, topic)] == [kind]
@@ -127,7 +130,7 @@ def test_a_filter_selects_the_topics_of_its_kind_and_their_chunks_only(kind: Top
     assert matches(TOPICS.filter(kind, "a"), TOPICS.at(kind, "b")) is (not kind.variable)
 
 
-def test_a_filter_takes_no_wildcard_for_a_name() -> None:
+def test_filter_takes_no_wildcard_for_a_name() -> None:
     for name in ("+", "#", "a/b"):
         with pytest.raises(ConfigError):
             TOPICS.filter(TopicKind.KEYS, name)

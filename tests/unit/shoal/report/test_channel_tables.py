@@ -23,7 +23,7 @@ def row(table, channel):
     return dict(zip(table[0], found, strict=True))
 
 
-def test_each_table_has_a_row_a_channel_and_no_cell_breaks_it():
+def test_each_table_has_a_row_a_channel():
     """A bar inside a cell would shift the columns after it."""
     for table in tables():
         assert [cells[0] for cells in table[2:]] == [c.name for c in CHANNELS]
@@ -31,7 +31,8 @@ def test_each_table_has_a_row_a_channel_and_no_cell_breaks_it():
         assert all(cells[i] for cells in table for i in range(len(cells)))
 
 
-def test_the_first_table_says_how_a_channel_travels():
+def test_first_table_says_how_it_travels():
+    """The first table says how a channel travels."""
     travel, _ = tables()
     found = row(travel, channels.UPLOAD)
     assert found["topic"] == f"`{channels.UPLOAD.topic.base}`"
@@ -42,14 +43,16 @@ def test_the_first_table_says_how_a_channel_travels():
     assert row(travel, channels.KEYS)["receivers"] == "aggregator, worker, device"
 
 
-def test_a_receiver_that_clears_its_message_is_named():
+def test_clearing_receiver_is_named():
+    """A receiver that clears its message is named."""
     travel, _ = tables()
     clearing = [c.name for c in CHANNELS if "which clears it" in row(travel, c)["receivers"]]
     assert clearing == [c.name for c in CHANNELS if c.cleared_by]
     assert clearing
 
 
-def test_the_second_table_says_what_a_channel_contains():
+def test_second_table_says_what_it_has():
+    """The second table says what a channel contains."""
     _, content = tables()
     found = row(content, channels.KEYS)
     assert (found["message"], found["envelope"]) == ("GrantFile", "member")
@@ -69,7 +72,7 @@ def test_the_tables_follow_the_channels(monkeypatch):
 
 
 @pytest.mark.parametrize("old", ["", "old tables\n| a | b |\n"])
-def test_writing_replaces_the_text_between_the_marks(tmp_path, old):
+def test_writing_replaces_text_between_marks(tmp_path, old):
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n{channel_tables.BEGIN}\n{old}{channel_tables.END}\n\nThe end.\n")
     channel_tables.write(page)

@@ -15,7 +15,8 @@ from shoal.util.console import say
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_figures_that_can_not_be_saved_are_printed_nevertheless(tmp_path, capsys, as_json):
+def test_unsaved_figures_are_printed(tmp_path, capsys, as_json):
+    """Figures that can't be saved are printed nevertheless."""
     with pytest.raises(typer.Exit) as caught:
         deliver({"a": 1}, as_json, lambda: say("figures"), tmp_path / "none" / "x.json")
     out, err = capsys.readouterr()
@@ -24,19 +25,21 @@ def test_figures_that_can_not_be_saved_are_printed_nevertheless(tmp_path, capsys
     assert "error: can't write" in err
 
 
-def test_saved_figures_are_those_that_are_printed(tmp_path, capsys):
+def test_saved_figures_are_the_printed_ones(tmp_path, capsys):
+    """Saved figures are those that are printed."""
     deliver({"a": 1}, True, lambda: pytest.fail("--json prints no lines"), tmp_path / "x.json")
     out, err = capsys.readouterr()
     assert json.loads((tmp_path / "x.json").read_text())["data"] == json.loads(out)["data"] == {"a": 1}
     assert err == ""
 
 
-def test_without_json_lines_are_printed_and_no_object(capsys):
+def test_without_json_lines_are_printed(capsys):
+    """Without json lines are printed and no object."""
     deliver({"a": 1}, False, lambda: say("figures"), None)
     assert capsys.readouterr() == ("figures\n", "")
 
 
-def test_a_picture_that_fails_costs_no_figures_and_its_error_is_the_exit_status(tmp_path, capsys):
+def test_failed_picture_costs_no_figures(tmp_path, capsys):
     """The figures are saved and printed all the same, and so is every other picture."""
     written = []
 
@@ -60,14 +63,16 @@ def test_a_mistake_of_our_own_is_not_hidden():
         deliver({}, True, lambda: None, None, fail)
 
 
-def test_a_broker_that_is_not_known_is_refused_with_those_that_are():
+def test_unknown_broker_is_refused():
+    """A broker that is not known is refused with those that are."""
     assert [broker_name(name) for name in ("auto", "mosquitto", "amqtt")] == ["auto", "mosquitto", "amqtt"]
     with pytest.raises(UsageError, match="no broker 'emqx'") as caught:
         broker_name("emqx")
     assert caught.value.hint == "use auto, mosquitto or amqtt"
 
 
-def test_a_file_in_no_folder_is_refused_with_its_option(tmp_path):
+def test_missing_folder_names_its_option(tmp_path):
+    """A file in no folder is refused with its option."""
     option = types.SimpleNamespace(opts=["--save"])
     assert writable(option, None) is None
     assert writable(option, tmp_path / "x.json") == tmp_path / "x.json"
@@ -76,7 +81,7 @@ def test_a_file_in_no_folder_is_refused_with_its_option(tmp_path):
     assert list(tmp_path.iterdir()) == [], "the check leaves no file"
 
 
-def test_sigterm_ends_the_program_as_ctrl_c_does():
+def test_sigterm_ends_program_as_ctrl_c_does():
     """So every process that it started is ended."""
     before = signal.getsignal(signal.SIGTERM)
     try:

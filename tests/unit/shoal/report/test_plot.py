@@ -16,7 +16,8 @@ def data(algorithm="ifca", published=95.0, **extra):
     return {"experiment": "toy", "algorithm": algorithm, "published": published, "history": history, **extra}
 
 
-def test_accuracy_has_a_line_an_algorithm_and_the_published_levels():
+def test_accuracy_has_a_line_an_algorithm():
+    """Accuracy has a line an algorithm and the published levels."""
     (panel,) = plot.panels_of([data(), data("fedavg", None)], "accuracy")
     assert [(line.label, list(line.x), list(line.y)) for line in panel.lines] == [
         ("ifca", [1, 2, 3], [51.0, 52.0, 53.0]),
@@ -31,7 +32,8 @@ def test_splits_are_marked(splits):
     assert panel.marks == [2.0, 3.0]
 
 
-def test_rounds_that_were_not_measured_are_left_out():
+def test_unmeasured_rounds_are_left_out():
+    """Rounds that were not measured are left out."""
     made = data()
     made["history"][1]["accuracy"] = None
     (panel,) = plot.panels_of([made], "accuracy")
@@ -44,7 +46,8 @@ def test_identity_shows_purity_in_percent():
     assert list(accuracy.lines[0].y) == [51.0, 52.0, 53.0]
 
 
-def test_gaps_are_over_samples_where_there_are_samples():
+def test_gaps_are_over_samples():
+    """Gaps are over samples where there are samples."""
     rows = [{"round": 50, "samples": n, "gap_updates": 0.1 * n, "gap_gradients": -0.1} for n in (10, 20)]
     (panel,) = plot.panels_of([data() | {"history": rows}], "gap")
     assert {line.label: list(line.y) for line in panel.lines} == {"updates": [1.0, 2.0], "gradients": [-0.1, -0.1]}
@@ -58,7 +61,8 @@ def test_norms_are_on_a_logarithmic_axis():
     assert [line.label for line in panel.lines] == ["mean", "max"]
 
 
-def test_success_has_a_panel_a_curve_and_a_line_a_value():
+def test_success_has_a_panel_a_curve():
+    """Success has a panel a curve and a line a value."""
     points = [{"R": r, "sigma": s, "probability": r} for s in (0.1, 0.4) for r in (1.0, 0.5)]
     success = {
         "a": {"axis": "R", "line": "sigma", "points": points},
@@ -79,7 +83,8 @@ def test_chances_are_lines_over_gamma():
     ]
 
 
-def test_an_experiment_may_lay_out_panels_itself():
+def test_experiment_lays_out_panels():
+    """An experiment may lay out panels itself."""
     laid = [{"title": "path", "x_label": "w1", "y_label": "w2", "lines": [{"label": "fl", "x": [0, 1], "y": [1, 0]}]}]
     (panel,) = plot.panels_of([data(panels=laid)], "panels")
     assert (panel.title, panel.lines[0].label) == ("path", "fl")
@@ -92,7 +97,8 @@ def test_the_file_is_a_picture(tmp_path, name, magic):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_what_can_not_be_drawn_is_refused_before_a_run(tmp_path):
+def test_undrawable_is_refused_first(tmp_path):
+    """What can't be drawn is refused before a run."""
     with pytest.raises(UsageError, match="names no kind of picture"):
         plot.check(tmp_path / "f.gif")
     with pytest.raises(UsageError, match="there is no folder"):
@@ -103,7 +109,8 @@ def test_what_can_not_be_drawn_is_refused_before_a_run(tmp_path):
         plot.panels_of([data()], "gap")
 
 
-def test_without_matplotlib_the_hint_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_matplotlib_has_a_hint(tmp_path, monkeypatch):
+    """Without matplotlib the hint says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match="figures need matplotlib") as caught:
         plot.check(tmp_path / "f.png")
@@ -113,7 +120,8 @@ def test_without_matplotlib_the_hint_says_what_to_install(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("measure", "key", "worst"), [("accuracy", "accuracy", [20.0, 90.0]), ("squared error", "test_loss", [90.0, 20.0])]
 )
-def test_a_fleets_devices_are_drawn_worst_first(measure, key, worst):
+def test_devices_are_drawn_worst_first(measure, key, worst):
+    """A fleets devices are drawn worst first."""
     made = data(measure=measure, scenario="x", by_device={"plain": [90.0, 20.0], "personal": [95.0, 70.0]})
     for row in made["history"]:
         row["test_loss"] = row["round"] / 2

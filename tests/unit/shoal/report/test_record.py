@@ -10,7 +10,8 @@ from shoal.errors import IntegrityError
 from shoal.report import record
 
 
-def test_figures_are_kept_with_command_commit_and_machine(tmp_path, monkeypatch):
+def test_figures_have_their_origin(tmp_path, monkeypatch):
+    """Figures are kept with command commit and machine."""
     monkeypatch.setattr("sys.argv", ["/somewhere/shoal", "bench", "round", "--devices", "2"])
     record.save(tmp_path / "round.json", {"seconds": 0.5})
     kept = json.loads((tmp_path / "round.json").read_text())
@@ -39,7 +40,8 @@ def test_what_a_result_lacks_is_named(changes, expected):
     assert record.lacking({**WHOLE, **changes}) == expected
 
 
-def test_a_result_saved_here_lacks_no_more_than_a_clean_commit(tmp_path):
+def test_result_lacks_only_a_clean_commit(tmp_path):
+    """A result saved here lacks no more than a clean commit."""
     record.save(tmp_path / "one.json", {})
     assert set(record.lacking(json.loads((tmp_path / "one.json").read_text()))) <= {"commit"}
 
@@ -48,7 +50,8 @@ def history(count):
     return [{"round": i + 1, "loss": 1 / (i + 3), "accuracy": None if i % 2 else 0.5} for i in range(count)]
 
 
-def test_a_file_of_lines_keeps_other_runs_and_replaces_the_same(tmp_path):
+def test_file_keeps_other_runs_lines(tmp_path):
+    """A file of lines keeps other runs and replaces the same."""
     file = tmp_path / "toys.jsonl"
     for seed, accuracy in (("0", 1.0), ("1", 2.0), ("0", 3.0)):
         record.save(
@@ -63,7 +66,8 @@ def test_a_file_of_lines_keeps_other_runs_and_replaces_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("count", [0, 1, record.MOST_POINTS, record.MOST_POINTS + 1, 1000])
-def test_a_line_has_a_thinned_history_and_all_other_figures(tmp_path, count):
+def test_line_has_a_thinned_history(tmp_path, count):
+    """A line has a thinned history and all other figures."""
     file, rows = tmp_path / "toys.jsonl", history(count)
     data = {"accuracy": 1 / 3, "results": [{"history": rows, "by_device": [0.1234567]}]}
     for _ in range(2):
@@ -81,7 +85,8 @@ def test_a_line_has_a_thinned_history_and_all_other_figures(tmp_path, count):
 
 
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", "3", '{"command": ["x"], "data": {"history": 3}}'])
-def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path, line):
+def test_damaged_line_loses_nothing(tmp_path, line):
+    """A damaged line is named and nothing is lost."""
     file = tmp_path / "toys.jsonl"
     record.save(file, {}, command=["x"])
     text = file.read_text() + line + "\n"
@@ -91,7 +96,8 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path, line):
     assert file.read_text() == text
 
 
-def test_programs_that_save_at_once_lose_no_line(tmp_path):
+def test_programs_at_once_lose_no_line(tmp_path):
+    """Programs that save at once lose no line."""
     file = tmp_path / "toys.jsonl"
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: record.save(file, {}, command=["x", str(i)]), range(24)))

@@ -17,7 +17,8 @@ def test_a_shard_has_a_label_for_each_sample():
         Shard(X[0], Y[0, :2])
 
 
-def test_shares_and_names_that_are_not_given_are_empty_and_numbered():
+def test_missing_shares_are_empty():
+    """Shares and names that are not given are empty and numbered."""
     population = Population(TRAIN)
     assert population.names == ("dev-0000", "dev-0001")
     assert [len(s) for s in (*population.validation, *population.test)] == [0, 0, 0, 0]
@@ -40,7 +41,8 @@ def test_shares_and_names_that_are_not_given_are_empty_and_numbered():
         ({"probes": TRAIN, "probe_groups": (0,)}, "2 probes with 1 groups"),
     ],
 )
-def test_a_population_whose_parts_do_not_fit_is_refused(fields, message):
+def test_unfit_population_is_refused(fields, message):
+    """A population whose parts do not fit is refused."""
     with pytest.raises(DataError, match=message):
         Population(**{"train": TRAIN, **fields})
 
@@ -58,12 +60,14 @@ def test_cuts_use_every_sample(cuts, total):
         shards_of(X.reshape(6, 4), Y.reshape(6), cuts)
 
 
-def test_stacks_of_different_devices_are_refused():
+def test_unlike_stacks_are_refused():
+    """Stacks of different devices are refused."""
     with pytest.raises(ValueError, match="zip"):
         shards_of(X, Y[:1])
 
 
-def test_some_devices_keep_their_names_groups_and_shares():
+def test_some_devices_keep_their_names():
+    """Some devices keep their names groups and shares."""
     people = Population(TRAIN, TRAIN[::-1], groups=(4, 7))
     last = people.of([1])
     assert (last.names, last.groups, len(last)) == (("dev-0001",), (7,), 1)

@@ -19,7 +19,7 @@ LAYERS = (
 )
 
 
-def test_origins_are_within_the_fan_in_of_their_layer():
+def test_origins_are_within_the_fan_in():
     """400 inputs give a twentieth, four maps of 3x3 a sixth; a bias has the bound of the tensor before it."""
     task = manifest(parameters=LAYERS)
     (origin,) = draw_origins(task, 1, 3)
@@ -33,7 +33,8 @@ def test_origins_are_within_the_fan_in_of_their_layer():
     assert origin.dtype == np.float32
 
 
-def test_origins_differ_and_follow_seed_and_number():
+def test_origins_follow_the_seed():
+    """Origins differ and follow seed and number."""
     task = manifest()
     three = draw_origins(task, 3, 1)
     assert three.shape == (3, task.length)
@@ -43,7 +44,8 @@ def test_origins_differ_and_follow_seed_and_number():
     assert not np.array_equal(three[0], draw_origins(task, 2, 1)[0])
 
 
-def test_time_passes_only_when_nothing_is_due(tmp_path):
+def test_time_passes_if_nothing_is_due(tmp_path):
+    """Time passes only when nothing is due."""
     with make_fleet(tmp_path) as fleet:
         assert fleet.now_s == 0
         fleet.settle()
@@ -52,7 +54,7 @@ def test_time_passes_only_when_nothing_is_due(tmp_path):
         assert 0 < fleet.now_s <= POLL_S
 
 
-def test_a_run_that_does_not_end_in_time_says_so(tmp_path):
+def test_late_end_says_so(tmp_path):
     """Lost chunks of the only message that starts a round keep it open; a dead aggregator is named."""
     tap = Wiretap()
     with make_fleet(tmp_path, faults=tap) as fleet:
@@ -65,14 +67,15 @@ def test_a_run_that_does_not_end_in_time_says_so(tmp_path):
             fleet.run_until(lambda: False, 1)
 
 
-def test_a_condition_that_holds_takes_no_step(tmp_path):
+def test_condition_that_holds_takes_no_step(tmp_path):
     with make_fleet(tmp_path) as fleet:
         fleet.run_until(lambda: True, 0)
         assert fleet.now_s == 0
         assert fleet.records() == []
 
 
-def test_no_program_is_started_or_killed_twice(tmp_path):
+def test_no_program_starts_or_dies_twice(tmp_path):
+    """No program is started or killed twice."""
     with make_fleet(tmp_path) as fleet:
         with pytest.raises(UsageError, match="dev-01 is alive"):
             fleet.revive_device("dev-01")
@@ -84,7 +87,8 @@ def test_no_program_is_started_or_killed_twice(tmp_path):
         assert not fleet.finished
 
 
-def test_killed_programs_leave_the_network_and_revived_ones_return(tmp_path):
+def test_killed_programs_leave_and_return(tmp_path):
+    """Killed programs leave the network and revived ones return."""
     with make_fleet(tmp_path) as fleet:
         fleet.settle()
         everyone = {fleet.client_id(n) for n in ("aggregator", "dev-00", "dev-01", "dev-02")}
@@ -98,7 +102,8 @@ def test_killed_programs_leave_the_network_and_revived_ones_return(tmp_path):
         assert set(fleet.broker.connected()) == everyone
 
 
-def test_a_device_that_joins_during_the_run_takes_part(tmp_path):
+def test_joining_device_takes_part(tmp_path):
+    """A device that joins during the run takes part."""
     with make_fleet(tmp_path) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 600)
         fleet.add_device("dev-09", grouped_data(1)["dev-00"])
@@ -107,7 +112,7 @@ def test_a_device_that_joins_during_the_run_takes_part(tmp_path):
         assert fleet.model("dev-09").theta.shape == (fleet.bundle.length,)
 
 
-def test_samples_of_another_shape_are_the_devices_own_trouble(tmp_path):
+def test_unfit_samples_are_the_devices_own(tmp_path):
     """It declines every round and gets no model; the others finish."""
     with make_fleet(tmp_path, deadline_s=5.0, quorum=0.6) as fleet:
         fleet.kill_device("dev-02")
@@ -117,7 +122,8 @@ def test_samples_of_another_shape_are_the_devices_own_trouble(tmp_path):
         assert [(r["missing"], set(r["declined"])) for r in records] == [(["dev-02"], {"dev-02"})] * 4
 
 
-def test_closing_twice_is_harmless_and_keeps_the_directories(tmp_path):
+def test_closing_twice_is_harmless(tmp_path):
+    """Closing twice is harmless and keeps the directories."""
     with make_fleet(tmp_path) as fleet:
         fleet.run(600)
         records = fleet.records()

@@ -21,14 +21,16 @@ def sizes(count, shares):
     return tuple(map(len, cut(X, Y, np.arange(count), shares)))
 
 
-def test_rows_are_cut_in_their_order_with_their_labels():
+def test_rows_are_cut_in_their_order():
+    """Rows are cut in their order with their labels."""
     picked = np.array([7, 3, 9, 1, 5])
     parts = cut(X, Y, picked, CFL_SHARES)
     assert [rows(p) for p in parts] == [[7, 3, 9], [1], [5]]
     assert [p.y.tolist() for p in parts] == [[1, 0, 0], [1], [2]]
 
 
-def test_labels_are_renamed_and_samples_are_not():
+def test_labels_are_renamed_only():
+    """Labels are renamed and samples are not."""
     names = np.array([5, 7, 6])
     train, _, _ = cut(X, Y, np.array([0, 1, 2]), Shares(1.0, 0.0, 0.0), names)
     assert (rows(train), train.y.tolist()) == ([0, 1, 2], [5, 7, 6])
@@ -50,7 +52,8 @@ def test_labels_are_renamed_and_samples_are_not():
         (9, Shares(0.01, 0.0, 0.99), (1, 0, 8)),
     ],
 )
-def test_shares_are_rounded_down_and_training_has_a_sample(count, shares, expected):
+def test_shares_are_rounded_down(count, shares, expected):
+    """Shares are rounded down and training has a sample."""
     assert sizes(count, shares) == expected
 
 
@@ -63,13 +66,15 @@ def test_a_cut_loses_no_sample(count):
 @pytest.mark.parametrize(
     "shares", [Shares(0.5, 0.2, 0.2), Shares(0.0, 0.5, 0.5), Shares(1.2, -0.2, 0.0), Shares(0.6, 0.3, 0.2)]
 )
-def test_shares_that_do_not_add_up_are_refused(shares):
+def test_unfit_shares_are_refused(shares):
+    """Shares that do not add up are refused."""
     with pytest.raises(UsageError) as caught:
         sizes(10, shares)
     assert str(caught.value) == f"shares {tuple(shares)} must add up to 1, with some to train on"
 
 
-def test_a_device_of_each_shard_holds_its_samples_shuffled_by_the_seed():
+def test_shard_is_shuffled_by_the_seed():
+    """A device of each shard holds its samples shuffled by the seed."""
     shards = [Shard(X[:10], Y[:10]), Shard(X[10:], Y[10:])]
     one, again, other = (by_shard(shards, seed=s, groups=[4, 5]) for s in (0, 0, 1))
     for i in range(2):
@@ -86,7 +91,9 @@ def test_a_population_needs_a_device():
         population_of([], None)
 
 
-def test_statistics_are_those_that_a_paper_prints():
+def test_statistics_are_the_papers():
+    """Statistics are those that a paper prints."""
+
     def shards(*counts):
         return tuple(Shard(X[:n], Y[:n]) for n in counts)
 

@@ -43,7 +43,8 @@ def test_segments_put_shared_first():
     assert shared.length == 15
 
 
-def test_every_truncation_and_extension_is_refused(bundle):
+def test_truncation_is_refused(bundle):
+    """Every truncation and extension is refused."""
     data = bundle.to_bytes()
     for end in [*range(64), *range(64, len(data), 97)]:
         with pytest.raises(ShoalError):
@@ -81,7 +82,8 @@ def test_a_flipped_bit_anywhere_is_refused(bundle):
         assert other.to_bytes() == bytes(damaged)
 
 
-def test_a_manifest_with_spaces_is_not_the_canonical_one(bundle):
+def test_spaces_are_not_canonical(bundle):
+    """A manifest with spaces is not the canonical one."""
     toml = bundle.manifest.to_toml().replace("opset = 20", "opset  =  20").encode()
     header = struct.pack("<4sHH4I", MAGIC, 1, 4, len(toml), len(bundle.score), len(bundle.grad), len(bundle.predict))
     with pytest.raises(WireError, match="canonical"):
@@ -93,12 +95,14 @@ def test_swapped_graphs_are_refused(bundle):
         TaskBundle(bundle.manifest, bundle.grad, bundle.score, bundle.predict)
 
 
-def test_another_opset_in_the_manifest_is_refused(bundle):
+def test_other_opset_is_refused(bundle):
+    """Another opset in the manifest is refused."""
     with pytest.raises(TaskError, match="another operator set"):
         logistic_bundle(opset=19)
 
 
-def test_missing_and_oversize_files_are_refused(bundle, tmp_path, monkeypatch):
+def test_missing_or_large_files_are_refused(bundle, tmp_path, monkeypatch):
+    """Missing and oversize files are refused."""
     with pytest.raises(TaskError, match="can't read"):
         TaskBundle.from_dir(tmp_path / "nowhere")
     bundle.to_dir(tmp_path)
@@ -107,7 +111,8 @@ def test_missing_and_oversize_files_are_refused(bundle, tmp_path, monkeypatch):
         TaskBundle.from_dir(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_a_task_error(bundle, tmp_path):
+def test_impossible_folder_is_a_task_error(bundle, tmp_path):
+    """A folder that cannot be made is a task error."""
     (tmp_path / "file").write_text("")
     with pytest.raises(TaskError, match="can't make"):
         bundle.to_dir(tmp_path / "file" / "task")
@@ -117,7 +122,8 @@ def test_graphs_are_not_in_the_repr(bundle):
     assert len(repr(bundle)) < 2000
 
 
-def test_private_parameters_come_last_and_bring_their_initial_values(tmp_path):
+def test_private_parameters_come_last(tmp_path):
+    """Private parameters come last and bring their initial values."""
     bundle = logistic_bundle(segment="shared", private=[1.0, 2.0, 3.0])
     assert [(s.name, s.length) for s in bundle.segments] == [("shared", 12)]
     manifest = bundle.manifest
@@ -129,7 +135,8 @@ def test_private_parameters_come_last_and_bring_their_initial_values(tmp_path):
     assert bundle.digest != logistic_bundle(segment="shared", private=[1.0, 2.0, 4.0]).digest
 
 
-def test_private_values_that_do_not_fit_are_refused(tmp_path, bundle):
+def test_unfit_private_values_are_refused(tmp_path, bundle):
+    """Private values that do not fit are refused."""
     with pytest.raises(TaskError, match="8 bytes of initial values for 3 private"):
         logistic_bundle(private=[1.0, 2.0])
     private = logistic_bundle(private=[1.0, 2.0, 3.0])
@@ -151,7 +158,8 @@ def test_private_values_that_do_not_fit_are_refused(tmp_path, bundle):
         TaskBundle.from_bytes(fifth[:24])
 
 
-def test_leaving_private_values_removes_those_of_an_earlier_task(tmp_path):
+def test_earlier_private_values_are_removed(tmp_path):
+    """Leaving private values removes those of an earlier task."""
     logistic_bundle(private=[1.0, 2.0, 3.0]).to_dir(tmp_path)
     logistic_bundle().to_dir(tmp_path)
     assert not (tmp_path / "private.f32").exists()

@@ -23,7 +23,8 @@ BOUNDED = DataDeclaration(
 )
 
 
-def test_a_manifest_carries_it_exactly_and_tasks_without_one_are_as_before():
+def test_manifest_carries_it_exactly():
+    """A manifest carries it exactly and tasks without one are as before."""
     declared = manifest(data=BOUNDED)
     text = declared.to_toml()
     assert '[data]\nfeatures = ["a", "b", "c", "the \\"d\\", µ"]\nlow = [0.0, -1.0, 0.0, 0.0]' in text
@@ -33,14 +34,16 @@ def test_a_manifest_carries_it_exactly_and_tasks_without_one_are_as_before():
     assert TaskManifest.from_toml(manifest().to_toml().encode()).data == NO_DECLARATION
 
 
-def test_a_bundle_with_a_declaration_is_another_task():
+def test_declaration_makes_another_task():
+    """A bundle with a declaration is another task."""
     plain = logistic_bundle()
     declared = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=BOUNDED))
     assert declared.digest != plain.digest
     assert type(plain).from_bytes(declared.to_bytes()) == declared
 
 
-def test_classes_have_the_numbers_of_their_places():
+def test_classes_are_numbered_by_place():
+    """Classes have the numbers of their places."""
     assert [BOUNDED.class_of(name) for name in ("no", "yes", "never")] == [0, 2, None]
     assert (BOUNDED.bounded, NO_DECLARATION.bounded) == (True, False)
 
@@ -66,7 +69,8 @@ def test_classes_have_the_numbers_of_their_places():
         ({"missing": "skip"}, "missing is one of error, mean, not 'skip'"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(changes, message):
+def test_contradictory_declaration(changes, message):
+    """A declaration that contradicts itself is refused."""
     with pytest.raises(TaskError, match=message):
         dataclasses.replace(BOUNDED, **changes)
 
@@ -106,13 +110,15 @@ def test_a_declaration_must_fit_the_model(changes, message):
 
 
 @pytest.mark.parametrize("target", [(1.0,), (2.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0), (1.0, 1.0)])
-def test_a_range_of_targets_is_two_numbers_in_order(target):
+def test_range_is_two_numbers_in_order(target):
+    """A range of targets is two numbers in order."""
     with pytest.raises(TaskError, match="the range of targets is") as caught:
         DataDeclaration(target=target)
     assert "the first below the second" in caught.value.hint
 
 
-def test_a_manifest_carries_the_range_of_targets_where_there_is_one():
+def test_manifest_carries_the_range():
+    """A manifest carries the range of targets where there is one."""
     label = TensorSpec((), "float32")
     ranged = manifest(kind="regression", label=label, data=DataDeclaration(label="y", target=(-2, 6)))
     assert ranged.data.target_scale == (2.0, 2.0)
@@ -123,7 +129,8 @@ def test_a_manifest_carries_the_range_of_targets_where_there_is_one():
     assert TaskManifest.from_toml(without.to_toml().encode()) == without
 
 
-def test_federated_statistics_must_fit_the_vector():
+def test_statistics_must_fit_the_vector():
+    """Federated statistics must fit the vector."""
     data = dataclasses.replace(BOUNDED, standardise="federated")
     assert statistics_length(4) == 9
     manifest(data=data)

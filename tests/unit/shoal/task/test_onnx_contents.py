@@ -31,7 +31,8 @@ def constant_of(tensor):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_tasks_graph_is_what_the_onnx_package_reads(place):
+def test_graph_is_what_onnx_reads(place):
+    """A tasks graph is what the onnx package reads."""
     made = logistic_models()[place]
     found = read(made)
     assert [(n.operator, n.inputs, n.outputs) for n in found.nodes] == [
@@ -54,7 +55,8 @@ def test_a_tasks_graph_is_what_the_onnx_package_reads(place):
 @pytest.mark.parametrize("dtype", TYPES)
 @settings(max_examples=10)
 @given(shape=st.lists(st.integers(0, 3), max_size=3), seed=st.integers(0, 99))
-def test_constants_are_read_from_raw_bytes_and_from_numbers(dtype, raw, shape, seed):
+def test_constants_are_read_in_both_forms(dtype, raw, shape, seed):
+    """Constants are read from raw bytes and from numbers."""
     values = np.random.default_rng(seed).integers(-(2**31), 2**31, shape).astype(dtype)
     data = values.tobytes() if raw else values.ravel().tolist()
     found = constant_of(helper.make_tensor("c", TYPES[dtype], shape, data, raw=raw))
@@ -84,7 +86,8 @@ def test_attributes_of_every_kind():
     assert found == {"i": -3, "zero": 0, "f": 0.5, "none": 0.0, "s": "add", "e": "", "ints": (1, -2)}
 
 
-def test_an_input_with_a_constant_of_its_name_is_none():
+def test_input_named_as_a_constant():
+    """An input with a constant of its name is none."""
     tensor = numpy_helper.from_array(np.ones(2, np.float32), "c")
     inputs = (("x", FLOAT, ["n", 2]), ("c", FLOAT, [2]))
     assert [i.name for i in read(model(tensors=[tensor], inputs=inputs)).inputs] == ["x"]
@@ -109,7 +112,8 @@ def tensor(**fields):
         (tensor(data_type=1, dims=[1] * 100, raw_data=b"1234"), "maximum supported dimension"),
     ],
 )
-def test_a_tensor_that_is_not_what_it_says_is_refused(bad, message):
+def test_false_tensor_is_refused(bad, message):
+    """A tensor that is not what it says is refused."""
     with pytest.raises(TaskError, match=rf"^g\.onnx is not a graph that this device can read: .*{message}"):
         constant_of(bad)
 
@@ -127,7 +131,8 @@ def constant():
     return numpy_helper.from_array(np.ones(2, np.float32), "c")
 
 
-def test_an_attribute_without_a_value_that_can_be_read_is_refused():
+def test_unreadable_attribute_is_refused():
+    """An attribute without a value that can be read is refused."""
     node = helper.make_node("Relu", ["x"], ["y"], a=1)
     node.attribute[0].type = 8
     with pytest.raises(TaskError, match="attribute 'a' has type 8"):
@@ -137,7 +142,8 @@ def test_an_attribute_without_a_value_that_can_be_read_is_refused():
         read(model([node]))
 
 
-def test_inputs_that_are_no_tensors_are_refused():
+def test_other_inputs_are_refused():
+    """Inputs that are no tensors are refused."""
     made = model()
     made.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = FLOAT
     with pytest.raises(TaskError, match="an input or output is no tensor"):
@@ -154,7 +160,7 @@ def test_names_that_are_no_text_are_refused():
         read_graph(data, "g.onnx")
 
 
-def test_the_numbers_of_a_packed_list_count_towards_the_budget(monkeypatch):
+def test_packed_numbers_count(monkeypatch):
     """A list of a million numbers takes as long as a million fields, and is one field."""
     wide = helper.make_tensor("c", TensorProto.INT64, [300], [0] * 300)
     assert len(constant_of(wide)) == 300
@@ -163,7 +169,8 @@ def test_the_numbers_of_a_packed_list_count_towards_the_budget(monkeypatch):
         constant_of(wide)
 
 
-def test_a_graph_that_a_device_may_not_load_is_not_read():
+def test_forbidden_graph_is_not_read():
+    """A graph that a device may not load is not read."""
     made = model()
     made.opset_import.add(domain="evil", version=1)
     with pytest.raises(TaskError, match="operator domain"):

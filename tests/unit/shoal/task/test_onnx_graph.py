@@ -20,7 +20,8 @@ def small(nodes=None, **extra):
     return graph(nodes, [("x", TensorProto.FLOAT, [2])], [("y", TensorProto.FLOAT, [2])], **extra)
 
 
-def test_ordinary_graphs_pass_and_name_their_opset():
+def test_ordinary_graphs_pass():
+    """Ordinary graphs pass and name their opset."""
     for model in logistic_models():
         assert check_graph(model.SerializeToString(), "g") == 20
 
@@ -58,7 +59,8 @@ def test_external_data_is_refused(part):
         check_graph(small(initializer=[tensor]).SerializeToString(), "g")
 
 
-def test_external_data_in_a_node_attribute_is_refused():
+def test_external_attribute_is_refused():
+    """External data in a node attribute is refused."""
     tensor = TensorProto(name="t", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
     model = small([helper.make_node("Constant", [], ["y"], value=tensor)])
     with pytest.raises(TaskError, match="another file"):
@@ -79,7 +81,8 @@ def test_local_functions_are_refused():
         check_graph(model.SerializeToString(), "g")
 
 
-def test_metadata_sparse_initializers_and_training_info_are_refused():
+def test_metadata_and_sparse_are_refused():
+    """Metadata sparse initializers and training info are refused."""
     for change in (
         lambda m: m.metadata_props.add(key="ort_config", value="{}"),
         lambda m: m.graph.sparse_initializer.add(),
@@ -98,7 +101,8 @@ def test_a_second_graph_is_refused():
         check_graph(data + encode_bytes(7, b""), "g")
 
 
-def test_oversize_is_refused_before_it_is_read(monkeypatch):
+def test_oversize_is_refused_unread(monkeypatch):
+    """Oversize is refused before it is read."""
     monkeypatch.setattr(onnx_wire, "MAX_GRAPH_BYTES", 10)
     with pytest.raises(TaskError, match="more than the limit of 10"):
         check_graph(small().SerializeToString(), "g")
@@ -112,7 +116,7 @@ def test_every_truncation_is_refused():
 
 
 @pytest.mark.slow
-def test_random_damage_raises_only_task_errors():
+def test_damage_raises_only_task_errors():
     """4000 random edits of a real graph: each is accepted or refused, nothing else happens."""
     rng = np.random.default_rng(5)
     data = np.frombuffer(logistic_models()[1].SerializeToString(), np.uint8)
@@ -128,7 +132,7 @@ def test_random_damage_raises_only_task_errors():
 
 
 @pytest.mark.slow
-def test_many_tiny_fields_hit_the_budget_quickly():
+def test_many_tiny_fields_hit_budget_quickly():
     opset = encode_bytes(8, b"\x10\x14")
     bomb = opset + encode_bytes(7, b"\x10\x00" * 3_000_000)  # field 2 of a graph, over and over
     start = time.process_time()
@@ -165,7 +169,8 @@ def test_bound_input_becomes_an_initializer():
         onnx_wire.bind_input(predict, "nothing", 15)
 
 
-def test_an_input_that_does_not_exist_is_not_standardised():
+def test_missing_input_is_not_standardised():
+    """An input that does not exist is not standardised."""
     predict = logistic_models()[2].SerializeToString()
     with pytest.raises(TaskError, match="no input 'nothing'"):
         onnx_wire.standardise_input(predict, "nothing", (0.0,), (1.0,), (1,), largest=1.0)

@@ -39,7 +39,7 @@ def calls(monkeypatch):
     return made
 
 
-def test_it_serves_on_loopback_only_and_dies_with_its_parent(calls, monkeypatch):
+def test_serves_locally_while_parent_lives(calls, monkeypatch):
     """A broker without passwords must not be reachable from other machines, nor outlive the program that needs it."""
     monkeypatch.setattr(sys, "argv", ["amqtt_server.py", "1884", str(os.getppid())])
     with pytest.raises(StartedError):
@@ -49,7 +49,7 @@ def test_it_serves_on_loopback_only_and_dies_with_its_parent(calls, monkeypatch)
     assert config["listeners"] == {"default": {"type": "tcp", "bind": "127.0.0.1:1884"}}
 
 
-def test_it_does_not_start_once_its_parent_has_ended(calls, monkeypatch):
+def test_does_not_start_without_parent(calls, monkeypatch):
     """The kernel sends no signal for a parent that ended before prctl."""
     monkeypatch.setattr(sys, "argv", ["amqtt_server.py", "1884", str(os.getppid() + 1)])
     with pytest.raises(SystemExit) as caught:
@@ -72,7 +72,7 @@ def test_it_serves_until_it_is_killed(calls, monkeypatch):
         asyncio.run(serve_for_a_moment())
 
 
-def test_it_imports_the_standard_library_and_amqtt_alone():
+def test_imports_the_standard_library_only():
     """It is started by path, so Shoal's packages may not be importable."""
     with open(amqtt_server.__file__, encoding="utf-8") as file:  # noqa: PTH123
         tree = ast.parse(file.read())

@@ -8,11 +8,13 @@ from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, 
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 
-def test_a_packets_size_counts_the_bytes_of_its_topic():
+def test_size_counts_the_topic():
+    """A packets size counts the bytes of its topic."""
     assert packet_bytes("ä", b"123") == 2 + 3 + PACKET_OVERHEAD_BYTES
 
 
-def test_the_largest_publish_is_accepted_and_one_byte_more_is_not():
+def test_largest_publish_is_accepted():
+    """The largest publish is accepted and one byte more is not."""
     room = limits.MAX_PACKET_BYTES - PACKET_OVERHEAD_BYTES - 1
     check_publish("t", bytes(room))
     with pytest.raises(
@@ -22,14 +24,14 @@ def test_the_largest_publish_is_accepted_and_one_byte_more_is_not():
     assert "in chunks" in caught.value.hint
 
 
-def test_a_smaller_limit_of_the_broker_counts():
+def test_smaller_limit_of_the_broker_counts():
     check_publish("t", bytes(83), 100)
     with pytest.raises(WireError, match="a publish of 101 bytes is above the limit of 100"):
         check_publish("t", bytes(84), 100)
 
 
 @pytest.mark.parametrize("topic", ["", "#", "a/#", "+", "a/+/b", "a\0b"])
-def test_a_topic_that_the_broker_would_refuse_is_refused(topic):
+def test_topic_unfit_for_the_broker(topic):
     """A broker ends the connection for such a publish, and it would be resent for ever."""
     with pytest.raises(WireError) as caught:
         check_publish(topic, b"x")
@@ -41,19 +43,21 @@ def test_an_empty_payload_may_be_published():
     check_publish("t", b"")
 
 
-def test_messages_are_compared_without_their_acknowledgement_and_print_no_payload():
+def test_compared_messages_print_no_payload():
+    """Messages are compared without their acknowledgement and print no payload."""
     one, other = Message("t", b"secret", acknowledge=list), Message("t", b"secret")
     assert one == other
     assert one != Message("t", b"secret", retained=True)
     assert "secret" not in repr(one)
 
 
-def test_a_message_of_a_transport_that_acknowledges_on_arrival_can_be_acknowledged():
+def test_acknowledging_twice_is_harmless():
     """Receivers call it for every message of every transport."""
     assert Message("t", b"").acknowledge() is None
 
 
-def test_a_new_subscription_brings_the_retained_messages_again():
+def test_new_subscription_brings_retained():
+    """A new subscription brings the retained messages again."""
     broker, events = LoopbackBroker(), []
     transport = LoopbackTransport(broker, "a", events.append)
     transport.subscribe("t/#")

@@ -5,7 +5,8 @@ import pytest
 from shoal.transport.exact_topics import ExactTopics
 
 
-def test_a_filter_that_is_asked_for_again_is_requested_chunk_by_chunk():
+def test_repeated_filter_goes_chunk_by_chunk():
+    """A filter that is asked for again is requested chunk by chunk."""
     exact = ExactTopics()
     assert exact.requested("s/plan/#", again=False) == []
     assert exact.requested("s/plan/#", again=True) == [("s/plan", True), ("s/plan/0", True)]
@@ -22,7 +23,7 @@ def test_other_filters_have_no_exact_topics(topic_filter):
     assert ExactTopics().requested(topic_filter, again=True) == []
 
 
-def test_a_broker_that_serves_wildcards_is_asked_no_more():
+def test_broker_with_wildcards_is_not_asked():
     """It answers the filter and the topic, so a second copy of one request shows it."""
     exact = ExactTopics()
     exact.requested("s/round/#", again=True)
@@ -32,13 +33,15 @@ def test_a_broker_that_serves_wildcards_is_asked_no_more():
     assert exact.requested("s/round/#", again=True) == exact.arrived("s/round") == []
 
 
-def test_a_message_that_was_not_requested_by_its_topic_shows_it_too():
+def test_unrequested_message_shows_wildcards():
+    """A message that was not requested by its topic shows it too."""
     exact = ExactTopics()
     assert exact.arrived("s/keys/dev-1") == []
     assert exact.served
 
 
-def test_an_answer_to_a_filter_without_wildcards_shows_nothing():
+def test_exact_filter_shows_nothing():
+    """An answer to a filter without wildcards shows nothing."""
     exact = ExactTopics()
     assert exact.requested("s/notice", again=False) == exact.arrived("s/notice") == []
     assert not exact.served

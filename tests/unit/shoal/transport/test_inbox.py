@@ -21,7 +21,8 @@ def drain(inbox, most=BATCH_EVENTS):
 
 
 @pytest.mark.parametrize("kind", ["message", "callback", "connection", "stop"])
-def test_a_backlog_longer_than_a_batch_comes_out_whole_and_in_order(kind):
+def test_long_backlog_comes_out_in_order(kind):
+    """A backlog longer than a batch comes out whole and in order."""
     make = {
         "message": lambda i: Message("t", str(i).encode()),
         "callback": lambda i: lambda: i,
@@ -36,7 +37,8 @@ def test_a_backlog_longer_than_a_batch_comes_out_whole_and_in_order(kind):
     assert [i for b in batches for i in b] == items
 
 
-def test_a_message_is_acknowledged_after_it_was_handled():
+def test_acknowledged_after_handling():
+    """A message is acknowledged after it was handled."""
     inbox, log = Inbox(), []
     for i in range(3):
         inbox.put(Message("t", b"", acknowledge=lambda i=i: log.append(f"acknowledged {i}")))
@@ -45,7 +47,8 @@ def test_a_message_is_acknowledged_after_it_was_handled():
     assert log == [f"{what} {i}" for what in ("handled", "acknowledged") for i in range(3)]
 
 
-def test_few_handled_messages_wait_while_more_are_queued():
+def test_few_handled_wait_while_more_queue():
+    """Few handled messages wait while more are queued."""
     inbox, acknowledged = Inbox(), []
     for i in range(3 * ACKNOWLEDGE_AT):
         inbox.put(Message("t", b"", acknowledge=lambda i=i: acknowledged.append(i)))
@@ -54,7 +57,7 @@ def test_few_handled_messages_wait_while_more_are_queued():
     assert acknowledged == list(range(3 * ACKNOWLEDGE_AT))
 
 
-def test_the_last_queued_message_is_acknowledged_before_the_next_is_waited_for():
+def test_last_queued_is_acknowledged_first():
     """Some brokers (amqtt) send the next message only after the acknowledgement of the one before."""
     inbox, sent = Inbox(), []
 
@@ -69,7 +72,8 @@ def test_the_last_queued_message_is_acknowledged_before_the_next_is_waited_for()
     assert handled == 20
 
 
-def test_an_error_leaves_the_message_at_hand_unacknowledged_and_the_rest_queued():
+def test_error_leaves_the_rest_queued():
+    """An error leaves the message at hand unacknowledged and the rest queued."""
     inbox, acknowledged = Inbox(), []
     for i in range(3):
         inbox.put(Message("t", bytes([i]), acknowledge=lambda i=i: acknowledged.append(i)))
@@ -85,13 +89,14 @@ def test_an_error_leaves_the_message_at_hand_unacknowledged_and_the_rest_queued(
     assert [m.payload for m in inbox.batch(0.01)] == [b"\x02"]
 
 
-def test_an_empty_inbox_returns_after_the_wait():
+def test_empty_inbox_returns_after_the_wait():
     began = time.monotonic()
     assert list(Inbox().batch(0.05)) == []
     assert time.monotonic() - began >= 0.05
 
 
-def test_a_signal_handler_may_put_while_other_threads_do():
+def test_signal_handler_may_put():
+    """A signal handler may put while other threads do."""
     inbox, received = Inbox(), []
     previous = signal.signal(signal.SIGUSR1, lambda *_: inbox.put(None))
     try:

@@ -9,7 +9,8 @@ from shoal.errors import BrokerUnreachableError
 from shoal.transport.local_broker import QueueLimits, choose_kind, mosquitto_config, queue_limits
 
 
-def test_mosquitto_listens_on_loopback_only_and_keeps_its_state(tmp_path: Path) -> None:
+def test_mosquitto_is_local_and_keeps_state(tmp_path: Path) -> None:
+    """Mosquitto listens on loopback only and keeps its state."""
     lines = mosquitto_config(1884, tmp_path).splitlines()
     assert [line for line in lines if line.startswith(("listener", "bind", "port"))] == ["listener 1884 127.0.0.1"]
     for wanted in (
@@ -23,7 +24,8 @@ def test_mosquitto_listens_on_loopback_only_and_keeps_its_state(tmp_path: Path) 
         assert wanted in lines
 
 
-def test_a_missing_broker_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_broker_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing broker is named with the way to get it."""
     monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     for kind in ("auto", "mosquitto", "amqtt"):
@@ -32,7 +34,8 @@ def test_a_missing_broker_is_named_with_the_way_to_get_it(monkeypatch: pytest.Mo
         assert "install" in failed.value.hint
 
 
-def test_auto_prefers_mosquitto_and_falls_back_to_amqtt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_to_amqtt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto prefers mosquitto and falls back to amqtt."""
     monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: "/usr/sbin/mosquitto")
     assert choose_kind("auto") == "mosquitto"
     monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: None)
@@ -40,7 +43,8 @@ def test_auto_prefers_mosquitto_and_falls_back_to_amqtt(monkeypatch: pytest.Monk
     assert choose_kind("auto") == "amqtt"
 
 
-def test_the_queue_holds_two_rounds_of_the_largest_fleets() -> None:
+def test_queue_holds_two_rounds() -> None:
+    """The queue holds two rounds of the largest fleets."""
     least = queue_limits(20, 636_040)
     assert least == (100_000, limits.MAX_TRANSFER_BYTES, 100)
     many = queue_limits(2000, 636_040)

@@ -46,7 +46,8 @@ def test_nothing_moves_before_pump() -> None:
     assert writer.transport.bytes_sent == reader.transport.bytes_received == 1
 
 
-def test_retained_messages_reach_late_subscribers_and_can_be_cleared() -> None:
+def test_retained_reach_late_subscribers() -> None:
+    """Retained messages reach late subscribers and can be cleared."""
     broker = LoopbackBroker()
     writer = Peer(broker, "w")
     writer.transport.publish("keep", b"old", retain=True)
@@ -59,7 +60,8 @@ def test_retained_messages_reach_late_subscribers_and_can_be_cleared() -> None:
     assert broker.retained == {}
 
 
-def test_overlapping_filters_deliver_once_and_unsubscribe_works() -> None:
+def test_overlapping_filters_deliver_once() -> None:
+    """Overlapping filters deliver once and unsubscribe works."""
     broker = LoopbackBroker()
     reader = Peer(broker, "r", "t/#", "t/+")
     reader.transport.publish("t/1", b"x")
@@ -72,7 +74,8 @@ def test_overlapping_filters_deliver_once_and_unsubscribe_works() -> None:
     assert reader.messages() == []
 
 
-def test_a_lost_connection_publishes_the_will_and_a_goodbye_does_not() -> None:
+def test_lost_connection_publishes_the_will() -> None:
+    """A lost connection publishes the will and a goodbye does not."""
     broker = LoopbackBroker()
     reader = Peer(broker, "r", "will/+")
     for name in ("a", "b", "c"):
@@ -87,7 +90,8 @@ def test_a_lost_connection_publishes_the_will_and_a_goodbye_does_not() -> None:
         broker.disconnect("a")
 
 
-def test_a_session_keeps_what_came_while_its_client_was_away() -> None:
+def test_session_keeps_what_came_meanwhile() -> None:
+    """A session keeps what came while its client was away."""
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("r")
@@ -111,7 +115,8 @@ def test_without_offline_queues_it_is_lost() -> None:
     assert reader.messages() == []
 
 
-def test_at_qos_0_a_message_passes_by_a_client_that_is_away() -> None:
+def test_qos_0_passes_by_an_absent_client() -> None:
+    """At qos 0 a message passes by a client that is away."""
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     writer.transport.publish("t", b"here", qos=0)
@@ -128,7 +133,7 @@ def test_at_qos_0_a_message_passes_by_a_client_that_is_away() -> None:
 
 
 @pytest.mark.parametrize("loss", ["lost", "goodbye", "restart"])
-def test_at_qos_0_a_lost_connection_takes_with_it_what_is_under_way(loss: str) -> None:
+def test_qos_0_is_lost_with_the_connection(loss: str) -> None:
     """A goodbye does not: it goes the same way behind it."""
     broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=0))
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
@@ -145,7 +150,8 @@ def test_at_qos_0_a_lost_connection_takes_with_it_what_is_under_way(loss: str) -
     assert writer.transport.pending() == 0
 
 
-def test_publishes_of_a_disconnected_client_wait_for_it() -> None:
+def test_publishes_wait_for_their_client() -> None:
+    """Publishes of a disconnected client wait for it."""
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("w")
@@ -159,7 +165,8 @@ def test_publishes_of_a_disconnected_client_wait_for_it() -> None:
     assert writer.transport.pending() == 0
 
 
-def test_retained_messages_are_sent_again_to_a_new_process_but_not_after_a_reconnection() -> None:
+def test_retained_again_for_a_new_process() -> None:
+    """Retained messages are sent again to a new process but not after a reconnection."""
     broker = LoopbackBroker()
     Peer(broker, "w").transport.publish("keep", b"x", retain=True)
     reader = Peer(broker, "r", "keep")
@@ -172,7 +179,8 @@ def test_retained_messages_are_sent_again_to_a_new_process_but_not_after_a_recon
     assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
 
 
-def test_subscriptions_changed_while_away_hold_after_the_reconnection() -> None:
+def test_changed_subscriptions_hold() -> None:
+    """Subscriptions changed while away hold after the reconnection."""
     broker = LoopbackBroker()
     Peer(broker, "w").transport.publish("anew", b"x", retain=True)
     reader = Peer(broker, "r", "anew", "gone")
@@ -189,7 +197,8 @@ def test_subscriptions_changed_while_away_hold_after_the_reconnection() -> None:
     assert reader.messages() == []
 
 
-def test_a_second_client_with_the_same_id_takes_over() -> None:
+def test_second_client_of_one_id_takes_over() -> None:
+    """A second client with the same id takes over."""
     broker = LoopbackBroker()
     first = Peer(broker, "twin", "t", will=("will", b"dead"))
     second = Peer(broker, "twin", "t")
@@ -204,7 +213,8 @@ def test_a_second_client_with_the_same_id_takes_over() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_restart_brings_everybody_back_with_or_without_the_state(keep: bool) -> None:
+def test_restart_brings_everybody_back(keep: bool) -> None:
+    """A restart brings everybody back with or without the state."""
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", will=("will", b"dead"))
     writer.transport.publish("keep", b"x", retain=True)
@@ -218,7 +228,8 @@ def test_a_restart_brings_everybody_back_with_or_without_the_state(keep: bool) -
     assert reader.messages() == [Message("t", b"after")]
 
 
-def test_close_lets_published_messages_arrive_and_ends_all_events() -> None:
+def test_close_lets_published_arrive() -> None:
+    """Close lets published messages arrive and ends all events."""
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", "t", will=("t", b"dead"))
     writer.events.clear()
@@ -250,7 +261,7 @@ def test_a_delay_passes_on_virtual_time_only() -> None:
     assert broker.next_due_s() is None
 
 
-def test_answers_inside_an_advance_happen_at_their_own_time() -> None:
+def test_answers_happen_at_their_own_time() -> None:
     """A peer that answers each message after a second is asked three times in three seconds."""
     broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=1))
     times: list[float] = []
@@ -269,7 +280,7 @@ def test_answers_inside_an_advance_happen_at_their_own_time() -> None:
     assert times == [1.0, 2.0, 3.0]
 
 
-def test_dropped_messages_count_as_acknowledged() -> None:
+def test_dropped_counts_as_acknowledged() -> None:
     """As with a real broker, an acknowledgement is no delivery."""
     broker = LoopbackBroker(RuledFaults([FaultRule("t", hop=Hop.UP, drop=1.0)], seed=1))
     reader, writer = Peer(broker, "r", "#"), Peer(broker, "w")
@@ -289,7 +300,9 @@ def test_a_rule_hits_only_its_client() -> None:
     assert fine.messages() == [Message("t", b"x")]
 
 
-def test_duplicates_and_reordering_happen_and_repeat_with_the_seed() -> None:
+def test_duplicates_repeat_with_the_seed() -> None:
+    """Duplicates and reordering happen and repeat with the seed."""
+
     def run(seed: int) -> list[int]:
         rule = FaultRule("t", hop=Hop.UP, drop=0.1, duplicate=0.2, reorder=0.3, reorder_s=5.0)
         broker = LoopbackBroker(RuledFaults([rule], seed=seed))
@@ -325,12 +338,13 @@ def test_faults_may_be_any_callable() -> None:
 @pytest.mark.parametrize(
     "rule", [{"drop": 1.1}, {"duplicate": -0.1}, {"delay_s": (2.0, 1.0)}, {"delay_s": (-1.0, 1.0)}, {"reorder_s": -1.0}]
 )
-def test_a_rule_that_makes_no_sense_is_refused(rule: dict[str, float]) -> None:
+def test_rule_that_makes_no_sense_is_refused(rule: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         FaultRule(**rule)  # type: ignore[arg-type]
 
 
-def test_peers_that_answer_each_other_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that answer each other without end are an error."""
     monkeypatch.setattr("shoal.transport.loopback.MAX_STEPS", 1000)
     broker = LoopbackBroker()
     transport = LoopbackTransport(
@@ -343,6 +357,7 @@ def test_peers_that_answer_each_other_without_end_are_an_error(monkeypatch: pyte
         broker.pump()
 
 
-def test_unknown_clients_can_not_be_brought_back() -> None:
+def test_unknown_clients_stay_away() -> None:
+    """Unknown clients can't be brought back."""
     with pytest.raises(UsageError):
         LoopbackBroker().reconnect("nobody")

@@ -46,7 +46,7 @@ def stay_silent(connection: socket.socket, version: int) -> None:
 
 
 @pytest.mark.parametrize("script", [hang_up, refuse_version, stay_silent])
-def test_a_broker_without_mqtt_5_is_met_with_3_1_1(
+def test_old_broker_is_met_with_3_1_1(
     script: Script, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """Whether it hangs up, says so or says nothing: the second greeting is 3.1.1 and comes within two seconds."""
@@ -71,7 +71,7 @@ def test_over_3_1_1_a_session_is_kept_or_not(
     assert one.clean[-1] is (expiry_s == 0)
 
 
-def test_a_clear_refusal_is_not_tried_again_with_another_version(
+def test_refusal_is_not_tried_otherwise(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """Wrong credentials are no matter of the version; the error says what the broker said, not the password."""
@@ -84,7 +84,7 @@ def test_a_clear_refusal_is_not_tried_again_with_another_version(
     assert "secret-word" not in f"{failed.value} {failed.value.hint} {transport!r}"
 
 
-def test_connections_that_end_at_once_without_a_word_are_no_takeover(
+def test_instant_ends_are_no_takeover(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """A bad link ends them too: the transport goes on, and says what it sent last."""
@@ -110,9 +110,10 @@ def test_connections_that_end_at_once_without_a_word_are_no_takeover(
     )
 
 
-def test_the_reason_code_of_a_takeover_is_believed_at_once(
+def test_takeover_code_is_believed_at_once(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
+    """The reason code of a takeover is believed at once."""
     one = broker(lambda connection, _version: connection.sendall(ACCEPT_V5 + bytes([0xE0, 2, 0x8E, 0])))
     transport, events = connect(one.url)
     transport.start()
@@ -121,7 +122,7 @@ def test_the_reason_code_of_a_takeover_is_believed_at_once(
     assert len(one.versions) == 1
 
 
-def test_any_other_reason_code_is_no_takeover(
+def test_other_reason_is_no_takeover(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """A broker that says it shuts down may say so often; the reason reaches the owner."""
@@ -140,7 +141,7 @@ def test_any_other_reason_code_is_no_takeover(
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes([0x30, 1, 0]), bytes([0x90, 0]), bytes(100)],
     ids=["http", "short publish", "short suback", "zeros"],
 )
-def test_noise_instead_of_mqtt_ends_the_connection_and_not_the_thread(
+def test_noise_ends_the_connection_only(
     noise: bytes, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """After three connections full of noise the fourth works."""
@@ -158,7 +159,7 @@ def test_noise_instead_of_mqtt_ends_the_connection_and_not_the_thread(
     assert events.get(timeout=10) == Connected(session_present=False)
 
 
-def test_unasked_retained_messages_are_dropped(
+def test_unasked_retained_are_dropped(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """The broker amqtt sends returning clients what others subscribed to, at QoS 0 and retained."""
@@ -211,7 +212,7 @@ def test_the_brokers_own_limits_are_kept(
         transport.publish("t", bytes(100))
 
 
-def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
+def test_only_new_requests_are_sent_anew(
     broker: Callable[..., ScriptedBroker],
     connect: Callable[..., tuple[MqttTransport, queue.Queue]],
     caplog: pytest.LogCaptureFixture,
@@ -272,7 +273,8 @@ def test_a_sink_may_publish_and_close() -> None:
     one.close()
 
 
-def test_a_clean_end_looks_like_none_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_clean_end_is_no_failed_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A clean end looks like none that failed."""
     one = ScriptedBroker(lambda connection, _: (connection.sendall(ACCEPT_V5), hold(connection))[1])
     transport = MqttTransport(one.url, "client-1", lambda _: None)
     with caplog.at_level("INFO"):
@@ -282,7 +284,9 @@ def test_a_clean_end_looks_like_none_that_failed(caplog: pytest.LogCaptureFixtur
     one.close()
 
 
-def test_the_backoff_doubles_to_its_bound_with_full_jitter() -> None:
+def test_backoff_doubles_with_jitter() -> None:
+    """The backoff doubles to its bound with full jitter."""
+
     def highest(low: float, high: float) -> float:
         assert low == 0.0
         return high
@@ -332,7 +336,8 @@ class Turns(Pace):
         self.free = False
 
 
-def test_a_paced_transport_hands_over_one_message_and_waits() -> None:
+def test_paced_transport_waits() -> None:
+    """A paced transport hands over one message and waits."""
     pace, link = Turns(), PacedLink()
     transport = MqttTransport("mqtt://localhost", "paced", print, pace=pace)
     for size in (10, 20, 30):

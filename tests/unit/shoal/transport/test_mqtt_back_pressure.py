@@ -76,7 +76,8 @@ def start(url: str, inbox: Inbox) -> MqttTransport:
     return transport
 
 
-def test_a_message_is_acknowledged_once_it_was_handled(broker: Callable[..., ScriptedBroker]) -> None:
+def test_acknowledged_once_handled(broker: Callable[..., ScriptedBroker]) -> None:
+    """A message is acknowledged once it was handled."""
     peer, inbox = Peer(*(publish_packet(b"%d" % i, packet_id=i) for i in (1, 2, 3))), Inbox()
     transport = start(broker(peer).url, inbox)
     try:
@@ -91,9 +92,10 @@ def test_a_message_is_acknowledged_once_it_was_handled(broker: Callable[..., Scr
         transport.close()
 
 
-def test_by_default_a_message_is_acknowledged_on_arrival(
+def test_default_acknowledges_on_arrival(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
+    """By default a message is acknowledged on arrival."""
     peer = Peer(publish_packet(b"x", packet_id=7))
     transport, events = connect(broker(peer).url)
     transport.start()
@@ -120,7 +122,8 @@ def test_reading_stops_while_too_much_waits(broker: Callable[..., ScriptedBroker
 
 
 @pytest.mark.slow
-def test_small_messages_count_with_their_overhead(broker: Callable[..., ScriptedBroker]) -> None:
+def test_small_messages_have_an_overhead(broker: Callable[..., ScriptedBroker]) -> None:
+    """Small messages count with their overhead."""
     total = 3 * limits.MAX_UNHANDLED_BYTES // limits.MESSAGE_OVERHEAD_BYTES
     peer, inbox = Peer(publish_packet(b"x") * total), Inbox()
     transport = start(broker(peer).url, inbox)
@@ -133,7 +136,7 @@ def test_small_messages_count_with_their_overhead(broker: Callable[..., Scripted
         transport.close()
 
 
-def test_a_message_of_an_earlier_connection_is_not_acknowledged_in_the_next(
+def test_earlier_connections_message(
     broker: Callable[..., ScriptedBroker],
 ) -> None:
     """Its packet id may stand for another message by then, and the broker sends it again."""
@@ -163,7 +166,7 @@ def test_a_message_of_an_earlier_connection_is_not_acknowledged_in_the_next(
         transport.close()
 
 
-def test_close_does_not_wait_for_unhandled_messages(broker: Callable[..., ScriptedBroker]) -> None:
+def test_close_leaves_unhandled_messages(broker: Callable[..., ScriptedBroker]) -> None:
     """The broker's acknowledgements of what we publish are read while the inbox is full."""
     total = 2 * limits.MAX_UNHANDLED_BYTES // len(CHUNK)
     inbox = Inbox()
@@ -174,7 +177,7 @@ def test_close_does_not_wait_for_unhandled_messages(broker: Callable[..., Script
     assert time.monotonic() - began_s < 5
 
 
-def test_a_packet_above_the_limit_ends_the_connection(
+def test_packet_above_limit_ends_connection(
     broker: Callable[..., ScriptedBroker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only its beginning is read: a broker could otherwise make a device hold 256 MB."""
@@ -189,7 +192,7 @@ def test_a_packet_above_the_limit_ends_the_connection(
         transport.close()
 
 
-def test_packets_above_the_limit_are_no_takeover(
+def test_packets_above_limit_are_no_takeover(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """A stranger on a broker without MQTT 5 could otherwise end the whole fleet with one retained message."""

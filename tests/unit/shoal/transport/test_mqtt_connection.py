@@ -127,7 +127,8 @@ def puback(packet_id, *code):
     return bytes([0x40, 2 + len(code)]) + packet_id.to_bytes(2, "big") + bytes(code)
 
 
-def test_a_port_without_a_broker_is_a_reason_and_no_exception(peers):
+def test_no_broker_at_a_port_is_a_reason(peers):
+    """A port without a broker is a reason and no exception."""
     one = peers()
     one.server.close()
     assert not one.link.open()
@@ -136,7 +137,8 @@ def test_a_port_without_a_broker_is_a_reason_and_no_exception(peers):
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_an_accepted_connection_is_online_with_or_without_a_session(peers, present):
+def test_accepted_connection_is_online(peers, present):
+    """An accepted connection is online with or without a session."""
     one = peers()
     one.connect(accept(session_present=present))
     assert (one.link.online, one.link.was_online, one.link.greeted) == (True, True, True)
@@ -153,7 +155,8 @@ def test_a_refusal_is_named_with_its_code(peers):
     assert one.events.online == []
 
 
-def test_the_greeting_has_the_session_the_will_and_our_own_limits(peers):
+def test_greeting_has_will_and_our_limits(peers):
+    """The greeting has the session the will and our own limits."""
     one = peers(will=("d/x/state", b"offline"), session_expiry_s=77)
     greeting = one.connect()
     assert (greeting[LEVEL], greeting[FLAGS]) == (5, WILL | WILL_QOS_1 | WILL_RETAIN)
@@ -164,12 +167,13 @@ def test_the_greeting_has_the_session_the_will_and_our_own_limits(peers):
 
 
 @pytest.mark.parametrize(("expiry_s", "clean"), [(0, CLEAN), (60, 0)])
-def test_over_3_1_1_a_session_is_clean_or_not(peers, expiry_s, clean):
+def test_over_3_1_1_session_is_clean_or_not(peers, expiry_s, clean):
     greeting = peers(protocol=MQTTProtocolVersion.MQTTv311, session_expiry_s=expiry_s).connect(ACCEPT_V3)
     assert (greeting[LEVEL], greeting[FLAGS]) == (4, clean)
 
 
-def test_the_window_is_the_smaller_of_the_brokers_and_ours(peers):
+def test_smaller_window_counts(peers):
+    """The window is the smaller of the brokers and ours."""
     one, other = peers(), peers()
     one.connect(accept(receive_maximum=2))
     other.connect(accept())
@@ -182,7 +186,8 @@ def test_the_window_is_the_smaller_of_the_brokers_and_ours(peers):
         assert link.link.inflight == room
 
 
-def test_an_acknowledgement_settles_one_publish_and_makes_room(peers):
+def test_acknowledgement_makes_room(peers):
+    """An acknowledgement settles one publish and makes room."""
     one = peers()
     one.connect(accept(receive_maximum=2))
     one.publish(b"first")
@@ -197,7 +202,7 @@ def test_an_acknowledgement_settles_one_publish_and_makes_room(peers):
     assert one.link.alive
 
 
-def test_a_refused_publish_is_logged_and_settled(peers, caplog):
+def test_refused_publish_is_settled(peers, caplog):
     """The broker answers for good: a resend would be refused again."""
     one = peers()
     one.connect()
@@ -209,7 +214,8 @@ def test_a_refused_publish_is_logged_and_settled(peers, caplog):
     assert one.link.inflight == 0
 
 
-def test_the_brokers_packet_limit_counts_if_it_is_below_ours(peers):
+def test_smaller_packet_limit_counts(peers):
+    """The brokers packet limit counts if it is below ours."""
     one, other = peers(), peers()
     one.connect(accept(packet_bytes=100))
     other.connect(accept(packet_bytes=1 << 27))
@@ -218,7 +224,7 @@ def test_the_brokers_packet_limit_counts_if_it_is_below_ours(peers):
     assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
 
 
-def test_publishes_are_written_by_the_next_step_in_one_go(peers):
+def test_next_step_writes_all_publishes(peers):
     """One TCP segment for a round's small messages, in place of one each."""
     one = peers()
     one.connect()
@@ -229,7 +235,8 @@ def test_publishes_are_written_by_the_next_step_in_one_go(peers):
     assert one.received().count(b"payload-") == 5
 
 
-def test_at_qos_0_a_publish_is_settled_once_sent(peers):
+def test_qos_0_is_settled_once_sent(peers):
+    """At qos 0 a publish is settled once sent."""
     one = peers()
     one.connect()
     one.publish(b"once", qos=0)
@@ -240,7 +247,8 @@ def test_at_qos_0_a_publish_is_settled_once_sent(peers):
     one.until(lambda: one.link.inflight == 0)
 
 
-def test_after_a_lost_connection_qos_1_is_sent_again_and_qos_0_is_given_up(peers):
+def test_only_qos_1_is_sent_again(peers):
+    """After a lost connection qos 1 is sent again and qos 0 is given up."""
     one = peers()
     one.connect()
     one.publish(b"assured")
@@ -262,7 +270,7 @@ def test_after_a_lost_connection_qos_1_is_sent_again_and_qos_0_is_given_up(peers
     assert one.link.inflight == 1
 
 
-def test_a_message_is_acknowledged_by_hand_if_that_was_asked_for(peers):
+def test_acknowledged_by_hand_if_asked(peers):
     """Otherwise the broker would forget a message that the program has not handled yet."""
     one = peers(manual_ack=True)
     one.connect()
@@ -278,7 +286,7 @@ def test_a_message_is_acknowledged_by_hand_if_that_was_asked_for(peers):
 
 @pytest.mark.parametrize("properties", [b"", b"\x01\x01", b"\x26\0\1a\0\1b"], ids=["none", "format", "user's"])
 @pytest.mark.parametrize(("flags", "qos"), [(0x30, 0), (0x31, 0), (0x32, 1), (0x3B, 1)])
-def test_a_message_is_the_same_with_and_without_properties(peers, flags, qos, properties):
+def test_message_with_and_without_properties(peers, flags, qos, properties):
     """Those without are decoded by a way of our own, the others by paho's."""
     one = peers()
     one.connect()
@@ -294,7 +302,8 @@ def test_a_message_is_the_same_with_and_without_properties(peers, flags, qos, pr
 
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"\0\x09t", b"\0\1t\0", b"\0\1t\0\7"])
-def test_a_publish_that_is_cut_short_ends_the_connection(peers, body, caplog):
+def test_cut_publish_ends_the_connection(peers, body, caplog):
+    """A publish that is cut short ends the connection."""
     one = peers()
     one.connect()
     one.broker.sendall(bytes([0x32, len(body)]) + body)
@@ -316,7 +325,7 @@ def test_without_reading_a_step_still_writes(peers):
     one.until(lambda: one.events.messages == [(7, b"x")])
 
 
-def test_a_wake_up_ends_the_wait_and_is_used_up(peers):
+def test_wake_up_ends_wait_and_is_used_up(peers):
     one = peers()
     one.connect()
     os.eventfd_write(one.wake_fd, 3)
@@ -326,7 +335,7 @@ def test_a_wake_up_ends_the_wait_and_is_used_up(peers):
         os.eventfd_read(one.wake_fd)
 
 
-def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(peers, caplog):
+def test_too_long_packet_is_not_read(peers, caplog):
     """Paho itself would buffer up to 256 MB of it."""
     one = peers()
     one.connect()
@@ -340,7 +349,7 @@ def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(peers, c
     assert (one.link.online, one.link.cut) == (True, False), "the next connection is not cut"
 
 
-def test_packets_that_arrive_together_are_read_one_in_each_step(peers):
+def test_packets_are_read_one_a_step(peers):
     """The beginning of the next one is read with the end of the one before; then the socket has nothing left to wait for."""
     one = peers()
     one.connect()
@@ -357,7 +366,8 @@ def test_packets_that_arrive_together_are_read_one_in_each_step(peers):
     assert one.events.messages == [*((n, bytes([n]) * n) for n in range(1, 101)), (200, large), (201, b"last")]
 
 
-def test_bytes_that_a_lost_connection_has_left_are_no_part_of_the_next(peers):
+def test_bytes_of_a_lost_connection_are_gone(peers):
+    """Bytes that a lost connection has left are no part of the next."""
     one = peers()
     one.connect()
     one.broker.sendall(message(b"whole", 1) + message(b"cut short", 2)[:-3])
@@ -370,7 +380,7 @@ def test_bytes_that_a_lost_connection_has_left_are_no_part_of_the_next(peers):
     assert one.events.messages == [(1, b"whole"), (2, b"again")]
 
 
-def test_a_message_that_can_not_be_read_ends_the_connection(peers, caplog, monkeypatch):
+def test_unreadable_message_ends_connection(peers, caplog, monkeypatch):
     """The client library passes on a topic that is not UTF-8, and fails when it is read."""
     one = peers()
     one.connect()
@@ -382,7 +392,7 @@ def test_a_message_that_can_not_be_read_ends_the_connection(peers, caplog, monke
     assert one.link.reason == "the broker sent what is no MQTT"
 
 
-def test_the_brokers_own_reason_for_the_end_is_given(peers):
+def test_brokers_own_reason_for_end_is_given(peers):
     one = peers()
     one.connect()
     one.broker.sendall(bytes([0xE0, 2, 0x8B, 0]))
@@ -392,7 +402,7 @@ def test_the_brokers_own_reason_for_the_end_is_given(peers):
     assert not one.link.cut
 
 
-def test_a_goodbye_discards_the_will_and_an_abort_does_not(peers):
+def test_goodbye_discards_the_will(peers):
     """The broker publishes the will unless it received DISCONNECT."""
     one, other = (peers(will=("s", b"offline")) for _ in range(2))
     one.connect()
@@ -406,14 +416,16 @@ def test_a_goodbye_discards_the_will_and_an_abort_does_not(peers):
     assert (other.link.reason, other.link.alive) == ("no word for long", False)
 
 
-def test_an_abort_without_a_connection_is_harmless(peers):
+def test_abort_unconnected_is_harmless(peers):
+    """An abort without a connection is harmless."""
     link = peers().link
     link.abort("x")
     assert not link.alive
 
 
 @pytest.mark.parametrize(("only_new", "option"), [(False, 0x01), (True, 0x11)])
-def test_a_subscription_asks_for_retained_messages_always_or_only_if_it_is_new(peers, only_new, option):
+def test_retained_always_or_only_if_new(peers, only_new, option):
+    """A subscription asks for retained messages always or only if it is new."""
     one = peers()
     one.connect()
     one.link.subscribe(["a/+", "b"], only_new=only_new)

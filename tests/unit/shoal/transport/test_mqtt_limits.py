@@ -53,7 +53,7 @@ class SmallBroker:
 
 @pytest.mark.parametrize("how", [TOO_LARGE, HANG_UP, SAY_SO])
 @pytest.mark.parametrize("most", [100_000, 65_536, 9_000])
-def test_chunks_shrink_until_the_broker_takes_them(
+def test_chunks_shrink_until_they_are_taken(
     how: str,
     most: int,
     broker: Callable[..., ScriptedBroker],
@@ -81,7 +81,7 @@ def test_chunks_shrink_until_the_broker_takes_them(
     assert max(script.taken) >= size
 
 
-def test_a_link_that_drops_once_shrinks_nothing(
+def test_single_drop_shrinks_nothing(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """Nor one that drops for ever, once the broker has taken such a packet."""
@@ -104,7 +104,7 @@ def test_a_link_that_drops_once_shrinks_nothing(
     assert transport.chunk_bytes == CHUNK_BYTES
 
 
-def test_at_qos_0_a_refused_size_is_found_too(
+def test_at_qos_0_refused_size_is_found_too(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """Nobody acknowledges such a publish: after a lost connection the next is sent at QoS 1."""
@@ -124,9 +124,10 @@ def test_at_qos_0_a_refused_size_is_found_too(
     [bytes([0x20, 5, 0, 0, 2, 0x25, 0]), bytes([0x20, 3, 0, 0x9A, 0]), ACCEPT_V5 + bytes([0xE0, 1, 0x9A])],
     ids=["property", "refused", "disconnect"],
 )
-def test_a_broker_without_retained_messages_is_named(
+def test_missing_retained_messages_are_named(
     answer: bytes, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
+    """A broker without retained messages is named."""
     one = broker(lambda connection, _version: connection.sendall(answer))
     transport, events = connect(one.url)
     if answer.startswith(ACCEPT_V5):

@@ -37,7 +37,7 @@ def test_at_qos_0_nothing_is_waited_for(
     transport.publish("t", bytes(400))
 
 
-def test_at_qos_0_a_publish_counts_until_the_brokers_machine_has_it(
+def test_qos_0_counts_until_it_is_taken(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """What has left the program may lie in the system's buffer for long: a slow link is not idle."""
@@ -60,7 +60,7 @@ def test_at_qos_0_a_publish_counts_until_the_brokers_machine_has_it(
     wait_for(lambda: transport.pending() == 0)
 
 
-def test_what_a_lost_connection_had_not_taken_at_qos_0_is_given_up(
+def test_qos_0_not_taken_is_given_up(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
     """It is not sent again, its bytes are free for others, and what was to be acknowledged still comes."""

@@ -23,7 +23,7 @@ def test_no_limit_never_waits():
     assert pace.most_chunk_bytes == limits.MAX_PACKET_BYTES
 
 
-def test_bytes_a_second_are_kept_over_many_messages():
+def test_bytes_a_second_are_kept():
     """The first message leaves at once, and no rate is saved up while nothing is sent."""
     assert 9_000 <= sent_by(Pace(1000), [500] * 100, 10) <= 10_500
     pace = Pace(1000)

@@ -46,7 +46,7 @@ def joined(transport):
     return bytes(done.payload)
 
 
-def test_a_short_payload_is_retained_at_the_base(publisher, transport):
+def test_short_payload_is_retained_at_base(publisher, transport):
     name = publisher.publish("s/round", SHORT, kind=ChunkKind.ROUND, round_=7)
     assert list(transport.retained) == ["s/round"]
     header, body = parse(transport.retained["s/round"])
@@ -54,7 +54,8 @@ def test_a_short_payload_is_retained_at_the_base(publisher, transport):
     assert name == transfer_id(SHORT)
 
 
-def test_a_long_payload_is_retained_in_a_topic_a_chunk(publisher, transport):
+def test_long_payload_takes_a_topic_a_chunk(publisher, transport):
+    """A long payload is retained in a topic a chunk."""
     publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
     assert list(transport.retained) == ["s/round/0", "s/round/1", "s/round/2"]
     assert publisher.topics() == ("s/round/0", "s/round/1", "s/round/2")
@@ -62,14 +63,15 @@ def test_a_long_payload_is_retained_in_a_topic_a_chunk(publisher, transport):
 
 
 @pytest.mark.parametrize(("first", "second"), [(LONG, SHORT), (SHORT, LONG), (LONG + LONG, LONG)])
-def test_a_later_payload_leaves_no_chunk_of_the_earlier_one(publisher, transport, first, second):
+def test_later_payload_leaves_no_old_chunk(publisher, transport, first, second):
+    """A later payload leaves no chunk of the earlier one."""
     publisher.publish("s/round", first, kind=ChunkKind.ROUND)
     publisher.publish("s/round", second, kind=ChunkKind.ROUND)
     assert joined(transport) == second
     assert set(publisher.topics()) == set(transport.retained)
 
 
-def test_topics_that_are_used_again_are_not_cleared_first(publisher, transport):
+def test_reused_topics_are_not_cleared(publisher, transport):
     """A subscriber that came between the two would find nothing."""
     publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
     transport.sent.clear()
@@ -88,13 +90,14 @@ def test_payloads_of_other_bases_stay(publisher, transport):
     assert list(transport.retained) == ["a"]
 
 
-def test_a_known_transfer_id_is_used_as_it_is(publisher, transport):
+def test_known_transfer_id_is_used_as_it_is(publisher, transport):
     """The digest of a large payload takes most of the time of a publish."""
     assert publisher.publish("a", SHORT, kind=ChunkKind.ROUND, name=b"n" * 16) == b"n" * 16
     assert parse(transport.retained["a"])[0].transfer_id == b"n" * 16
 
 
-def test_all_payloads_are_published_again_after_the_broker_lost_them(publisher, transport):
+def test_all_is_published_after_a_loss(publisher, transport):
+    """All payloads are published again after the broker lost them."""
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
     publisher.publish("b", LONG, kind=ChunkKind.MEAN)
     before = dict(transport.retained)
@@ -103,7 +106,7 @@ def test_all_payloads_are_published_again_after_the_broker_lost_them(publisher, 
     assert transport.retained == before
 
 
-def test_an_adopted_topic_is_cleared_but_never_published_again(publisher, transport):
+def test_adopted_topic_is_only_cleared(publisher, transport):
     """Its payload is unknown, and an empty publish would remove the message from the broker."""
     transport.retained.update({"a": b"x", "b/0": b"x", "b/1": b"x"})
     for topic in ("a", "b/0", "b/1"):
@@ -116,7 +119,7 @@ def test_an_adopted_topic_is_cleared_but_never_published_again(publisher, transp
     assert set(transport.retained) == {"a"}
 
 
-def test_a_new_payload_replaces_adopted_chunks(publisher, transport):
+def test_new_payload_replaces_adopted_chunks(publisher, transport):
     transport.retained.update({f"s/round/{i}": b"x" for i in range(5)})
     for topic in list(transport.retained):
         publisher.adopt(topic)
@@ -124,7 +127,7 @@ def test_a_new_payload_replaces_adopted_chunks(publisher, transport):
     assert joined(transport) == LONG
 
 
-def test_adopting_a_published_topic_keeps_its_payload(publisher, transport):
+def test_adopting_keeps_the_payload(publisher, transport):
     """The broker sends a program's own retained messages back to it."""
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
     publisher.adopt("a")
@@ -133,7 +136,8 @@ def test_adopting_a_published_topic_keeps_its_payload(publisher, transport):
     assert joined(transport) == SHORT
 
 
-def test_an_empty_payload_is_refused_and_the_earlier_one_stays(publisher, transport):
+def test_empty_payload_is_refused(publisher, transport):
+    """An empty payload is refused and the earlier one stays."""
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
     with pytest.raises(WireError):
         publisher.publish("a", b"", kind=ChunkKind.ROUND)

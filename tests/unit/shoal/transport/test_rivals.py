@@ -38,7 +38,8 @@ def told(birth, *, online=True, rival=0, identity=IDENTITY, fleet="reef"):
 
 
 @pytest.mark.parametrize("first", [5, 9])
-def test_the_later_start_ends_whichever_connects_first(first):
+def test_later_start_ends_whoever_is_first(first):
+    """The later start ends whichever connects first."""
     wires = {birth: Wire(birth) for birth in (5, 9)}
     connected = []
     for birth in (first, 14 - first):
@@ -92,7 +93,8 @@ def test_nothing_else_ends_a_program(payload, how):
     assert wire.ended == 0
 
 
-def test_a_program_ends_once_it_was_named_often_enough():
+def test_ends_once_named_often_enough():
+    """A program ends once it was named often enough."""
     wire = Wire(9)
     for number in range(NAMED):
         assert wire.ended == 0, number

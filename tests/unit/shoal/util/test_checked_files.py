@@ -28,7 +28,8 @@ def test_a_folder_is_private_and_made_once(tmp_path):
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_can_not_be_made_is_an_error(tmp_path):
+def test_impossible_folder_is_an_error(tmp_path):
+    """A folder that can't be made is an error."""
     (tmp_path / "d").write_bytes(b"a file")
     with pytest.raises(ConfigError, match="can't write"):
         make_folder(tmp_path / "d")

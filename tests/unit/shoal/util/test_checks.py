@@ -14,7 +14,9 @@ GOOD, POOR, BAD = (
 )
 
 
-def test_an_expected_error_is_a_failure_with_its_hint():
+def test_expected_error_is_a_failure():
+    """An expected error is a failure with its hint."""
+
     def fail():
         raise ConfigError("can't read it", hint="chmod") from OSError("denied")
 
@@ -30,7 +32,8 @@ def test_a_bug_is_none():
         checked("file", fail)
 
 
-def test_warnings_end_with_status_0_and_failures_with_10(capsys):
+def test_warnings_end_with_0_failures_10(capsys):
+    """Warnings end with status 0 and failures with 10."""
     report([GOOD, POOR], as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "ok       disk: 9 MiB free",
@@ -42,12 +45,14 @@ def test_warnings_end_with_status_0_and_failures_with_10(capsys):
     assert caught.value.code == EXIT_UNHEALTHY == 10
 
 
-def test_as_json_the_checks_come_whole_also_with_a_failure(capsys):
+def test_json_has_all_checks(capsys):
+    """As json the checks come whole also with a failure."""
     with pytest.raises(SystemExit):
         report([BAD], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == {"checks": [{"name": "data", "result": "failure", "detail": "-", "advice": "x"}]}
 
 
-def test_no_error_of_ours_ends_with_the_same_status():
+def test_no_other_error_ends_with_it():
+    """No error of ours ends with the same status."""
     assert DataError("x").exit_code != EXIT_UNHEALTHY

@@ -40,17 +40,19 @@ def hierarchy(tmp_path):
         ((None, None, "what is this\n"), CORES),
     ],
 )
-def test_the_least_quota_of_the_groups_counts(hierarchy, quotas, expected):
+def test_least_quota_of_the_groups_counts(hierarchy, quotas, expected):
     assert hierarchy(*quotas) == expected
 
 
-def test_without_control_groups_the_affinity_counts(tmp_path):
+def test_affinity_counts_without_groups(tmp_path):
+    """Without control groups the affinity counts."""
     assert usable_cores(tmp_path / "none", tmp_path / "none") == CORES
     (tmp_path / "own").write_text("3:cpu:/a\n")
     assert usable_cores(tmp_path, tmp_path / "own") == CORES
 
 
-def test_a_process_that_is_bound_to_one_core_has_one():
+def test_process_on_one_core_has_one():
+    """A process that is bound to one core has one."""
     program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     program += "from shoal.util.cores import usable_cores; print(usable_cores())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,7 +9,8 @@ from tests.helpers.extensions import install
 GROUP = "shoal.test-group"
 
 
-def test_a_package_is_found_by_name_and_loaded_only_then(tmp_path, monkeypatch):
+def test_package_is_loaded_when_named(tmp_path, monkeypatch):
+    """A package is found by name and loaded only then."""
     install(tmp_path, monkeypatch, GROUP, {"one": "ONE", "broken": "TWO"}, "ONE = 1\n")
     assert extension_names(GROUP) == ["broken", "one"]
     assert load_extension(GROUP, "one") == 1
@@ -25,7 +26,8 @@ def test_a_package_that_fails_is_named(tmp_path, monkeypatch):
         load_extension(GROUP, "one")
 
 
-def test_a_name_that_two_packages_use_is_refused(tmp_path, monkeypatch):
+def test_name_of_two_packages_is_refused(tmp_path, monkeypatch):
+    """A name that two packages use is refused."""
     for package in ("alpha", "beta"):
         install(tmp_path / package, monkeypatch, GROUP, {"one": "ONE"}, "ONE = 1\n", package=package)
     assert extension_names(GROUP) == ["one"]
@@ -33,7 +35,8 @@ def test_a_name_that_two_packages_use_is_refused(tmp_path, monkeypatch):
         load_extension(GROUP, "one")
 
 
-def test_a_package_that_is_found_twice_counts_once(tmp_path, monkeypatch):
+def test_twice_found_counts_once(tmp_path, monkeypatch):
+    """A package that is found twice counts once."""
     for folder in ("a", "b"):
         install(tmp_path / folder, monkeypatch, GROUP, {"one": "ONE"}, "ONE = 1\n")
     assert load_extension(GROUP, "one") == 1

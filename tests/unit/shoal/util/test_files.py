@@ -55,7 +55,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"new"
 
 
-def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path):
+def test_failed_rename_leaves_no_file(tmp_path):
     """The target is a directory, so the rename fails."""
     (tmp_path / "file" / "inner").mkdir(parents=True)
     with pytest.raises(ConfigError, match="can't write"):
@@ -64,7 +64,8 @@ def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path):
     assert (tmp_path / "file" / "inner").is_dir()
 
 
-def test_pieces_are_written_in_order_as_one_file(tmp_path):
+def test_pieces_are_one_file(tmp_path):
+    """Pieces are written in order as one file."""
     write_atomic(tmp_path / "file", b"head", memoryview(b"body"), b"", b"tail", durable=False)
     assert (tmp_path / "file").read_bytes() == b"headbodytail"
 
@@ -79,7 +80,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_are_private_whatever_the_umask(tmp_path, umask):
+def test_files_are_private_whatever_umask(tmp_path, umask):
     before = os.umask(umask)
     try:
         write_private(tmp_path / "keys" / "secret", b"s")
@@ -97,7 +98,8 @@ def test_a_secret_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("wide", [0o610, 0o604, 0o644, 0o666, 0o620, 0o602, 0o601])
-def test_a_secret_that_others_can_reach_is_refused(tmp_path, wide):
+def test_reachable_secret_is_refused(tmp_path, wide):
+    """A secret that others can reach is refused."""
     path = tmp_path / "secret"
     write_private(path, b"secret bytes")
     path.chmod(wide)
@@ -114,7 +116,7 @@ def test_a_missing_secret_says_what_is_wrong(tmp_path):
     assert "check that it exists" in caught.value.hint
 
 
-def test_an_existing_directory_stays_as_it_is(tmp_path):
+def test_existing_directory_stays_as_it_is(tmp_path):
     """Its owner may have chosen the mode on purpose; the files in it are private by themselves."""
     tmp_path.chmod(0o755)
     assert private_directory(tmp_path) == tmp_path
@@ -130,7 +132,7 @@ def unfinished(folder, writer, *, old=False):
     return path
 
 
-def test_unfinished_files_of_killed_programs_are_removed(tmp_path):
+def test_unfinished_files_are_removed(tmp_path):
     """Files of this program, of one that has ended, and old ones of any program; in subdirectories too."""
     below = tmp_path / "below"
     below.mkdir()
@@ -170,7 +172,7 @@ def test_only_regular_files_are_removed(tmp_path):
     remove_unfinished(tmp_path / "nowhere")
 
 
-def test_a_file_that_can_t_be_removed_is_no_reason_to_end(tmp_path, monkeypatch):
+def test_unremovable_file_ends_nothing(tmp_path, monkeypatch):
     """The disk has gone read-only."""
     path = unfinished(tmp_path, os.getpid(), old=True)
 
@@ -185,7 +187,8 @@ def test_a_file_that_can_t_be_removed_is_no_reason_to_end(tmp_path, monkeypatch)
     assert path.exists()
 
 
-def test_a_file_where_a_directory_belongs_is_told(tmp_path):
+def test_file_in_place_of_a_directory(tmp_path):
+    """A file where a directory belongs is told."""
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match="can't make the directory") as caught:
@@ -199,7 +202,7 @@ def test_a_file_where_a_directory_belongs_is_told(tmp_path):
     ("number", "kind", "status"),
     [(errno.ENOSPC, StorageError, 9), (errno.EIO, StorageError, 9), (errno.EACCES, ConfigError, 3)],
 )
-def test_a_full_disk_is_no_wrong_configuration(number, kind, status):
+def test_full_disk_is_no_wrong_configuration(number, kind, status):
     """A service that ends for it is worth starting again; one that may not write there is not."""
     error = write_failed(Path("file"), OSError(number, os.strerror(number)))
     assert (type(error), error.exit_code) == (kind, status)
@@ -216,7 +219,7 @@ def test_damage_is_told_with_the_files_name(tmp_path):
     assert str(other.value) == "expired"
 
 
-def test_a_named_file_is_read_up_to_its_limit(tmp_path):
+def test_named_file_is_read_up_to_its_limit(tmp_path):
     (tmp_path / "f").write_bytes(b"12345")
     assert read_limited(tmp_path / "f", 5) == b"12345"
     with pytest.raises(ConfigError, match="more than 4 bytes"):

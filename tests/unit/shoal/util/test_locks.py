@@ -43,7 +43,7 @@ def test_a_second_program_is_told(tmp_path, holder):
     assert caught.value.hint == HINT
 
 
-def test_it_waits_for_the_first_and_a_kill_frees(tmp_path, holder):
+def test_it_waits_for_first_and_a_kill_frees(tmp_path, holder):
     os.kill(holder.pid, signal.SIGKILL)
     with exclusive(tmp_path, wait_s=30, hint=HINT):
         assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600
@@ -61,7 +61,8 @@ def test_a_directory_that_is_not_there(tmp_path):
         pass
 
 
-def test_who_looks_sees_whether_somebody_is_at_work(tmp_path, holder):
+def test_observer_sees_somebody_at_work(tmp_path, holder):
+    """Who looks sees whether somebody is at work."""
     (tmp_path / "free").mkdir()
     assert in_use(tmp_path)
     assert not in_use(tmp_path / "free")

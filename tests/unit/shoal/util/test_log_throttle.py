@@ -11,7 +11,8 @@ def told(caplog):
     return [r.kv for r in caplog.records]
 
 
-def test_the_same_refusal_is_told_after_pauses_that_double(caplog):
+def test_same_refusal_after_doubling_pauses(caplog):
+    """The same refusal is told after pauses that double."""
     refusals = Refusals(LOG)
     times = []
     for second in range(0, 4 * 3600, 5):
@@ -30,7 +31,7 @@ def test_what_is_new_is_told_at_once(caplog):
     assert told(caplog) == [{"topic": t, "reason": r, "hint": "look"} for t, r in (("a", "x"), ("a", "y"), ("b", "x"))]
 
 
-def test_refusals_that_all_differ_take_bounded_memory_and_log_lines(caplog):
+def test_many_refusals_take_little(caplog):
     """A stranger chooses the topics: each message can be a refusal that was never seen before."""
     refusals = Refusals(LOG)
     for number in range(20 * MOST_KNOWN):

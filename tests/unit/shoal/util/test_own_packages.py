@@ -39,7 +39,8 @@ def test_each_package_has_the_mark():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", ["", "import none\n"], ids=["empty", "of another"])
-def test_an_overwritten_package_is_named_with_its_owner(site, name, text):
+def test_overwritten_package_is_named(site, name, text):
+    """An overwritten package is named with its owner."""
     check_packages(site)
     install(site, "its-name", {f"{name}/__init__.py": text, f"{name}/app.py": ""})
     with pytest.raises(
@@ -49,13 +50,14 @@ def test_an_overwritten_package_is_named_with_its_owner(site, name, text):
     assert caught.value.hint.startswith("pip uninstall its-name, then pip install --force-reinstall --no-deps shoal")
 
 
-def test_one_without_metadata_is_reported_too(site):
+def test_missing_metadata_is_reported(site):
+    """One without metadata is reported too."""
     (site / "crypto/__init__.py").write_text("")
     with pytest.raises(ConfigError, match="another distribution has overwritten it"):
         check_packages(site)
 
 
-def test_on_a_disk_that_ignores_case_pycryptodome_is_reported(site):
+def test_pycryptodome_where_case_is_ignored(site):
     """A link stands for such a disk: both names lead to one folder."""
     (site / "Crypto").symlink_to("crypto")
     install(site, "pycryptodome", {"Crypto/__init__.py": "__all__ = []\n"})
@@ -63,20 +65,22 @@ def test_on_a_disk_that_ignores_case_pycryptodome_is_reported(site):
         check_packages(site)
 
 
-def test_where_case_counts_pycryptodome_is_no_rival(site):
+def test_pycryptodome_where_case_counts(site):
+    """Where case counts pycryptodome is no rival."""
     install(site, "pycryptodome", {"Crypto/__init__.py": "__all__ = []\n"})
     check_packages(site)
     assert rivals(site) == {}
 
 
-def test_a_package_of_another_party_may_be_missing(site):
+def test_another_partys_may_be_missing(site):
+    """A package of another party may be missing."""
     shutil.rmtree(site / "aggregator")
     install(site, "other", {"something/__init__.py": ""})
     check_packages(site)
     assert rivals(site) == {}
 
 
-def test_doctor_warns_of_one_that_shoal_has_overwritten(site, monkeypatch):
+def test_doctor_warns_of_overwritten_ones(site, monkeypatch):
     """It still works, but pip would remove files of ours with the other."""
     install(site, "crypto", {"crypto/app.py": ""})
     check_packages(site)

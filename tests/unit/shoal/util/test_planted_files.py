@@ -55,7 +55,7 @@ PLANTS = {
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_a_private_key_is_never_written_into_a_planted_file(tmp_path, bait, plant):
+def test_no_key_goes_into_a_planted_file(tmp_path, bait, plant):
     """Under the name of the file itself, and under the name that could be foreseen for the temporary one."""
     state = private_directory(tmp_path / "state")
     for name in (KEY_FILE, f".{KEY_FILE}.{os.getpid()}.new"):
@@ -82,7 +82,8 @@ def test_a_name_that_was_guessed_is_refused(tmp_path, bait, plant, monkeypatch):
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_files_that_are_written_in_place_are_not_opened_where_others_planted_them(tmp_path, bait, plant):
+def test_planted_files_are_not_opened(tmp_path, bait, plant):
+    """Files that are written in place are not opened where others planted them."""
     state = private_directory(tmp_path / "state")
     plant(state / LOCK_FILE, bait)
     for name in PENDING_FILES:
@@ -103,7 +104,8 @@ def test_files_that_are_written_in_place_are_not_opened_where_others_planted_the
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_the_database_is_not_opened_where_others_planted_a_file(tmp_path, bait, plant, suffix):
+def test_planted_database_is_not_opened(tmp_path, bait, plant, suffix):
+    """The database is not opened where others planted a file."""
     directory = private_directory(tmp_path / "run-000001")
     plant(directory / f"{DATABASE}{suffix}", bait)
     with pytest.raises(ConfigError):
@@ -111,7 +113,8 @@ def test_the_database_is_not_opened_where_others_planted_a_file(tmp_path, bait, 
     assert bait.read_bytes() == b""
 
 
-def test_the_database_is_private_before_sqlite_opens_it(tmp_path, monkeypatch):
+def test_database_is_private_from_the_start(tmp_path, monkeypatch):
+    """The database is private before sqlite opens it."""
     seen = []
 
     def connect(path, **options):
@@ -137,7 +140,7 @@ def test_a_secret_is_not_read_through_a_link(tmp_path, bait, link):
     assert not in_use(tmp_path)
 
 
-def test_a_passphrase_file_may_be_a_link_or_a_pipe(tmp_path):
+def test_passphrase_file_may_be_link_or_pipe(tmp_path):
     """A person names it; Kubernetes links secrets, and a shell passes them through pipes."""
     write_private(tmp_path / "real", b"phrase")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -151,7 +154,8 @@ def test_a_passphrase_file_may_be_a_link_or_a_pipe(tmp_path):
         os.close(ours)
 
 
-def test_a_pipe_in_a_state_directory_holds_nothing_up(tmp_path):
+def test_pipe_holds_nothing_up(tmp_path):
+    """A pipe in a state directory holds nothing up."""
     os.mkfifo(tmp_path / "secret", 0o600)
     with pytest.raises(ConfigError, match="is not a file"):
         read_private(tmp_path / "secret")
@@ -160,7 +164,7 @@ def test_a_pipe_in_a_state_directory_holds_nothing_up(tmp_path):
 
 
 @needs_root
-def test_a_key_that_another_user_planted_is_not_used(tmp_path):
+def test_planted_key_is_not_used(tmp_path):
     """Else he would know the private key of a party that is enrolled with it."""
     write_private(tmp_path / KEY_FILE, b"key")
     foreign(tmp_path / KEY_FILE)
@@ -196,7 +200,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
-def test_no_program_begins_in_a_directory_that_others_can_write_to(tmp_path, place, program):
+def test_no_start_where_others_can_write(tmp_path, place, program):
+    """No program begins in a directory that others can write to."""
     path = place(tmp_path)
     with pytest.raises(ConfigError) as caught:
         program(path)
@@ -206,7 +211,8 @@ def test_no_program_begins_in_a_directory_that_others_can_write_to(tmp_path, pla
 
 @needs_root
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_no_program_begins_in_a_directory_of_another_user(tmp_path, program):
+def test_no_start_in_anothers_directory(tmp_path, program):
+    """No program begins in a directory of another user."""
     path = foreign(private_directory_of(tmp_path / "state"))
     with pytest.raises(ConfigError, match="belongs to another user"):
         program(path)
@@ -214,7 +220,8 @@ def test_no_program_begins_in_a_directory_of_another_user(tmp_path, program):
 
 
 @pytest.mark.parametrize("party", ["owner", "server", "dev-1"])
-def test_no_program_goes_on_in_a_directory_that_was_opened_to_others(tmp_path, party):
+def test_stops_once_opened_to_others(tmp_path, party):
+    """No program goes on in a directory that was opened to others."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
     grant = owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     aggregators.join(tmp_path / "server", grant.read_bytes(), owner.fingerprint)
@@ -246,7 +253,7 @@ def test_a_missing_directory_is_an_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
-def test_a_credential_of_systemd_may_look_readable_by_its_group(tmp_path, monkeypatch):
+def test_credential_may_look_readable(tmp_path, monkeypatch):
     """An access list lets the service's user read it, and the mode shows that as the group's right. Others still may not."""
     path = tmp_path / "http_token"
     path.write_bytes(b"token")

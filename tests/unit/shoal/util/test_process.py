@@ -34,7 +34,7 @@ def package(tmp_path, monkeypatch):
 MARK = "_shoal_loads"
 
 
-def test_an_import_statement_does_not_load_a_deferred_module(package):
+def test_import_defers_the_module(package):
     """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it."""
     assert put_off("heavy_things.one") is True
     import heavy_things.one  # noqa: F401 - the statement is what is tested
@@ -43,7 +43,8 @@ def test_an_import_statement_does_not_load_a_deferred_module(package):
     assert package == []
 
 
-def test_the_first_use_loads_it_and_it_is_the_true_module_from_then_on(package):
+def test_first_use_loads_the_module(package):
+    """The first use loads it and it is the true module from then on."""
     put_off("heavy_things.one")
     import heavy_things.one
 
@@ -65,7 +66,8 @@ def test_importing_a_name_from_it_is_a_use(package):
     assert (VALUE, package) == (2, ["heavy_things.two"])
 
 
-def test_a_name_that_it_lacks_is_an_attribute_error(package):
+def test_missing_name_is_attribute_error(package):
+    """A name that it lacks is an attribute error."""
     put_off("heavy_things.one")
     import heavy_things.one
 
@@ -125,7 +127,8 @@ def test_a_server_keeps_its_heap():
     assert done.stdout.strip() in ("True", "False")
 
 
-def test_a_module_that_is_left_out_can_not_be_imported(package):
+def test_left_out_module_is_not_imported(package):
+    """A module that is left out can't be imported."""
     leave_out("heavy_things.one")
     with pytest.raises(ImportError):
         importlib.import_module("heavy_things.one")
@@ -137,7 +140,8 @@ def test_a_module_that_is_loaded_stays():
     assert sys.modules["json"] is json
 
 
-def test_no_garbage_is_collected_in_the_body_and_it_is_again_after_an_error():
+def test_no_garbage_is_collected_meanwhile():
+    """No garbage is collected in the body and it is again after an error."""
     during = []
 
     def fail():

@@ -15,7 +15,8 @@ def test_short_work_says_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_long_work_says_so_again_and_again_until_its_end(capsys):
+def test_long_work_says_so_until_its_end(capsys):
+    """Long work says so again and again until its end."""
     with working("counting", after_s=0.02, every_s=0.02):
         time.sleep(0.3)
     told = capsys.readouterr().err.splitlines()

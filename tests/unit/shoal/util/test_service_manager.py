@@ -47,7 +47,7 @@ def test_a_service_is_ready_alive_and_stops(told):
     assert heard(end) == ["READY=1\nSTATUS=serving reef", *["WATCHDOG=1"] * 3, "STOPPING=1"]
 
 
-def test_a_status_line_is_sent_when_it_changes(told):
+def test_status_line_is_sent_when_it_changes(told):
     end, address = told
     manager = ServiceManager(address)
     manager.ready("round 1")
@@ -59,7 +59,8 @@ def test_a_status_line_is_sent_when_it_changes(told):
     assert heard(end) == ["READY=1\nSTATUS=round 1", "STATUS=round 2"]
 
 
-def test_without_a_watchdog_or_for_another_process_nothing_is_said(told):
+def test_without_a_watchdog_nothing_is_said(told):
+    """Without a watchdog or for another process nothing is said."""
     end, address = told
     for extra in ({}, {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}):
         manager = ServiceManager.from_environment({"NOTIFY_SOCKET": address, **extra})
@@ -79,7 +80,8 @@ def test_without_a_manager_nothing_is_sent():
     assert not manager.wants_status(100.0)
 
 
-def test_a_manager_that_is_away_is_told_of_once_and_stops_nothing(tmp_path, caplog):
+def test_absent_manager_is_told_of_once(tmp_path, caplog):
+    """A manager that is away is told of once and stops nothing."""
     manager = ServiceManager(str(tmp_path / "nobody"))
     with caplog.at_level(logging.WARNING, "shoal"):
         manager.ready("serving")
@@ -87,12 +89,13 @@ def test_a_manager_that_is_away_is_told_of_once_and_stops_nothing(tmp_path, capl
     assert [record.getMessage() for record in caplog.records] == ["the service manager can't be reached"]
 
 
-def test_a_limit_that_is_no_number_is_refused():
+def test_limit_that_is_no_number_is_refused():
     with pytest.raises(ConfigError, match="WATCHDOG_USEC is 'soon', not a number of microseconds"):
         ServiceManager.from_environment({"WATCHDOG_USEC": "soon"})
 
 
-def test_credentials_are_files_in_the_folder_that_the_manager_names(tmp_path):
+def test_credentials_are_in_the_folder(tmp_path):
+    """Credentials are files in the folder that the manager names."""
     (tmp_path / "broker").write_text("mqtt://a:b@host\n")
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
     path = credential("broker", environment)
@@ -104,7 +107,8 @@ def test_credentials_are_files_in_the_folder_that_the_manager_names(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"), [(b"\xff\xfe", "is no text"), (b"x" * (MOST_CREDENTIAL_BYTES + 1), "more than 4096 bytes")]
 )
-def test_a_credential_of_another_form_is_refused(tmp_path, data, message):
+def test_credential_of_another_form(tmp_path, data, message):
+    """A credential of another form is refused."""
     (tmp_path / "broker").write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         read_credential(tmp_path / "broker")

@@ -149,18 +149,21 @@ def test_every_type_comes_back_as_it_was():
         (["parts", 0, "id"], 2000, r"parts\.0 must be a Part, not 'too large'"),
     ],
 )
-def test_a_document_that_does_not_fit_is_refused_with_the_path(path, value, message):
+def test_unfit_document_is_refused_by_path(path, value, message):
+    """A document that does not fit is refused with the path."""
     with pytest.raises(IntegrityError, match=message):
         decode_state(State, changed(path, value))
 
 
 @pytest.mark.parametrize("document", [None, [], 5, "x"])
-def test_a_document_that_is_no_table_is_refused(document):
+def test_other_document_is_refused(document):
+    """A document that is no table is refused."""
     with pytest.raises(DocumentError, match="the document must be a table"):
         decode_state(State, document)
 
 
-def test_the_class_refuses_values_with_its_own_error():
+def test_class_raises_its_own_error():
+    """The class refuses values with its own error."""
     with pytest.raises(TaskError, match="a negative id"):
         decode_state(State, changed(["parts", 0, "id"], -1))
 
@@ -186,7 +189,8 @@ def test_the_class_refuses_values_with_its_own_error():
         ({"online": frozenset("x")}, "online must be a PersistentSet"),
     ],
 )
-def test_a_value_that_breaks_its_hint_is_not_encoded(changes, message):
+def test_value_breaking_its_hint(changes, message):
+    """A value that breaks its hint is not encoded."""
     with pytest.raises(DocumentError, match=message):
         encode_state(State(**changes))
 
@@ -203,7 +207,8 @@ def vector(*values, dtype=np.float32):
     return np.array(values, dtype)
 
 
-def test_arrays_are_named_by_their_path_and_stored_once():
+def test_arrays_are_stored_once():
+    """Arrays are named by their path and stored once."""
     one, other = vector(1), vector(2)
     encoded = encode_state(Holder({"a": Upload((1, "a"), one)}, (one, other, one)))
     assert encoded.arrays == {"newest.a.vector": one, "twice.1": other}
@@ -213,7 +218,8 @@ def test_arrays_are_named_by_their_path_and_stored_once():
     assert found.newest == {"a": Upload((1, "a"), one)}
 
 
-def test_two_paths_that_read_the_same_do_not_mix_arrays_up():
+def test_alike_paths_keep_arrays_apart():
+    """Two paths that read the same do not mix arrays up."""
     with pytest.raises(DocumentError, match="must be a path of its own"):
         encode_state(Nested({"x.y": {"z": vector(1)}, "x": {"y.z": vector(2)}}))
 
@@ -233,14 +239,17 @@ def test_arrays_that_do_not_fit_are_refused(arrays, message):
     assert decode_state(Wide, {"exact": "exact"}, {"exact": vector(1, dtype=np.float64)}).exact == 1.0
 
 
-def test_an_array_of_another_dtype_is_not_encoded():
+def test_array_of_another_dtype():
+    """An array of another dtype is not encoded."""
     with pytest.raises(DocumentError, match="exact must be an array of float64"):
         encode_state(Wide(vector(1)))
     with pytest.raises(DocumentError, match="exact must be an array"):
         encode_state(Wide([1.0]))
 
 
-def test_a_hint_that_no_document_can_hold_is_a_mistake_in_the_class():
+def test_impossible_hint_is_the_classs_fault():
+    """A hint that no document can hold is a mistake in the class."""
+
     @dataclass(frozen=True)
     class Odd:
         value: complex
@@ -249,7 +258,7 @@ def test_a_hint_that_no_document_can_hold_is_a_mistake_in_the_class():
         encode_state(Odd(1j))
 
 
-def test_a_document_of_another_version_is_read_where_that_is_allowed():
+def test_other_version_may_be_read():
     """Added fields are skipped, and lacking ones take their default, at any depth; what has no default is missed."""
     document = {"count": 4, "added": {"x": 1}}
     assert decode_state(State, document, mixed=True) == State(count=4)

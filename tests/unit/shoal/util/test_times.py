@@ -6,7 +6,8 @@ from shoal.util.times import day, second, span
 
 
 @pytest.mark.parametrize("at_s", [2**40, 2**63, 2**64 - 1])
-def test_any_time_that_a_message_can_hold_is_written(at_s):
+def test_any_possible_time_is_written(at_s):
+    """Any time that a message can hold is written."""
     assert second(at_s)
 
 

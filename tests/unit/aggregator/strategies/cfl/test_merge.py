@@ -59,7 +59,7 @@ def kinds(rounds, *wanted):
     return [e.kind for e in rounds.events if e.kind in wanted]
 
 
-def test_a_check_asks_both_leaves_for_margins_while_the_others_train():
+def test_check_asks_leaves_for_margins():
     """The leaf's own model first, the one from before the cut second, on validation data; other clusters lose nothing."""
     rounds = cfl(**CHECKED)
     answer = Quadratic(rounds)
@@ -85,7 +85,7 @@ def test_a_check_asks_both_leaves_for_margins_while_the_others_train():
         assert (cluster.slot is before[cluster.id]) == (cluster.id in node.children)
 
 
-def test_checks_come_as_often_as_told_and_not_to_nodes_above_others():
+def test_checks_come_as_often_as_told():
     """Of three nested splits only the innermost has two leaves; it is asked every `merge_every` rounds after the cut."""
     rounds = cfl(**CHECKED)
     answer = Quadratic(rounds)
@@ -103,7 +103,7 @@ def test_true_groups_are_never_merged():
     assert not kinds(rounds, "merge", "split-doubted")
 
 
-def test_a_split_that_stops_paying_is_taken_back():
+def test_unprofitable_split_is_taken_back():
     """After `patience` checks: the leaves are one cluster again, with the model from before the cut and all their members."""
     rounds = cfl(**CHECKED, patience=2)
     answer = Regretful(rounds, regret=False)
@@ -145,7 +145,8 @@ class Lying(Regretful):
 
 @pytest.mark.parametrize("regret", [True, False])
 @pytest.mark.parametrize("liar", ["dev-00", "dev-05", "dev-08"])
-def test_one_false_margin_decides_no_merge_of_leaves_of_five(liar, regret):
+def test_one_false_margin_decides_nothing(liar, regret):
+    """One false margin decides no merge of leaves of five."""
     devices = tuple(f"dev-{i:02d}" for i in range(10))
     goals = {d: 4.0 * np.eye(24)[i // 5] for i, d in enumerate(devices)}
     rounds = cfl(devices, **CHECKED, patience=1)
@@ -158,7 +159,8 @@ def test_one_false_margin_decides_no_merge_of_leaves_of_five(liar, regret):
     assert [e.detail["device"] for e in rounds.events if e.kind == "stands-apart"] == [liar]
 
 
-def test_a_check_passed_in_between_starts_the_count_anew():
+def test_passed_check_restarts_the_count():
+    """A check passed in between starts the count anew."""
     rounds = cfl(**CHECKED, patience=2)
     answer = Regretful(rounds, regret=False)
     for regret in (True, False, True):
@@ -194,7 +196,8 @@ def test_merges_go_up_the_tree():
     assert set(outcome.clusters.values()) == {0}
 
 
-def test_a_merged_cluster_can_be_cut_again_after_its_rest():
+def test_merged_cluster_can_be_cut_again():
+    """A merged cluster can be cut again after its rest."""
     rounds = cfl(**CHECKED, patience=1)
     answer = Regretful(rounds, regret=False)
     node = run_to_check(rounds, answer)
@@ -227,7 +230,8 @@ def test_absent_devices_have_no_say(present):
         assert kinds(rounds, "merge") == ["merge"]
 
 
-def test_who_has_no_say_leaves_the_count_as_it_was():
+def test_no_say_leaves_the_count():
+    """Who has no say leaves the count as it was."""
     rounds = cfl(**CHECKED, patience=2)
     answer = Regretful(rounds)
     node = run_to_check(rounds, answer)
@@ -241,7 +245,8 @@ def test_who_has_no_say_leaves_the_count_as_it_was():
     assert kinds(rounds, "merge") == ["merge"]
 
 
-def test_everybody_who_is_there_is_asked_however_few_take_part_in_training():
+def test_everybody_present_is_asked():
+    """Everybody who is there is asked however few take part in training."""
     rounds = cfl(changes={"participation": 0.25}, **CHECKED)
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=3)
@@ -270,7 +275,7 @@ def test_no_check_while_a_leaf_is_on_trial():
     assert kinds(rounds, "split").count("split") == 3
 
 
-def test_a_device_that_waits_at_the_node_becomes_a_member_of_what_it_was():
+def test_waiting_device_becomes_a_member():
     """A device that is to choose among the leaves below the very node that vanishes belongs to the cluster in its place."""
     rounds = cfl(**CHECKED, patience=1)
     answer = Regretful(rounds, regret=False)
@@ -290,7 +295,7 @@ def test_a_device_that_waits_at_the_node_becomes_a_member_of_what_it_was():
 
 
 @pytest.mark.parametrize("settings", [{}, {"merge_every": 0}], ids=["alg-5-alone", "never"])
-def test_without_validation_or_with_zero_nothing_is_checked(settings):
+def test_unvalidated_checks_nothing(settings):
     """`validate = off` is the paper's Alg. 5 alone, unless a merge is asked for."""
     rounds = cfl(**ALG_5, **settings)
     answer = Regretful(rounds)
@@ -299,7 +304,8 @@ def test_without_validation_or_with_zero_nothing_is_checked(settings):
     assert {o.phase for _, _, o in answer.assignments} == {Phase.TRAIN}
 
 
-def test_validated_splits_are_checked_every_twenty_rounds_by_default():
+def test_checked_every_twenty_rounds():
+    """Validated splits are checked every twenty rounds by default."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=90)
@@ -311,7 +317,7 @@ def test_validated_splits_are_checked_every_twenty_rounds_by_default():
     assert sorted(checks) == [last + 20 * i for i in (1, 2, 3)]
 
 
-def test_leaves_that_do_as_well_as_before_stay_apart():
+def test_leaves_that_do_well_stay_apart():
     """No merge for equal losses, nor for a preference that chance explains."""
     rounds = cfl(**CHECKED, patience=1)
     rng = np.random.default_rng(5)
@@ -350,6 +356,7 @@ def test_checks_survive_dump_and_load(after):
 @pytest.mark.parametrize(
     "settings", [{"merge_every": -2}, {"merge_every": 1}, {"patience": 0}, {"merge_p_value": 0}, {"max_age": 0}]
 )
-def test_settings_of_checks_that_make_no_sense_are_refused(settings):
+def test_senseless_settings_are_refused(settings):
+    """Settings of checks that make no sense are refused."""
     with pytest.raises(ConfigError):
         cfl(**settings)

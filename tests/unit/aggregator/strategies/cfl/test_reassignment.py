@@ -40,7 +40,8 @@ class Misled(Quadratic):
         return super().__call__(device, assignment, round_)
 
 
-def test_a_device_that_the_cut_misled_comes_to_its_group():
+def test_misled_device_comes_to_its_group():
+    """A device that the cut misled comes to its group."""
     rounds = cfl(**LOOKING)
     answer = Misled(rounds)
     for _ in range(6):
@@ -56,7 +57,8 @@ def test_a_device_that_the_cut_misled_comes_to_its_group():
     assert partition(rounds) == TRUTH
 
 
-def test_its_update_counts_in_its_new_cluster_in_the_same_round():
+def test_update_counts_in_its_new_cluster():
+    """Its update counts in its new cluster in the same round."""
     rounds = cfl(**LOOKING)
     answer = Misled(rounds)
     for _ in range(7):
@@ -66,7 +68,8 @@ def test_its_update_counts_in_its_new_cluster_in_the_same_round():
     np.testing.assert_allclose(rounds.theta(home.slot), expected, atol=1e-5)
 
 
-def test_a_device_whose_data_have_changed_changes_clusters():
+def test_changed_data_change_the_cluster():
+    """A device whose data have changed changes clusters."""
     rounds = cfl(**LOOKING)
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=14)
@@ -77,7 +80,7 @@ def test_a_device_whose_data_have_changed_changes_clusters():
     assert {frozenset((*GROUPS["c"], "dev-40")), frozenset(("dev-02", "dev-71"))} <= partition(rounds)
 
 
-def test_without_looks_a_device_stays_where_the_cut_has_put_it():
+def test_without_looks_devices_stay():
     """Alg. 5 alone knows no way back, and it is what `validate=off` gives."""
     assert CflSettings(validate=False).look_rounds == 0
     assert CflSettings().look_rounds == 20
@@ -87,7 +90,8 @@ def test_without_looks_a_device_stays_where_the_cut_has_put_it():
     assert partition(rounds) != TRUTH
 
 
-def test_models_are_offered_only_in_rounds_of_a_look():
+def test_models_are_offered_in_looks_only():
+    """Models are offered only in rounds of a look."""
     rounds = cfl(**LOOKING)
     answer = Quadratic(rounds)
     for _ in range(15):
@@ -103,7 +107,8 @@ def test_one_cluster_has_nothing_to_offer():
     assert not look_due(state, CflSettings(look_every=1), 5)
 
 
-def test_a_check_of_a_split_waits_for_the_look_to_pass():
+def test_check_waits_for_the_look():
+    """A check of a split waits for the look to pass."""
     rounds = cfl(**{**ALG_5, "merge_every": 5, "look_every": 5})
     answer = Quadratic(rounds)
     for _ in range(24):
@@ -124,21 +129,23 @@ def chain(leaves):
     return CflState(clusters, tree=tree)
 
 
-def test_the_nearest_leaves_of_the_tree_are_offered_first():
+def test_nearest_leaves_are_offered_first():
+    """The nearest leaves of the tree are offered first."""
     found = offers(chain(5), 0)
     assert found[4] == (4, 5, 3, 2, 1)
     assert found[1] == (1, 2, 3, 4, 5)
     assert found[3] == (3, 4, 5, 2, 1)
 
 
-def test_every_leaf_comes_up_in_turn_and_the_nearest_always():
+def test_every_leaf_comes_up_in_turn():
+    """Every leaf comes up in turn and the nearest always."""
     looks = [offers(chain(9), turn)[2] for turn in range(6)]
     assert all(len(models) == 1 + MOST_OFFERED == len(set(models)) for models in looks)
     assert {models[:3] for models in looks} == {(2, 3, 4)}
     assert {m for models in looks[:3] for m in models[3:]} == {1, 5, 6, 7, 8, 9}
 
 
-def test_offers_of_hundreds_of_leaves_take_no_walk_for_every_pair():
+def test_offers_of_many_leaves_are_cheap():
     """Steps up the tree are counted, not seconds."""
 
     class Counted(dict):
@@ -212,13 +219,15 @@ def test_nobody_moves_by_scoring():
     assert move(chain(3), updates("1a>2 1b>1 1c>1", Phase.SCORE), 1, 9, turn=0)[1] == ()
 
 
-def test_of_two_who_can_not_both_leave_the_other_leaves_next_time():
+def test_of_two_one_leaves_later():
+    """Of two who can't both leave the other leaves next time."""
     given = updates("1a>2 1b>2 1c>1 2a>2 2b>2 2c>2")
     gone = [move(chain(3), given, 2, 9, turn=turn)[1][0].detail["device"] for turn in range(2)]
     assert gone == ["dev-1b", "dev-1a"]
 
 
-def test_devices_heard_of_lately_count_though_they_were_not_drawn():
+def test_undrawn_but_heard_of_counts():
+    """Devices heard of lately count though they were not drawn."""
     state = dataclasses.replace(chain(3), heard={"dev-1c": 8})
     given = updates("1a>2 1b>1 2a>2 2b>2 2c>2")
     assert len(move(state, given, 2, 9, turn=0)[1]) == 1
@@ -231,7 +240,7 @@ def test_a_look_in_every_round_is_refused(value):
         cfl(look_every=value)
 
 
-def test_devices_of_a_leaf_that_can_not_be_averaged_any_more_are_let_out():
+def test_hopeless_leaf_lets_devices_out():
     """Two of three have stayed: their leaf stands still, and what they see has become another group's."""
     rounds = cfl(changes={"min_contributors": 3}, **LOOKING, max_age=5)
     answer = Quadratic(rounds)
@@ -243,7 +252,7 @@ def test_devices_of_a_leaf_that_can_not_be_averaged_any_more_are_let_out():
     assert frozenset((*GROUPS["c"], "dev-02", "dev-71")) in partition(rounds)
 
 
-def test_a_move_that_leaves_one_behind_beside_an_absent_device_is_not_made():
+def test_move_that_leaves_one_is_not_made():
     """Members that have been away for long hold no leaf up."""
     rounds = cfl(changes={"min_contributors": 2}, **LOOKING, max_age=5)
     answer = Quadratic(rounds)
@@ -275,7 +284,7 @@ def seal_at(rounds, round_, present=DEVICES):
     return plan.seal
 
 
-def test_checkpoints_of_all_leaves_are_asked_for_in_the_round_before_an_offer():
+def test_checkpoints_come_before_an_offer():
     """Devices hold the model of their own leaf only."""
     rounds = cfl(**LOOKING)
     answer = Quadratic(rounds)
@@ -286,7 +295,8 @@ def test_checkpoints_of_all_leaves_are_asked_for_in_the_round_before_an_offer():
     assert [seal_at(rounds, r) for r in (12, 13, 14, 15)] == [frozenset(), leaves, frozenset(), frozenset()]
 
 
-def test_the_model_of_a_node_is_asked_for_before_its_children_are_checked():
+def test_nodes_model_comes_before_its_check():
+    """The model of a node is asked for before its children are checked."""
     rounds = cfl(**{**ALG_5, "merge_every": 5})
     answer = Quadratic(rounds)
     while not rounds.state.tree:

@@ -34,7 +34,7 @@ from tests.helpers.quadratics import (
 )
 
 
-def test_validated_splits_give_the_true_groups():
+def test_validated_splits_give_true_groups():
     rounds = cfl(**TRIED)
     run_until_quiet(rounds, Quadratic(rounds), most=40)
     assert partition(rounds) == TRUTH
@@ -43,7 +43,7 @@ def test_validated_splits_give_the_true_groups():
     assert kinds.count("trial-opened") == 3 + kinds.count("split-refused")
 
 
-def test_a_trial_trains_both_halves_then_asks_for_margins():
+def test_trial_trains_then_asks_for_margins():
     """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the control second."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
@@ -66,7 +66,7 @@ def scoring_of(assignments):
     return {o.candidates for o in assignments.values()}
 
 
-def test_the_control_goes_on_as_the_parent_would():
+def test_control_goes_on_as_the_parent_would():
     """Its step is the mean of all updates of the trial: in the first round they start from the same model."""
     rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 100})
     for fleet in (rounds, alone):
@@ -86,7 +86,8 @@ class Indifferent(Quadratic):
         return 1.0
 
 
-def test_a_refused_trial_keeps_what_was_trained_and_leaves_the_cluster_in_peace():
+def test_refused_trial_keeps_its_training():
+    """A refused trial keeps what was trained and leaves the cluster in peace."""
     rounds = cfl(**TRIED)
     answer = Indifferent(rounds)
     for _ in range(2):
@@ -121,7 +122,8 @@ class SlowGain(Quadratic):
         return dataclasses.replace(given, margins=(0.0, round(spread + 0.004 * round_ - 0.02, 4)))
 
 
-def test_a_clear_cut_on_trial_gets_time_while_the_evidence_is_weak(monkeypatch):
+def test_clear_cut_gets_time(monkeypatch):
+    """A clear cut on trial gets time while the evidence is weak."""
     monkeypatch.setattr(CflSettings, "convinces", lambda _self, _sides, tried: tried >= 3)
     rounds = cfl(**TRIED)
     run_until_quiet(rounds, SlowGain(rounds), most=30)
@@ -141,7 +143,7 @@ def test_extensions_are_bounded(monkeypatch):
     assert refused == opened + 3 + 6 * MAX_EXTENSIONS
 
 
-def test_the_control_of_a_long_trial_trains_by_itself(monkeypatch):
+def test_control_of_a_trial_trains_by_itself(monkeypatch):
     """It has learned what the cluster would have learned alone, in every second half of the rounds since the first look."""
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 1000})
@@ -163,7 +165,8 @@ def test_the_control_of_a_long_trial_trains_by_itself(monkeypatch):
     assert rounds.state.clusters[0].slot.version == 8
 
 
-def test_no_trial_opens_that_the_run_has_no_rounds_left_to_judge():
+def test_no_trial_without_rounds_left():
+    """No trial opens that the run has no rounds left to judge."""
     run = cfl(**TRIED, changes={"rounds": 4})
     run_until_quiet(run, Quadratic(run), most=4)
     assert [e.kind for e in run.events] == []
@@ -172,7 +175,8 @@ def test_no_trial_opens_that_the_run_has_no_rounds_left_to_judge():
     assert [e.kind for e in run.events] == ["trial-opened", "split"]
 
 
-def test_devices_on_trial_at_the_end_take_the_better_model_by_their_validation_share(monkeypatch):
+def test_unfinished_trial_takes_the_better(monkeypatch):
+    """Devices on trial at the end take the better model by their validation share."""
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     rounds = cfl(**TRIED)
     run_until_quiet(rounds, SlowGain(rounds), most=12)
@@ -197,7 +201,8 @@ def test_a_cut_without_a_gap_gets_one_look(monkeypatch):
 @pytest.mark.parametrize(
     ("p_values", "expected"), [((0.2, 0.05), True), ((0.5, 0.5), False), ((0.001, 0.95), False), ((0.0001, 0.85), True)]
 )
-def test_weak_evidence_that_no_side_speaks_against_is_worth_another_look(p_values, expected):
+def test_weak_evidence_gets_another_look(p_values, expected):
+    """Weak evidence that no side speaks against is worth another look."""
     assert goes_on([Verdict(4, 1.0, 0.1, p, p) for p in p_values]) is expected
 
 
@@ -211,14 +216,15 @@ class OneSided(Quadratic):
         return given
 
 
-def test_a_split_stands_only_if_both_sides_prefer_it():
+def test_both_sides_must_prefer_a_split():
+    """A split stands only if both sides prefer it."""
     rounds = cfl(**TRIED)
     run_until_quiet(rounds, OneSided(rounds), most=5)
     assert rounds.events[-1].kind == "split-refused"
     assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
 
 
-def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
+def test_trial_gives_up_on_the_absent():
     """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
@@ -234,7 +240,8 @@ def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
     assert rounds.events[-1].detail["reason"].endswith("it is tried again when they do")
 
 
-def test_a_trial_goes_on_when_its_devices_come_back():
+def test_trial_goes_on_when_they_return():
+    """A trial goes on when its devices come back."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
     for _ in range(2):
@@ -245,14 +252,15 @@ def test_a_trial_goes_on_when_its_devices_come_back():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_paired_t_test_of_a_small_side_is_scipys(seed):
+def test_paired_t_test_is_scipys(seed):
+    """The paired t test of a small side is scipys."""
     rng = np.random.default_rng(seed)
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 5))
     expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
     assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
 
 
-def test_two_devices_with_unlike_gains_are_judged_by_the_spread_of_both_sides():
+def test_unlike_gains_use_both_spreads():
     """Alone they would need gains that are nearly equal, however large these are."""
     three, two = [0.38, 0.42, 0.43], [0.7, 1.16]
     assert judge(two).p_value > 0.07
@@ -262,7 +270,8 @@ def test_two_devices_with_unlike_gains_are_judged_by_the_spread_of_both_sides():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_spread_of_two_small_sides_is_pooled_as_in_an_analysis_of_variance(seed):
+def test_small_sides_have_a_pooled_spread(seed):
+    """The spread of two small sides is pooled as in an analysis of variance."""
     rng = np.random.default_rng(seed)
     own, other = rng.normal(0.4, 1.0, 3), rng.normal(-2.0, 1.0, 4)
     spread = np.sqrt((own.var() * 3 + other.var() * 4) / 5)
@@ -271,13 +280,14 @@ def test_the_spread_of_two_small_sides_is_pooled_as_in_an_analysis_of_variance(s
 
 
 @pytest.mark.parametrize("lie", [-5.0, 5.0, 0.1])
-def test_a_liar_in_a_large_side_spoils_no_small_one(lie):
+def test_liar_in_a_large_side(lie):
+    """A liar in a large side spoils no small one."""
     three, nine = [0.21, 0.24, 0.3], [0.2, 0.22, 0.25, 0.21, 0.3, 0.27, 0.24, 0.19, lie]
     assert judge(three, nine).shared <= judge(three).p_value < 0.01
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_five_or_more_the_lesser_p_value_of_student_and_yuen_counts(seed):
+def test_lesser_p_value_counts_from_five(seed):
     """Yuen's is scipy's against as many zeros, which add no variance and no degree of freedom."""
     rng = np.random.default_rng(seed)
     values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(5, 30))
@@ -287,12 +297,13 @@ def test_of_five_or_more_the_lesser_p_value_of_student_and_yuen_counts(seed):
     assert paired_t_p_value(values) == pytest.approx(min(yuen, student), rel=1e-10)
 
 
-def test_an_honest_side_of_five_with_unlike_gains_passes():
+def test_honest_unlike_gains_pass():
     """Two targets out of five are easy to predict: with both ends left out only one large gain of three would be left."""
     assert paired_t_p_value(np.array([0.09, 0.13, 0.13, 0.58, 0.84])) < 0.05
 
 
-def test_inner_differences_that_are_equal_as_rounded_are_no_proof():
+def test_rounded_differences_are_no_proof():
+    """Inner differences that are equal as rounded are no proof."""
     assert paired_t_p_value(np.array([-0.3, 1e-4, 1e-4, 1e-4, 0.2])) > 0.1
 
 
@@ -307,7 +318,7 @@ def lied(margins, place, lie):
 
 
 @pytest.mark.parametrize("count", range(5, 13))
-def test_one_false_margin_decides_no_side_of_five_or_more(count):
+def test_one_false_margin_of_five(count):
     """Sides that gain by their half's model say so whoever lies, and those that lose by it never do."""
     for seed in range(20, 40):
         margins = np.random.default_rng(seed).uniform(0.06, 0.12, count)
@@ -330,7 +341,8 @@ def test_of_three_or_four_one_liar_decides(count):
 
 @pytest.mark.parametrize("lie", [-5.0, 5.0, 0.0, None])
 @pytest.mark.parametrize("place", [0, 3, 5])
-def test_a_fleet_with_one_liar_splits_as_an_honest_one(place, lie):
+def test_one_liar_changes_no_split(place, lie):
+    """A fleet with one liar splits as an honest one."""
     devices = tuple(f"dev-{i:02d}" for i in range(12))
     goals = {d: (4.0 + 0.1 * (i % 6)) * np.eye(24)[i // 6] for i, d in enumerate(devices)}
 
@@ -366,7 +378,8 @@ def test_a_fleet_with_one_liar_splits_as_an_honest_one(place, lie):
         ([0.1, 0.2, -0.2], []),
     ],
 )
-def test_the_device_whose_margin_contradicts_all_others_is_named(margins, named):
+def test_contradicting_device_is_named(margins, named):
+    """The device whose margin contradicts all others is named."""
     given = [contribution(f"dev-{i}", margins=(0.0, m)) for i, m in enumerate(margins)]
     events = contradictions(given, 7, 4, 0.25)
     assert [(e.round, e.kind, e.detail["cluster"], e.detail["device"]) for e in events] == [
@@ -375,11 +388,12 @@ def test_the_device_whose_margin_contradicts_all_others_is_named(margins, named)
 
 
 @pytest.mark.parametrize(("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.0, 0.0], 0.5), ([-1.0, -1.0], 1.0)])
-def test_the_t_test_of_too_few_or_equal_values(values, expected):
+def test_t_test_of_too_few_or_equal_values(values, expected):
     assert paired_t_p_value(np.array(values)) == pytest.approx(expected, abs=1e-3)
 
 
-def test_two_differences_that_are_equal_as_rounded_are_not_certain():
+def test_two_equal_differences_are_unsure():
+    """Two differences that are equal as rounded are not certain."""
     assert 0.005 < paired_t_p_value(np.array([0.0031, 0.0031])) < 0.05
 
 
@@ -388,7 +402,8 @@ def test_the_combined_p_value_is_scipys(pair):
     assert combined_p_value(pair) == pytest.approx(combine_pvalues(pair, "fisher").pvalue, rel=1e-9)
 
 
-def test_a_p_value_of_zero_or_a_single_one_combines():
+def test_p_value_of_zero_combines():
+    """A p value of zero or a single one combines."""
     assert (combined_p_value((0.0, 0.05)), combined_p_value((0.3,))) == (0.0, 0.3)
 
 
@@ -420,7 +435,8 @@ CONTRARY = Event(4, "stands-apart", {"device": "dev-3", "margin": -5.0, "others"
         ),
     ],
 )
-def test_a_refusal_says_why_in_one_sentence_and_what_would_decide(sides, apart, words):
+def test_refusal_says_why(sides, apart, words):
+    """A refusal says why in one sentence and what would decide."""
     told = refusal(sides, apart, 0.5, 0.1)
     assert words in told
     assert len(told) < 200

@@ -31,7 +31,8 @@ from tests.helpers.quadratics import cfl
         ({"merge_p_value": 0.0}, "merge_p_value is a share"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(settings, message):
+def test_value_out_of_range_is_named(settings, message):
+    """A value out of range is refused by name."""
     with pytest.raises(ConfigError) as caught:
         CflSettings(**settings).check()
     assert str(caught.value) == message
@@ -41,7 +42,8 @@ def test_a_value_out_of_range_is_refused_by_name(settings, message):
     "settings",
     [{}, {"gamma_max": 0.99}, {"prefer": 0.0, "p_value": 1.0}, {"merge_every": 2, "look_every": 0}, {"eps2": 0.0}],
 )
-def test_values_at_the_edge_of_their_range_are_allowed(settings):
+def test_ends_of_the_range_are_allowed(settings):
+    """Values at the edge of their range are allowed."""
     CflSettings(**settings).check()
 
 
@@ -53,7 +55,8 @@ def test_values_at_the_edge_of_their_range_are_allowed(settings):
         ({"speed": 3}, "no setting 'speed'"),
     ],
 )
-def test_a_run_with_settings_that_make_no_sense_is_refused(settings, match):
+def test_senseless_settings_are_refused(settings, match):
+    """A run with settings that make no sense is refused."""
     with pytest.raises(ConfigError, match=match):
         cfl(**settings)
 
@@ -68,9 +71,8 @@ def test_a_run_with_settings_that_make_no_sense_is_refused(settings, match):
         ({"validate": False, "merge_every": 7, "look_every": 9}, 7, 9),
     ],
 )
-def test_splits_are_checked_and_moves_offered_every_twenty_rounds_unless_alg_5_stands_alone(
-    settings, check_every, look_rounds
-):
+def test_defaults_of_checks_and_moves(settings, check_every, look_rounds):
+    """Splits are checked and moves offered every twenty rounds unless alg 5 stands alone."""
     made = CflSettings(**settings)
     assert (made.check_every, made.look_rounds) == (check_every, look_rounds)
 
@@ -84,13 +86,15 @@ def test_splits_are_checked_and_moves_offered_every_twenty_rounds_unless_alg_5_s
         ({"merge_every": 0}, True),
     ],
 )
-def test_devices_need_a_validation_share_for_trials_and_for_checks(settings, uses):
+def test_trials_need_a_validation_share(settings, uses):
+    """Devices need a validation share for trials and for checks."""
     made = CflSettings(**settings)
     assert made.uses_validation is uses
     assert made.capabilities == Capabilities(margins=uses, compare=True)
 
 
-def test_only_a_run_with_paths_asks_devices_to_keep_them():
+def test_only_paths_are_asked_for():
+    """Only a run with paths asks devices to keep them."""
     assert CflSettings(path=True).capabilities.keep_path
     assert not CflSettings().capabilities.keep_path
 
@@ -114,13 +118,15 @@ def test_only_a_run_with_paths_asks_devices_to_keep_them():
         "weak and small",
     ],
 )
-def test_a_trial_convinces_by_clear_evidence_or_a_large_gain_on_both_sides(sides, convinces):
+def test_evidence_or_gain_on_both_sides(sides, convinces):
+    """A trial convinces by clear evidence or a large gain on both sides."""
     settings = CflSettings(prefer=0.5, margin=0.05, p_value=0.001)
     assert settings.convinces(sides) is convinces
     assert settings.convinces(sides[::-1]) is convinces
 
 
-def test_each_refused_candidate_makes_the_evidence_that_convinces_stronger():
+def test_each_refusal_raises_the_bar():
+    """Each refused candidate makes the evidence that convinces stronger."""
     settings, weak = (
         CflSettings(p_value=0.001, margin=0.1),
         (Verdict(3, 1.0, 0.01, 0.0186), Verdict(2, 1.0, 0.01, 0.0024)),

@@ -23,7 +23,7 @@ from tests.helpers.quadratics import (
 )
 
 
-def test_three_nested_splits_give_the_true_groups_as_device_ids():
+def test_nested_splits_give_the_groups():
     """Sub-splits are device ids, never positions: nobody is orphaned, nobody is in two clusters."""
     rounds = cfl(**ALG_5)
     run_until_quiet(rounds, Quadratic(rounds), most=12)
@@ -47,7 +47,7 @@ def test_pure_groups_are_left_alone_for_ever():
         np.testing.assert_allclose(rounds.theta(slot), goal, atol=0.1)
 
 
-def test_nested_splits_survive_devices_that_come_and_go():
+def test_nested_splits_survive_absences():
     """A third of the devices is missing in every round, and those that are missing at a split choose among the leaves."""
     rounds = cfl(**{**ALG_5, "eps1": 0.6})
     answer, rng = Quadratic(rounds), np.random.default_rng(2)
@@ -66,7 +66,8 @@ def test_both_linkages_find_clear_groups(linkage):
     assert partition(rounds) == TRUTH
 
 
-def test_children_of_an_unvalidated_split_start_from_the_parents_model_and_their_own_mean():
+def test_children_start_from_the_parent():
+    """Children of an unvalidated split start from the parents model and their own mean."""
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
     rounds.step(answer)
@@ -88,19 +89,21 @@ def test_no_split_while_the_mean_still_moves():
     assert set(rounds.state.clusters) == {0}
 
 
-def test_no_split_where_every_update_is_small():
+def test_no_split_where_updates_are_small():
+    """No split where every update is small."""
     rounds = cfl(**{**ALG_5, "eps2": 1e9})
     run_until_quiet(rounds, Quadratic(rounds), most=8)
     assert set(rounds.state.clusters) == {0}
 
 
-def test_the_relative_form_measures_against_the_rounds_and_the_early_norms():
+def test_relative_form_uses_early_norms():
+    """The relative form measures against the rounds and the early norms."""
     rounds = cfl(form="relative", eps1=0.4, eps2=0.05, validate="off", cool_down=0)
     run_until_quiet(rounds, Quadratic(rounds), most=14)
     assert partition(rounds) == TRUTH
 
 
-def test_gamma_max_forbids_a_split_that_noise_could_explain():
+def test_gamma_max_forbids_noise():
     """Eq. 39: split only if gamma_max < sqrt((1 - alpha_cross_max) / 2)."""
     open_, shut = cfl(**ALG_5, gamma_max=0.1), cfl(**ALG_5, gamma_max=0.999)
     for rounds in (open_, shut):
@@ -109,7 +112,8 @@ def test_gamma_max_forbids_a_split_that_noise_could_explain():
     assert set(shut.state.clusters) == {0}
 
 
-def test_warm_up_and_cool_down_put_splits_off():
+def test_warm_up_and_cool_down():
+    """Warm up and cool down put splits off."""
     rounds = cfl(**{**ALG_5, "cool_down": 4}, warm_up=5)
     run_until_quiet(rounds, Quadratic(rounds), most=20)
     assert [e.round for e in rounds.events if e.kind == "split"] == [6, 11, 16]
@@ -127,7 +131,8 @@ def test_no_side_is_smaller_than_it_may_be(settings, changes):
 @pytest.mark.parametrize(
     ("settings", "clusters"), [({}, {1, 2}), ({"min_side": 2}, {0})], ids=["as published", "two a side"]
 )
-def test_a_single_outlier_is_a_group_only_as_published(settings, clusters):
+def test_single_outlier_only_as_published(settings, clusters):
+    """A single outlier is a group only as published."""
     goals = {d: np.zeros(D) for d in DEVICES} | {DEVICES[0]: 9.0 * np.eye(D)[3]}
     rounds = cfl(**ALG_5, **settings)
     run_until_quiet(rounds, Quadratic(rounds, goals), most=8)
@@ -143,7 +148,8 @@ def settled_tree():
     return rounds
 
 
-def test_the_final_round_gives_everybody_its_clusters_model():
+def test_final_round_gives_each_its_model():
+    """The final round gives everybody its clusters model."""
     rounds = settled_tree()
     rounds.step(Quadratic(rounds))
     NOISE["dev-99"] = np.zeros(D)
@@ -179,7 +185,8 @@ def test_dump_and_load_change_nothing_later(settings, after):
     assert results[0] == results[1]
 
 
-def test_a_shared_segment_or_several_origins_are_refused():
+def test_shared_segment_is_refused():
+    """A shared segment or several origins are refused."""
     with pytest.raises(ConfigError, match="one origin"):
         Rounds(run_plan("cfl", origins=2), DEVICES)
     with pytest.raises(ConfigError, match="shared"):

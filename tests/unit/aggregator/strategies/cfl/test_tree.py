@@ -17,22 +17,25 @@ TREE = {0: node(0, 5, 2), 2: node(2, 7, 3), 5: node(5, 9, 6)}
 """Ids in no order: 0 has 5 and 2; 2 has the leaves 7 and 3; 5 has the leaves 9 and 6."""
 
 
-def test_every_node_and_leaf_but_the_root_has_one_parent():
+def test_every_node_has_one_parent():
+    """Every node and leaf but the root has one parent."""
     assert parents(TREE) == {5: 0, 2: 0, 7: 2, 3: 2, 9: 5, 6: 5}
     assert parents({}) == {}
 
 
 @pytest.mark.parametrize(("leaf", "way"), [(7, (0, 2, 7)), (6, (0, 5, 6)), (2, (0, 2)), (0, (0,)), (99, (99,))])
-def test_the_path_leads_from_the_root_to_the_leaf(leaf, way):
+def test_path_leads_from_root_to_the_leaf(leaf, way):
     assert path(TREE, leaf) == way
 
 
-def test_leaves_are_in_order_and_only_those_below_the_node():
+def test_leaves_are_in_order():
+    """Leaves are in order and only those below the node."""
     assert leaves(TREE, 0) == (3, 6, 7, 9)
     assert leaves(TREE, 5) == (6, 9)
 
 
-def test_the_path_names_every_model_from_general_to_special():
+def test_path_names_every_model():
+    """The path names every model from general to special."""
     rounds = settled_tree()
     for cluster in rounds.state.clusters.values():
         way = path(rounds.state.tree, cluster.id)
@@ -41,7 +44,8 @@ def test_the_path_names_every_model_from_general_to_special():
             assert child in rounds.state.tree[above].children
 
 
-def test_the_leaves_of_a_grown_tree_are_its_clusters():
+def test_leaves_of_a_tree_are_its_clusters():
+    """The leaves of a grown tree are its clusters."""
     rounds = settled_tree()
     tree = rounds.state.tree
     assert leaves(tree, 0) == tuple(sorted(rounds.state.clusters))

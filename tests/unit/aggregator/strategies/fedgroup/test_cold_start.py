@@ -12,7 +12,8 @@ ROWS = [(np.exp(RNG.normal()) * (GOALS[g] + 0.3 * RNG.standard_normal(40))).asty
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
-def test_directions_are_grouped_whatever_their_lengths(measure):
+def test_grouped_whatever_their_lengths(measure):
+    """Directions are grouped whatever their lengths."""
     assert group_updates(ROWS, 3, measure, 0).tolist() == TRUTH
 
 
@@ -22,24 +23,27 @@ def test_a_mask_changes_no_group(measure):
     assert group_updates([r[scramble] for r in ROWS], 3, measure, 0).tolist() == TRUTH
 
 
-def test_random_centres_are_different_and_follow_the_seed():
+def test_centres_follow_the_seed():
+    """Random centres are different and follow the seed."""
     draws = [random_centres(ROWS, 3, seed) for seed in range(20)]
     assert all(len(set(d)) == 3 and d == sorted(d) for d in draws)
     assert len({tuple(d) for d in draws}) > 10
     assert random_centres(ROWS, 3, 5) == draws[5]
 
 
-def test_a_newcomer_goes_by_the_angle_and_not_by_the_length():
+def test_newcomer_goes_by_the_angle():
     """Eq. 9: the cosine to a long direction is no larger than to a short one."""
     directions = [(scale * g).astype(np.float32) for scale, g in zip((0.1, 100.0, 1.0), GOALS, strict=True)]
     assert nearest_directions(ROWS, directions) == TRUTH
 
 
-def test_a_zero_update_or_direction_attracts_nobody():
+def test_zero_update_attracts_nobody():
+    """A zero update or direction attracts nobody."""
     directions = [np.zeros(40, np.float32), GOALS[0].astype(np.float32)]
     assert nearest_directions([ROWS[0], np.zeros(40, np.float32)], directions) == [1, 0]
 
 
-def test_madc_needs_a_third_update_to_compare_with():
+def test_madc_needs_a_third_update():
+    """Madc needs a third update to compare with."""
     assert [fewest_updates(m, "madc") for m in (1, 2, 5)] == [3, 3, 5]
     assert [fewest_updates(m, "edc") for m in (1, 2, 5)] == [2, 2, 5]

@@ -76,7 +76,8 @@ def test_the_length_after_the_mean_is_exact():
 
 
 @pytest.mark.parametrize("lie", [1e-30, 1e-3, 1e3, 3.4e38])
-def test_one_false_length_moves_that_of_its_group_by_no_more_than_updates_are_long(lie):
+def test_one_false_length_is_bounded(lie):
+    """One false length moves that of its group by no more than updates are long."""
     start = 10.0 * RNG.standard_normal(D)
     before = ClusterModel(0, start.astype(np.float32), 3, 1, 0.0)
     deltas = [RNG.standard_normal(D).astype(np.float32) for _ in DEVICES]
@@ -88,7 +89,8 @@ def test_one_false_length_moves_that_of_its_group_by_no_more_than_updates_are_lo
         assert abs(found - np.linalg.norm(start)) < 2 * max(np.linalg.norm(delta) for delta in deltas)
 
 
-def test_whole_models_are_added_though_only_scales_and_means_are_held():
+def test_whole_models_are_added():
+    """Whole models are added though only scales and means are held."""
     world = World()
     world.step()
     for _ in range(3):
@@ -112,7 +114,8 @@ def test_whole_models_are_added_though_only_scales_and_means_are_held():
     assert [s.version for s in world.rounds.state.slots] == [4, 4]
 
 
-def test_a_group_of_unknown_length_adds_to_no_other():
+def test_unknown_length_adds_to_nobody():
+    """A group of unknown length adds to no other."""
     slots = (ClusterModel(0, np.ones(D, np.float32), 5, 1), ClusterModel(0, np.full(D, 2, np.float32), 3, 1))
     first, second = aggregate(slots, (2.0, 0.0), 0.5, 2)
     assert first is slots[0]
@@ -120,7 +123,7 @@ def test_a_group_of_unknown_length_adds_to_no_other():
     np.testing.assert_allclose(second.offset, 2 + 0.25)
 
 
-def test_a_group_of_absurd_length_adds_to_no_other():
+def test_absurd_length_adds_to_nobody():
     """A recipe has no room for the weight that would follow."""
     slots = (ClusterModel(0), ClusterModel(1))
     first, second = aggregate(slots, (2.0, 3.4e38), 0.5, 2)
@@ -128,13 +131,15 @@ def test_a_group_of_absurd_length_adds_to_no_other():
     assert second.others == ((0.25, 0),)
 
 
-def test_models_at_the_origin_change_their_scale_only():
+def test_models_at_the_origin_change_scale():
+    """Models at the origin change their scale only."""
     first, second = aggregate((ClusterModel(), ClusterModel()), (2.0, 4.0), 1.0, 3)
     assert (first.scale, second.scale) == (1.25, 1.5)
     assert first.offset is second.offset is None
 
 
-def test_an_empty_group_counts_with_its_last_length():
+def test_empty_group_has_its_last_length():
+    """An empty group counts with its last length."""
     world = World()
     world.step()
     world.step()
@@ -147,12 +152,13 @@ def test_an_empty_group_counts_with_its_last_length():
     assert not np.array_equal(world.theta(1), before)
 
 
-def test_a_length_that_is_missing_is_an_error():
+def test_length_that_is_missing_is_an_error():
     with pytest.raises(IntegrityError, match="did not report"):
         length_after([contribution("dev-0", np.ones(D))], ClusterModel(), ClusterModel(), "samples")
 
 
-def test_nobody_is_asked_for_a_length_without_it():
+def test_no_length_is_asked_for_without_it():
+    """Nobody is asked for a length without it."""
     strategy = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3}), DEVICES).strategy
     rounds = World().rounds
     rounds.step(lambda d, _o, r: contribution(d, GOALS[TRUTH[d]], round=r, model=3, phase=Phase.PRETRAIN))
@@ -161,7 +167,8 @@ def test_nobody_is_asked_for_a_length_without_it():
     assert (asked, silent) == ({True}, {False})
 
 
-def test_dump_and_load_keep_models_and_lengths():
+def test_lengths_survive_dump_and_load():
+    """Dump and load keep models and lengths."""
     plain, kept = World(), World()
     for _ in range(4):
         kept.rounds.reload()
@@ -186,7 +193,7 @@ def test_a_bound_is_what_devices_check():
 
 
 @pytest.mark.parametrize("lie", [1e-100, 1e-7])
-def test_a_device_that_makes_its_groups_length_vanish_ruins_no_model(lie):
+def test_vanished_length_ruins_no_model(lie):
     """The sums that no device would take are not made; the groups go on from their own, and from the lengths before."""
     world = World()
     for _ in range(2):

@@ -40,20 +40,20 @@ class World:
         np.testing.assert_allclose(self.rounds.theta(state.auxiliary), mean, rtol=1e-5, atol=1e-5)
 
 
-def test_before_the_cold_start_it_is_the_origin():
+def test_before_cold_start_it_is_the_origin():
     world = World()
     assert world.rounds.state.auxiliary == ClusterModel()
     assert world.rounds.strategy.models_of(world.rounds.state) == {}
 
 
-def test_it_is_the_mean_of_the_groups_in_every_round():
+def test_it_is_mean_of_groups_in_every_round():
     world = World()
     for _ in range(5):
         world.step()
         world.check_mean()
 
 
-def test_it_counts_a_group_that_has_not_moved():
+def test_it_counts_group_that_has_not_moved():
     world = World()
     world.step()
     world.step([d for d, group in world.rounds.state.clusters.items() if group == 1])
@@ -61,14 +61,16 @@ def test_it_counts_a_group_that_has_not_moved():
     world.check_mean()
 
 
-def test_it_is_the_mean_of_groups_whose_models_are_added_up():
+def test_mean_of_added_models():
+    """It is the mean of groups whose models are added up."""
     world = World(eta_g=0.2)
     for _ in range(4):
         world.step()
         world.check_mean()
 
 
-def test_the_last_round_gives_it_a_state_with_the_mean_of_the_groups_means():
+def test_last_round_gives_the_mean():
+    """The last round gives it a state with the mean of the groups means."""
     world = World()
     world.step()
     state, plan = world.rounds.strategy.plan(world.rounds.state, 2, DEVICES)

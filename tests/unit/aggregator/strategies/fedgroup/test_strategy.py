@@ -81,7 +81,7 @@ def members(state, j):
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
-def test_the_group_cold_start_takes_alpha_m_devices_and_finds_the_groups(measure):
+def test_cold_start_finds_the_groups(measure):
     """Alg. 3: their pre-training updates are clustered, and a group's model is their plain mean."""
     rounds, spy = fedgroup(measure=measure, alpha=3), Spy()
     outcome = rounds.step(spy)
@@ -117,7 +117,7 @@ def choosing(rounds, spy):
 
 
 @pytest.mark.parametrize("start", ["mean", "origin"])
-def test_newcomers_of_a_cohort_are_placed_by_their_direction_and_then_the_cohort_trains(start):
+def test_newcomers_are_placed_then_train(start):
     """Eq. 9 and Alg. 2 lines 4 to 7: the round of training has the cohort that was drawn before the placement."""
     rounds, spy = fedgroup(participation=0.5, start=start), Spy()
     rounds.step(spy)
@@ -148,7 +148,8 @@ def test_a_cohort_without_newcomers_trains():
     assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
 
 
-def test_directions_are_the_means_of_the_cold_devices_updates():
+def test_directions_are_cold_devices_means():
+    """Directions are the means of the cold devices updates."""
     rounds = fedgroup(alpha=3)
     rounds.step(answer)
     for j, model in enumerate(rounds.state.directions):
@@ -160,7 +161,8 @@ def test_directions_are_the_means_of_the_cold_devices_updates():
     assert rounds.state.directions == kept, "groups have moved, their directions have not"
 
 
-def test_a_newcomer_that_did_not_answer_chooses_by_loss():
+def test_silent_newcomer_chooses_by_loss():
+    """A newcomer that did not answer chooses by loss."""
     rounds, spy = fedgroup(), Spy()
     rounds.step(spy)
     late = next(d for d in DEVICES if d not in rounds.state.clusters)
@@ -176,7 +178,8 @@ def test_a_newcomer_that_did_not_answer_chooses_by_loss():
     assert right(outcome.clusters)
 
 
-def test_a_device_that_never_answers_is_asked_for_a_direction_once():
+def test_silent_device_is_asked_once():
+    """A device that never answers is asked for a direction once."""
     rounds, spy = fedgroup(), Spy()
     rounds.step(spy)
     spy.absent = {next(d for d in DEVICES if d not in rounds.state.clusters)}
@@ -185,7 +188,8 @@ def test_a_device_that_never_answers_is_asked_for_a_direction_once():
     assert [Phase.PLACE in {phase for phase, _ in spy.asked[r].values()} for r in range(2, 6)] == [True, *[False] * 3]
 
 
-def test_the_other_plan_of_a_placement_lets_the_cohort_train_and_newcomers_choose_by_loss():
+def test_other_plan_chooses_by_loss():
+    """The other plan of a placement lets the cohort train and newcomers choose by loss."""
     rounds = fedgroup(participation=0.5)
     rounds.step(answer)
     known = rounds.state.clusters
@@ -198,7 +202,7 @@ def test_the_other_plan_of_a_placement_lets_the_cohort_train_and_newcomers_choos
     assert state.cohort == ()
 
 
-def test_without_all_directions_newcomers_choose_by_loss():
+def test_missing_direction_chooses_by_loss():
     """A mean of fewer devices than the plan wants would show what single devices sent."""
     rounds, spy = fedgroup(alpha=1, min_contributors=3), Spy()
     rounds.step(spy)
@@ -207,7 +211,7 @@ def test_without_all_directions_newcomers_choose_by_loss():
     assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
 
 
-def test_a_group_too_small_for_a_mean_joins_the_nearest_direction():
+def test_small_group_joins_the_nearest():
     """It would keep its first model for good."""
     alone = DEVICES[0]
     apart = {**PRE, alone: (PRE[alone] + 40).astype(np.float32)}
@@ -223,7 +227,8 @@ def test_a_group_too_small_for_a_mean_joins_the_nearest_direction():
         assert all(rounds.contributors(slot) >= least for slot in rounds.state.slots)
 
 
-def test_groups_take_turns_where_a_draw_over_all_gives_none_its_mean():
+def test_groups_take_turns():
+    """Groups take turns where a draw over all gives none its mean."""
     rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
     rounds.step(spy)
     for _ in range(4):
@@ -237,7 +242,8 @@ def test_groups_take_turns_where_a_draw_over_all_gives_none_its_mean():
     assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
 
 
-def test_without_a_number_one_model_is_trained_until_groups_gain():
+def test_one_model_until_groups_gain():
+    """Without a number one model is trained until groups gain."""
     allowed = settings_of("fedgroup", {}).capabilities
     rounds, spy = Rounds(run_plan("fedgroup", {}, min_contributors=3, capabilities=allowed), DEVICES), Spy()
 
@@ -267,7 +273,8 @@ def test_without_a_number_one_model_is_trained_until_groups_gain():
         Rounds(run_plan("fedgroup", {"rcc": "on"}), DEVICES)
 
 
-def test_while_no_groups_are_found_all_end_with_the_one_model():
+def test_no_groups_end_with_one_model():
+    """While no groups are found all end with the one model."""
     rounds = Rounds(run_plan("fedgroup", {}), DEVICES)
     rounds.step(lambda d, o, r: dataclasses.replace(answer(d, o, r), vector=STEP[DEVICES[0]]))
     plan = rounds.strategy.final(rounds.state, 2, DEVICES)
@@ -298,7 +305,8 @@ def test_groups_can_start_at_the_origin():
     assert len(outcome.clusters) == 4
 
 
-def test_rcc_groups_devices_by_the_nearest_of_those_drawn():
+def test_rcc_groups_by_the_nearest_drawn():
+    """Rcc groups devices by the nearest of those drawn."""
     rounds = fedgroup(rcc="on", alpha=3, seed=3)
     outcome = rounds.step(answer)
     asked = sorted(outcome.clusters)
@@ -310,13 +318,15 @@ def test_rcc_groups_devices_by_the_nearest_of_those_drawn():
         np.testing.assert_allclose(rounds.theta(model), rows[i], rtol=1e-5)
 
 
-def test_rcc_has_no_directions_where_a_mean_needs_two_devices():
+def test_rcc_needs_means_of_one():
+    """Rcc has no directions where a mean needs two devices."""
     rounds = fedgroup(rcc="on", alpha=6, min_contributors=2)
     rounds.step(answer)
     assert rounds.state.directions == ()
 
 
-def test_rac_sends_newcomers_to_a_group_without_pretraining():
+def test_rac_places_at_random():
+    """Rac sends newcomers to a group without pretraining."""
     rounds, spy = fedgroup(rac="on"), Spy()
     cold = rounds.step(spy).clusters
     outcome = rounds.step(spy)
@@ -346,7 +356,7 @@ def test_an_empty_group_keeps_its_model():
     assert rounds.state.slots[1].version == 2
 
 
-def test_a_group_of_too_few_starts_at_the_origin_and_is_not_moved():
+def test_too_few_start_at_the_origin():
     """Together they are too few as well, so no group could take them in."""
     rounds = fedgroup(alpha=6, min_contributors=13)
     rounds.step(answer)
@@ -354,7 +364,8 @@ def test_a_group_of_too_few_starts_at_the_origin_and_is_not_moved():
     assert rounds.state.slots == (ClusterModel(),)
 
 
-def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
+def test_unmet_devices_get_the_mean():
+    """Whoever met no group ends with the mean of the groups."""
     rounds = fedgroup(alpha=3)
     rounds.step(answer)
     plan = rounds.strategy.final(rounds.state, 21, DEVICES)
@@ -364,14 +375,16 @@ def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
     np.testing.assert_allclose(rounds.theta(plan.models[2]), (both[0] + both[1]) / 2, rtol=1e-6)
 
 
-def test_a_run_that_never_started_ends_at_the_origin():
+def test_unstarted_run_ends_at_the_origin():
+    """A run that never started ends at the origin."""
     rounds = fedgroup()
     plan = rounds.strategy.final(rounds.state, 21, DEVICES)
     assert {o.candidates for o in plan.assignments.values()} == {(2,)}
     assert plan.models[2] == ClusterModel()
 
 
-def test_dump_and_load_give_the_same_state_at_every_step():
+def test_dump_and_load_at_every_step():
+    """Dump and load give the same state at every step."""
     plain, kept = fedgroup(participation=0.5), fedgroup(participation=0.5)
     for _ in range(5):
         kept.reload()
@@ -382,7 +395,8 @@ def test_dump_and_load_give_the_same_state_at_every_step():
             assert plain.theta(a).tobytes() == kept.theta(b).tobytes()
 
 
-def test_the_discrepancy_is_told_in_every_round_of_training():
+def test_discrepancy_is_told_every_round():
+    """The discrepancy is told in every round of training."""
     rounds = fedgroup(alpha=6)
     rounds.step(answer)
     outcome = rounds.step(answer)
@@ -407,13 +421,14 @@ def test_the_discrepancy_is_told_in_every_round_of_training():
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(changes, reason):
+def test_senseless_plans_are_refused(changes, reason):
+    """Plans that make no sense are refused."""
     with pytest.raises(ConfigError, match=reason):
         Rounds(run_plan("fedgroup", **changes), DEVICES)
 
 
 @pytest.mark.parametrize("eta_g", [0.1, 0.0])
-def test_checkpoints_of_all_groups_are_ordered_if_their_models_are_added_up(eta_g):
+def test_added_models_order_all_checkpoints(eta_g):
     """A device of one group needs the others' models to make its own."""
     devices = tuple(f"dev-{i}" for i in range(6))
     rounds = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3, "eta_g": eta_g, "discrepancy": False}), devices)

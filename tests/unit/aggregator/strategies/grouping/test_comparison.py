@@ -8,12 +8,13 @@ TWO = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
 ONE = {"a": 1.0, "b": 1.1, "c": 0.9, "d": 2.0, "e": 2.1, "f": 1.9}
 
 
-def test_a_gain_that_all_devices_have_counts_much():
+def test_gain_of_all_devices_counts_much():
+    """A gain that all devices have counts much."""
     own = {d: 0.9 * loss for d, loss in ONE.items()}
     assert gain_of_groups(ONE, own, TWO) > 100 * GAIN
 
 
-def test_gains_that_differ_within_a_group_count_little():
+def test_unlike_gains_count_little():
     """As under label skew: the mean gain is the same."""
     shares = {"a": 0.5, "b": 1.1, "c": 1.1, "d": 0.5, "e": 1.1, "f": 1.1}
     own = {d: shares[d] * loss for d, loss in ONE.items()}
@@ -37,7 +38,8 @@ def test_the_gain_by_hand():
     assert gain_of_groups(one, own, {"a": 0, "b": 0, "c": 1, "d": 1}) == pytest.approx(0.2 / (0.02 / 2) ** 0.5)
 
 
-def test_losses_that_are_equal_as_rounded_show_no_gain():
+def test_equal_rounded_losses_show_no_gain():
+    """Losses that are equal as rounded show no gain."""
     assert gain_of_groups(ONE, ONE, TWO) == 0.0
     assert gain_of_groups(dict.fromkeys(ONE, 0.0), dict.fromkeys(ONE, 0.0), TWO) == 0.0
     slight = {d: loss - 1e-4 for d, loss in dict.fromkeys(ONE, 1.0).items()}
@@ -45,7 +47,8 @@ def test_losses_that_are_equal_as_rounded_show_no_gain():
 
 
 @pytest.mark.parametrize("lie", [(0.0, 1.0), (1.0, 0.0), (3.4e38, 1.0), (1.0, -0.999999), (0.0, 1e-9), (-1.0, -2.0)])
-def test_one_false_pair_of_losses_decides_nothing_in_groups_of_five(lie):
+def test_one_false_pair_decides_nothing(lie):
+    """One false pair of losses decides nothing in groups of five."""
     groups = {f"dev-{i}": i // 5 for i in range(10)}
     one = {d: 1.0 + 0.02 * i for i, d in enumerate(groups)}
     gain, none = ({d: loss * (f + 0.01 * (i % 3)) for i, (d, loss) in enumerate(one.items())} for f in (0.8, 1.02))

@@ -54,7 +54,8 @@ def test_looks_are_few_and_go_on():
     assert [next_look(n) for n in (1, 2, 5, 15, 30, 60)] == [5, 5, 15, 30, 60, 120]
 
 
-def test_updates_alike_are_one_group_and_a_look_costs_no_round():
+def test_one_group_costs_no_round():
+    """Updates alike are one group and a look costs no round."""
     rounds, fleet = rounds_of(), Fleet(ALIKE)
     for _ in range(16):
         outcome = rounds.step(fleet)
@@ -86,7 +87,8 @@ def test_groups_that_gain_become_the_models():
         np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_trial_trains_both_ways_and_scores_them_on_the_training_share():
+def test_trial_trains_and_scores_both_ways():
+    """A trial trains both ways and scores them on the training share."""
     rounds, fleet = rounds_of(), Fleet()
     for _ in range(5):
         rounds.step(fleet)
@@ -98,7 +100,7 @@ def test_a_trial_trains_both_ways_and_scores_them_on_the_training_share():
     assert work[4] == {(score, (33,), False, Share.TRAIN), (score, (34,), False, Share.TRAIN)}
 
 
-def test_the_one_model_goes_on_where_groups_gain_unevenly():
+def test_uneven_gains_keep_the_one_model():
     """The one model has lost three rounds, and nothing else."""
     rounds = rounds_of()
     fleet = Fleet(gains=lambda device: 1.0 if device in DEVICES[:4] else -0.2)
@@ -139,7 +141,8 @@ def test_revoked_devices_leave_a_trial():
     assert kinds(rounds) == ["groups-tried", "groups-found"]
 
 
-def test_a_look_asks_all_devices_under_partial_participation():
+def test_look_asks_all_devices():
+    """A look asks all devices under partial participation."""
     rounds, fleet = rounds_of(participation=0.25), Fleet()
     for _ in range(9):
         rounds.step(fleet)
@@ -147,14 +150,16 @@ def test_a_look_asks_all_devices_under_partial_participation():
     assert [{TRUTH[d] for d in asked} for _, asked in fleet.asked[5:]] == [{0}, {1}, {0}, {1}]
 
 
-def test_there_is_no_look_that_the_run_could_not_use():
+def test_no_look_without_use():
+    """There is no look that the run could not use."""
     rounds = rounds_of(rounds=5)
     for _ in range(5):
         rounds.step(Fleet())
     assert kinds(rounds) == []
 
 
-def test_too_few_devices_for_two_means_are_one_group():
+def test_too_few_for_two_are_one_group():
+    """Too few devices for two means are one group."""
     rounds = rounds_of()
     for _ in range(2):
         rounds.step(Fleet(), present=DEVICES[:5])
@@ -162,7 +167,8 @@ def test_too_few_devices_for_two_means_are_one_group():
     assert rounds.state.search.trained == 2
 
 
-def test_small_groups_count_in_k_and_join_another():
+def test_small_groups_join_another():
+    """Small groups count in k and join another."""
     vectors = {**APART, "dev-11": (RNG.standard_normal(LENGTH) * 5).astype(np.float32)}
     rounds, fleet = rounds_of(), Fleet(vectors)
     for _ in range(5):

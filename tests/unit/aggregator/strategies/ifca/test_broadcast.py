@@ -43,7 +43,7 @@ def test_nothing_is_saved_unless_asked():
     assert full(Watched().play(12)) == list(range(1, 13))
 
 
-def test_stable_devices_are_sent_their_own_model_between_probes():
+def test_stable_devices_get_their_own_model():
     """Round 1 has nobody who chooses again; rounds 2 to 4 are the three stable ones; then every 4th round is a probe."""
     rounds = Watched(stable_rounds=3, probe_every=4)
     assert full(rounds.play(16)) == [1, 2, 3, 4, 8, 12, 16]
@@ -55,11 +55,12 @@ def test_every_round_is_a_probe_if_so_wished():
     assert full(Watched(stable_rounds=2, probe_every=1).play(8)) == list(range(1, 9))
 
 
-def test_a_change_while_counting_starts_the_count_again():
+def test_change_restarts_the_count():
+    """A change while counting starts the count again."""
     assert full(Watched(stable_rounds=3, probe_every=9, wander={("b", 3): 0}).play(10)) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_change_in_a_probe_turns_the_full_broadcast_on():
+def test_change_in_a_probe_broadcasts_all():
     """Device b chooses another cluster in the probe of round 7 and stays there: five stable rounds until it narrows again."""
     wander = {("b", r): 0 for r in range(7, 30)}
     rounds = Watched(stable_rounds=3, probe_every=3, wander=wander)
@@ -73,7 +74,7 @@ def test_a_change_in_a_probe_turns_the_full_broadcast_on():
     assert rounds.events[1].detail == {"changed": ["b"]}
 
 
-def test_a_device_never_seen_is_sent_all_models():
+def test_unseen_device_is_sent_all_models():
     """A newcomer chooses once; that is no change, and the others stay with their own."""
     rounds = Watched(stable_rounds=2, probe_every=50)
     rounds.play(5)
@@ -83,7 +84,7 @@ def test_a_device_never_seen_is_sent_all_models():
     assert rounds.state.devices == (*DEVICES, "e")
 
 
-def test_a_device_absent_since_the_last_change_is_sent_all_models():
+def test_long_absent_device_gets_all_models():
     """Its last choice is from before the models moved: it has to choose again, and a change widens the broadcast."""
     wander = {("b", 2): 0, ("d", 7): 1}
     rounds = Watched(stable_rounds=2, probe_every=50, wander=wander)
@@ -95,7 +96,7 @@ def test_a_device_absent_since_the_last_change_is_sent_all_models():
     assert set(rounds.sent[7].values()) == {ALL}
 
 
-def test_stability_counts_from_the_kept_start():
+def test_stability_counts_from_kept_start():
     """Restarts are full broadcasts; identities of two starts are not compared."""
     rounds = Watched(stable_rounds=2, probe_every=50, restarts=2, restart_rounds=4, origins=4)
     assert full(rounds.play(14)) == list(range(1, 11))
@@ -121,7 +122,7 @@ def test_dump_and_load_keep_the_count(after):
     assert played[0] == played[1]
 
 
-def test_a_round_in_which_nobody_chose_again_proves_nothing():
+def test_unchosen_round_proves_nothing():
     """With partial participation the first rounds see only new devices."""
     unknown = Broadcast().observed({"a": 0}, {}, full=True)
     assert (unknown.stable, unknown.confirmed) == (0, {"a"})

@@ -29,7 +29,8 @@ def given_k(**changes):
     return Rounds(run_plan("ifca", {"k": 3}, origins=3, **{"min_contributors": 3, **changes}), DEVICES)
 
 
-def test_a_model_of_a_given_k_begins_again_from_the_devices_that_fit_worst():
+def test_given_k_begins_again_from_the_worst():
+    """A model of a given k begins again from the devices that fit worst."""
     rounds = given_k()
     for _ in range(IDLE_ROUNDS):
         before = rounds.state.slots
@@ -47,7 +48,8 @@ def test_a_model_of_a_given_k_begins_again_from_the_devices_that_fit_worst():
 
 
 @pytest.mark.parametrize("lie", [-3.4e38, 3.4e38])
-def test_one_false_loss_does_not_choose_the_cluster_that_fits_worst(lie):
+def test_one_false_loss_chooses_no_cluster(lie):
+    """One false loss does not choose the cluster that fits worst."""
     rounds, answers = given_k(), all_but({2})
 
     def tell(device, assignment, round_):
@@ -60,7 +62,8 @@ def test_one_false_loss_does_not_choose_the_cluster_that_fits_worst(lie):
     assert rounds.events[0].detail["from"] == 1
 
 
-def test_a_model_is_not_refilled_where_no_cluster_can_spare_devices():
+def test_model_is_not_refilled_at_any_price():
+    """A model is not refilled where no cluster can spare devices."""
     rounds = given_k(min_contributors=4)
     for _ in range(6):
         rounds.step(all_but({2}))
@@ -68,7 +71,7 @@ def test_a_model_is_not_refilled_where_no_cluster_can_spare_devices():
 
 
 @pytest.mark.parametrize("least", [1, 3])
-def test_the_papers_ifca_leaves_an_empty_model_alone(least):
+def test_papers_ifca_leaves_empty_models(least):
     """Means of one device, as in the paper: nothing is refilled. Nor is a model that enough devices choose."""
     rounds = given_k(min_contributors=least)
     for _ in range(6):
@@ -77,7 +80,8 @@ def test_the_papers_ifca_leaves_an_empty_model_alone(least):
     assert rounds.state.slots[2].version == (0 if least == 1 else 6)
 
 
-def test_nothing_is_counted_before_all_devices_have_chosen():
+def test_nothing_counts_before_all_chose():
+    """Nothing is counted before all devices have chosen."""
     rounds = given_k()
     for _ in range(6):
         rounds.step(all_but({2}), present=DEVICES[:9])
@@ -95,7 +99,7 @@ def found(**changes):
     return rounds
 
 
-def test_a_model_of_a_found_k_is_offered_no_more():
+def test_model_of_found_k_is_offered_no_more():
     rounds = found()
     for _ in range(IDLE_ROUNDS):
         rounds.step(all_but({1}))
@@ -109,7 +113,8 @@ def test_a_model_of_a_found_k_is_offered_no_more():
     assert set(final.models) == {0, 2}
 
 
-def test_devices_of_a_retired_model_choose_again():
+def test_retired_models_devices_choose_again():
+    """Devices of a retired model choose again."""
     rounds = found()
 
     def two_choose_it(device, assignment, round_):

@@ -64,7 +64,8 @@ def local(**changes):
         ({"k": "auto"}, {"segments": SHARED}, "ifca can't find the number of models of a task with a shared segment"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, changes, message):
+def test_senseless_settings_are_refused(settings, changes, message):
+    """Settings that make no sense are refused."""
     with pytest.raises(ConfigError) as caught:
         checked(changes, **settings)
     assert str(caught.value) == message
@@ -85,13 +86,14 @@ def test_settings_at_the_edge_are_allowed(settings, changes):
     assert all(getattr(found, name) == value for name, value in settings.items())
 
 
-def test_restarts_take_origins_and_discard_the_rounds_of_all_but_one():
+def test_restarts_discard_all_but_one():
+    """Restarts take origins and discard the rounds of all but one."""
     made = IfcaSettings(k=3, restarts=4, restart_rounds=5)
     assert (made.origins, made.discarded_rounds) == (12, 15)
     assert (IfcaSettings(k=3).origins, IfcaSettings(k=3).discarded_rounds) == (3, 0)
 
 
-def test_the_run_continues_with_the_best_finished_start():
+def test_best_finished_start_goes_on():
     """The models of the last start are dropped, and its choices with them."""
     best = tuple(ClusterModel(i, np.full(4, i, np.float32)) for i in (2, 3))
     shared = ClusterModel(2, np.ones(2, np.float32))

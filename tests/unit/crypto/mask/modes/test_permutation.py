@@ -19,9 +19,8 @@ KEY = bytes(range(32))
 
 @pytest.mark.parametrize("layout", [Permutation, BlockedPermutation])
 @pytest.mark.parametrize("length", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK + 17, 300_000])
-def test_both_layouts_gather_by_the_index_and_undo_it(
-    layout: type[Permutation] | type[BlockedPermutation], length: int
-) -> None:
+def test_both_layouts_gather_and_undo(layout: type[Permutation] | type[BlockedPermutation], length: int) -> None:
+    """Both layouts gather by the index and undo it."""
     rng = np.random.default_rng(length)
     index = rng.permutation(length)
     source = rng.standard_normal(length, dtype=np.float32)
@@ -40,7 +39,7 @@ def test_the_layout_changes_with_the_length() -> None:
     assert isinstance(from_index(np.arange(BLOCKED_FROM)), BlockedPermutation)
 
 
-def test_one_index_under_both_layouts_is_the_same_permutation() -> None:
+def test_one_index_is_one_permutation() -> None:
     """A device's masked vector does not depend on the layout."""
     index = permutation(KEY, 3 * BLOCK + 5)
     source = np.random.default_rng(3).standard_normal(index.size, dtype=np.float32)
@@ -51,7 +50,8 @@ def test_one_index_under_both_layouts_is_the_same_permutation() -> None:
 
 
 @pytest.mark.parametrize("index", [np.arange(200_000), np.arange(200_000)[::-1].copy()], ids=["identity", "reversal"])
-def test_blocks_that_stay_together_leave_empty_runs(index: np.ndarray) -> None:
+def test_blocks_kept_together_leave_runs(index: np.ndarray) -> None:
+    """Blocks that stay together leave empty runs."""
     source = np.arange(index.size, dtype=np.float32)
     out = np.empty_like(source)
     back = np.empty_like(source)

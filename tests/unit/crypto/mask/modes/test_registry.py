@@ -8,7 +8,8 @@ from crypto.mask.modes.registry import MODES, find
 from shoal.errors import ConfigError
 
 
-def test_the_registry_has_the_modes_of_the_design_in_order() -> None:
+def test_registry_is_in_order() -> None:
+    """The registry has the modes of the design in order."""
     assert list(MODES) == ["none", "permutation", "signed-permutation", "rotation"]
 
 
@@ -17,7 +18,8 @@ def test_a_mode_is_found_by_its_name(name: str) -> None:
     assert find(name).name == name
 
 
-def test_an_unknown_mode_is_refused_with_the_names_of_all() -> None:
+def test_unknown_mode_is_refused() -> None:
+    """An unknown mode is refused with the names of all."""
     with pytest.raises(ConfigError, match="'rotate'") as refused:
         find("rotate")
     assert all(name in refused.value.hint for name in MODES)

@@ -11,7 +11,8 @@ from tests.helpers.masks import key_of, normal
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4096, 5000, 100_003])
-def test_a_rotation_is_orthonormal_at_every_length(length: int) -> None:
+def test_orthonormal_at_every_length(length: int) -> None:
+    """A rotation is orthonormal at every length."""
     key = key_of("rotation", length)
     rows = np.stack([normal(length, seed) for seed in range(4)])
     masked = np.stack([mask(row, key).values for row in rows]).astype(np.float64)
@@ -20,7 +21,7 @@ def test_a_rotation_is_orthonormal_at_every_length(length: int) -> None:
     assert np.max(np.abs(masked @ masked.T - gram) / np.outer(norms, norms)) <= 1e-6
 
 
-def test_a_rotation_spreads_one_coordinate_over_all() -> None:
+def test_one_coordinate_spreads_over_all() -> None:
     """A single one becomes thousands of values of similar size, which don't show its position."""
     vector = np.zeros(65_536, dtype=np.float32)
     vector[123] = 1
@@ -29,7 +30,7 @@ def test_a_rotation_spreads_one_coordinate_over_all() -> None:
     assert np.abs(values).max() < 0.05
 
 
-def test_a_rotation_hides_which_layer_a_coordinate_is_of() -> None:
+def test_rotation_hides_the_layer() -> None:
     """Layers a hundred times apart in size come out with the same spread everywhere, which permutations do not hide."""
     layers = np.concatenate([normal(20_000), 0.01 * normal(20_000, 1)])
     spread = {}
@@ -50,7 +51,8 @@ def test_segments_of_a_rotation_do_not_mix() -> None:
     assert not np.any(one[5000:] == two[5000:])
 
 
-def test_the_mean_of_rotated_vectors_is_the_rotated_mean() -> None:
+def test_mean_of_rotated_is_the_rotated_mean() -> None:
+    """The mean of rotated vectors is the rotated mean."""
     key = key_of("rotation", 10_007)
     rows = np.stack([normal(10_007, seed) for seed in range(5)])
     mean = unmask(

@@ -36,7 +36,8 @@ def test_operators_of_positive_numbers(operator):
 
 
 @pytest.mark.parametrize("operator", ["Relu", "Exp", "Sqrt", "Log", "Neg", "Abs"])
-def test_infinities_and_nan_are_results_without_a_warning(operator):
+def test_infinities_raise_no_warning(operator):
+    """Infinities and nan are results without a warning."""
     agree(operator, np.array([np.inf, -np.inf, np.nan, 200.0, -200.0, 0.0, -1.0], np.float32))
 
 
@@ -76,7 +77,8 @@ def test_logic():
     agree("Not", a, out_type=BOOL)
 
 
-def test_max_and_min_take_any_number_of_inputs():
+def test_max_and_min_take_many_inputs():
+    """Max and min take any number of inputs."""
     parts = [floats((2, 3)), floats((3,), 1), floats((1, 1), 2)]
     for count in (1, 2, 3):
         agree("Max", *parts[:count])
@@ -97,7 +99,8 @@ def test_powers(exponent):
     agree("Pow", np.abs(floats((3, 4))) + 1, np.full((4,), exponent, np.float32))
 
 
-def test_powers_of_integers_and_broadcast_bases():
+def test_powers_of_integers():
+    """Powers of integers and broadcast bases."""
     agree("Pow", floats((3, 4)), np.array(2, np.int64))
     agree("Pow", floats((3,)), np.full((2, 1), 2, np.float32))
     agree("Pow", floats(()), np.full((1, 1), 2, np.float32))
@@ -110,7 +113,8 @@ def test_casts(to):
     agree("Cast", np.array([True, False]), to=to, out_type=to)
 
 
-def test_a_cast_to_a_type_that_is_not_supported_is_refused():
+def test_unsupported_cast_is_refused():
+    """A cast to a type that is not supported is refused."""
     with pytest.raises(TaskError, match="Cast to element type 11"):
         numpy_run("Cast", floats((2,)), to=TensorProto.DOUBLE)
 
@@ -130,7 +134,8 @@ def test_reductions(operator, keepdims, axes):
 
 
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
-def test_a_reduction_over_no_axes_may_do_nothing(operator):
+def test_no_axes_may_do_nothing(operator):
+    """A reduction over no axes may do nothing."""
     for axes in (None, np.zeros(0, np.int64)):
         agree(operator, floats((2, 3)), axes, noop_with_empty_axes=1)
     agree(operator, floats(()))
@@ -144,7 +149,7 @@ def test_a_sum_of_integers_keeps_its_dtype(dtype):
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("last", [0, 1])
-def test_argmax_of_ties_is_the_first_or_the_last(axis, keepdims, last):
+def test_argmax_of_ties_is_first_or_the_last(axis, keepdims, last):
     ties = np.array([[1, 3, 3, 0], [3, 3, 1, 3]], np.float32)
     agree("ArgMax", ties, axis=axis, keepdims=keepdims, select_last_index=last, out_type=INT64)
 

@@ -12,7 +12,8 @@ def without_onnx_runtime(monkeypatch):
     monkeypatch.setattr(choice, "_is_installed", lambda _package: False)
 
 
-def test_onnx_runtime_is_taken_if_it_is_installed():
+def test_onnx_runtime_is_taken_if_present():
+    """Onnx runtime is taken if it is installed."""
     assert choose(AUTO) == choose(ONNX_RUNTIME) == ONNX_RUNTIME
     assert choose(NUMPY) == NUMPY
 
@@ -35,7 +36,8 @@ def test_other_settings_are_refused(setting):
         choose(setting)
 
 
-def test_a_package_that_is_not_there_is_not_installed():
+def test_absent_package_is_not_installed():
+    """A package that is not there is not installed."""
     assert choice._is_installed("numpy")
     assert not choice._is_installed("shoal_no_such_package")
     assert not choice._is_installed("shoal_no_such_package.part")

@@ -39,12 +39,13 @@ def test_reshape(shape):
     agree("Reshape", numbers(2, 3, 4), longs(*shape))
 
 
-def test_reshape_takes_zero_as_a_size_if_asked():
+def test_reshape_takes_zero_as_size_if_asked():
     agree("Reshape", numbers(0, 3), longs(3, 0), allowzero=1)
     agree("Reshape", numbers(1), longs())
 
 
-def test_reshape_to_another_number_of_elements_is_refused():
+def test_impossible_reshape_is_refused():
+    """Reshape to another number of elements is refused."""
     for shape in (longs(5), longs(-1, -1), longs(-2, -12), longs(2, 3, 4, 0)):
         with pytest.raises(TaskError, match=r"Reshape|negative"):
             numpy_run("Reshape", numbers(2, 3, 4), shape)
@@ -94,7 +95,8 @@ def test_split_into_other_sizes_is_refused(sizes, outputs):
         numpy_run("Split", numbers(7), sizes, outputs=outputs)
 
 
-def test_split_without_sizes_or_with_both_is_refused():
+def test_ambiguous_split_is_refused():
+    """Split without sizes or with both is refused."""
     with pytest.raises(TaskError, match="either sizes or num_outputs"):
         numpy_run("Split", numbers(4), outputs=2)
     with pytest.raises(TaskError, match="either sizes or num_outputs"):
@@ -120,7 +122,7 @@ def test_slices(cuts, last):
     agree("Slice", numbers(5, 4), starts, ends, longs(*axes), steps)
 
 
-def test_a_slice_needs_neither_axes_nor_steps():
+def test_slice_needs_neither_axes_nor_steps():
     agree("Slice", numbers(5, 4), longs(1, 0), longs(3, 2))
     agree("Slice", numbers(5, 4), longs(1), longs(4), None, longs(2))
     agree("Slice", numbers(5, 4), np.array([1], np.int32), np.array([3], np.int32))
@@ -158,7 +160,7 @@ def test_scatter_elements(reduction):
     agree("ScatterElements", base, np.array([[2, 1, 0]]), updates[:1], axis=0, reduction=reduction)
 
 
-def test_scatter_adds_every_update_of_one_index():
+def test_scatter_adds_every_update():
     """An embedding's gradient: the same row several times."""
     indices = np.repeat(longs(1, 1, 0, 1), 3).reshape(4, 3)
     (found,) = agree("ScatterElements", np.zeros((2, 3), np.float32), indices, numbers(4, 3), axis=0, reduction="add")
@@ -173,7 +175,8 @@ def test_an_index_out_of_range_is_refused(operator, at):
         numpy_run(operator, numbers(4), longs(at), *more)
 
 
-def test_indices_of_another_shape_are_refused():
+def test_unlike_indices_are_refused():
+    """Indices of another shape are refused."""
     for indices in (longs(0), np.zeros((1, 4), np.int64)):
         with pytest.raises(TaskError, match="indices of shape"):
             numpy_run("GatherElements", numbers(2, 3), indices, axis=0)
@@ -211,7 +214,8 @@ def test_constants():
         ("Where", [numbers(1 << 15, 1) > 0, numbers(1, 1 << 15), numbers(1)], {}),
     ],
 )
-def test_a_result_above_the_bound_is_refused_before_it_takes_memory(operator, inputs, attributes):
+def test_large_result_is_refused_first(operator, inputs, attributes):
+    """A result above the bound is refused before it takes memory."""
     with pytest.raises(TaskError, match="has more than 268435456 elements"):
         numpy_run(operator, *inputs, **attributes)
 

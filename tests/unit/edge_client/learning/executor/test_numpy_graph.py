@@ -32,7 +32,7 @@ def theta(seed=0):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("n", [1, 7, 64])
-def test_a_task_gives_what_onnx_runtime_gives(place, n):
+def test_task_gives_what_onnx_runtime_gives(place, n):
     feed = dict(zip("xy", samples(n, seed=n), strict=True)) | {"theta": theta(n)}
     if place == 2:
         del feed["y"]
@@ -113,18 +113,21 @@ def test_a_value_is_freed_after_its_last_use(monkeypatch):
         ([NODE("Relu", ["x", "c"], ["y"])], "Relu does not take 2 inputs"),
     ],
 )
-def test_a_graph_that_is_not_valid_is_refused_when_it_is_loaded(nodes, message):
+def test_invalid_graph_is_refused(nodes, message):
+    """A graph that is not valid is refused when it is loaded."""
     with pytest.raises(TaskError, match=rf"^score\.onnx can't be computed with numpy: .*{message}"):
         made(nodes, initializer=[constant("c", np.ones(2, np.float32))])
 
 
-def test_a_node_with_another_number_of_outputs_is_refused():
+def test_wrong_number_of_outputs():
+    """A node with another number of outputs is refused."""
     executor = made([NODE("Relu", ["x"], ["y", "z"])])
     with pytest.raises(TaskError, match="Relu has 1 results, not 2"):
         executor.run({"x": np.ones((1, 2), np.float32)})
 
 
-def test_an_output_without_a_name_is_dropped_and_an_input_without_one_is_absent():
+def test_nameless_output_is_dropped():
+    """An output without a name is dropped and an input without one is absent."""
     executor = made([NODE("Split", ["x"], ["", "y"], num_outputs=2)])
     assert executor.run({"x": np.array([[1, 2], [3, 4]], np.float32)})[0].tolist() == [[3, 4]]
     executor = made(
@@ -144,7 +147,8 @@ def test_an_output_without_a_name_is_dropped_and_an_input_without_one_is_absent(
         {"x": np.zeros((1, 2), np.float32), "z": np.zeros(1, np.float32)},
     ],
 )
-def test_other_inputs_than_the_graphs_are_refused(feed):
+def test_unlike_inputs_are_refused(feed):
+    """Other inputs than the graphs are refused."""
     with pytest.raises(TaskError, match=r"score\.onnx can't be computed with numpy: (the inputs are x|input 'x' is )"):
         made([NODE("Relu", ["x"], ["y"])]).run(feed)
 
@@ -158,7 +162,7 @@ def test_all_values_together_have_a_limit(monkeypatch):
         executor.run({"x": np.zeros((3, 2), np.float32)})
 
 
-def test_memory_that_runs_out_is_a_task_error(monkeypatch):
+def test_memory_that_runs_out_is_task_error(monkeypatch):
     def full(_x):
         raise MemoryError
 
@@ -169,7 +173,7 @@ def test_memory_that_runs_out_is_a_task_error(monkeypatch):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_damaged_graphs_give_a_result_or_a_task_error(place, monkeypatch):
+def test_damaged_graph_is_a_task_error(place, monkeypatch):
     """Single bytes changed: no other exception leaves the executor, and no warning."""
     monkeypatch.setattr(bounds, "MAX_ELEMENTS", 1 << 16)
     feed = dict(zip("xy", samples(3), strict=True)) | {"theta": theta()}
@@ -186,7 +190,7 @@ def test_damaged_graphs_give_a_result_or_a_task_error(place, monkeypatch):
     assert 0 < results < 400
 
 
-def test_the_operators_are_numpys_own_functions_of_arrays():
+def test_operators_are_numpys():
     """No scalar leaves an operator: one of float64 would turn float32 arrays into float64 ones."""
     scalar = np.asarray(np.float32(2))
     for operator in (arithmetic.relu, arithmetic.sigmoid, arithmetic.reduce_sum, arithmetic.reduce_mean):

@@ -15,7 +15,8 @@ def loaded(model=None):
     return OrtExecutor(Graph("grad", (model or logistic_models()[1]).SerializeToString()))
 
 
-def test_inputs_and_outputs_have_numpys_names():
+def test_names_are_numpys():
+    """Inputs and outputs have numpys names."""
     made = loaded()
     assert made.inputs == (
         TensorType("theta", "float32", (15,)),
@@ -31,7 +32,9 @@ def test_inputs_that_do_not_fit_are_refused():
         loaded().run({"theta": np.zeros(14, np.float32), "x": x, "y": y})
 
 
-def test_a_device_without_onnx_runtime_gets_a_hint(monkeypatch):
+def test_missing_onnx_runtime_has_a_hint(monkeypatch):
+    """A device without onnx runtime gets a hint."""
+
     def missing():
         raise ImportError("No module named 'onnxruntime'")
 
@@ -41,7 +44,8 @@ def test_a_device_without_onnx_runtime_gets_a_hint(monkeypatch):
     assert "pip install 'shoal[edge]'" in caught.value.hint
 
 
-def test_a_gradient_is_always_in_the_same_memory_and_that_of_its_own_samples():
+def test_gradient_has_its_own_memory():
+    """A gradient is always in the same memory and that of its own samples."""
     model, theta = loaded(), np.zeros(15, np.float32)
     (x, y), (other, other_y) = samples(3), samples(5, seed=1)
     loss, gradient = model.run({"theta": theta, "x": x, "y": y})
@@ -55,7 +59,8 @@ def test_a_gradient_is_always_in_the_same_memory_and_that_of_its_own_samples():
     assert float(loss) == first_loss
 
 
-def test_each_run_reads_the_values_that_its_inputs_have_then():
+def test_each_run_reads_its_inputs_anew():
+    """Each run reads the values that its inputs have then."""
     model, theta = loaded(), np.zeros(15, np.float32)
     (x, y), (other, other_y) = samples(3), samples(3, seed=1)
     fresh = {

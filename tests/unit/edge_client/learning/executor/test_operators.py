@@ -13,14 +13,16 @@ FLOATS, LONGS = np.ones((2, 2), np.float32), np.ones((2, 2), np.int64)
 
 
 @pytest.mark.parametrize("name", ["Conv", "ConvTranspose", "MaxPool", "Loop", "Erf", "NoSuchOperator"])
-def test_an_operator_that_numpy_lacks_is_named_with_the_extra_that_has_it(name):
+def test_missing_operator_names_its_extra(name):
+    """An operator that numpy lacks is named with the extra that has it."""
     with pytest.raises(TaskError, match=f"does not have the operator '{name}'") as caught:
         find(name)
     assert "pip install 'shoal[edge]'" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_an_operator_takes_the_numbers_of_inputs_that_onnx_gives_it(name):
+def test_operator_takes_onnx_inputs(name):
+    """An operator takes the numbers of inputs that onnx gives it."""
     schema, operator = defs.get_schema(name, 20), OPERATORS[name]
     assert operator.fewest == schema.min_input
     assert operator.most == (schema.max_input if schema.max_input < 1 << 30 else float("inf"))

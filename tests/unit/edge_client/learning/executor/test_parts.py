@@ -44,7 +44,7 @@ def both(model_bytes, monkeypatch, feed):
     return whole_or_cut.run(feed), whole.run(feed)
 
 
-def test_the_nodes_that_copy_the_vectors_are_gone():
+def test_nodes_that_copy_vectors_are_gone():
     found = cut(model(*CHAIN), "grad.onnx")
     assert [(part.name, part.start, part.stop, part.shape) for part in found.inputs] == [
         ("a", 0, 4, (2, 2)),
@@ -59,14 +59,16 @@ def test_the_nodes_that_copy_the_vectors_are_gone():
     assert found.whole_outputs == ("grad",)
 
 
-def test_the_parts_of_the_gradient_are_those_of_the_whole_graph(monkeypatch):
+def test_parts_give_the_whole_gradient(monkeypatch):
+    """The parts of the gradient are those of the whole graph."""
     theta = np.arange(D, dtype=np.float32)
     (parts,), (whole,) = both(model(*CHAIN), monkeypatch, {"theta": theta})
     np.testing.assert_array_equal(parts, [0, 1, 4, 9, 8, 10])
     np.testing.assert_array_equal(parts, whole)
 
 
-def test_another_model_is_read_from_its_own_memory():
+def test_model_is_read_from_its_own_memory():
+    """Another model is read from its own memory."""
     executor = OrtExecutor(Graph("grad", model(*CHAIN)))
     first, second = np.arange(D, dtype=np.float32), np.ones(D, np.float32)
     executor.run({"theta": first})
@@ -80,13 +82,15 @@ def test_another_model_is_read_from_its_own_memory():
     [np.zeros(D - 1, np.float32), np.zeros(D), np.zeros(2 * D, np.float32)[::2], np.zeros((D, 1), np.float32)],
     ids=["short", "float64", "strided", "matrix"],
 )
-def test_memory_that_is_no_vector_of_that_length_is_refused(theta):
+def test_unfit_memory_is_refused(theta):
+    """Memory that is no vector of that length is refused."""
     executor = OrtExecutor(Graph("grad", model(*CHAIN)))
     with pytest.raises(onnx_runtime.TaskError, match="not a contiguous vector of 6 float32 coordinates"):
         executor.run({"theta": theta})
 
 
-def test_equal_gradients_of_two_tensors_stay_two(monkeypatch):
+def test_equal_gradients_stay_two(monkeypatch):
+    """Equal gradients of two tensors stay two."""
     split = node("Split", ["theta", "sizes"], ["p", "q"], axis=0)
     halves = constant("sizes", np.array([3, 3], np.int64))
     shape = constant("flat", np.array([3], np.int64))
@@ -140,7 +144,8 @@ def test_other_forms_give_the_same_gradient(nodes, monkeypatch):
     np.testing.assert_array_equal(found, whole)
 
 
-def test_a_gradient_whose_size_depends_on_the_input_is_not_written_in_place(monkeypatch):
+def test_varying_gradient_is_not_in_place(monkeypatch):
+    """A gradient whose size depends on the input is not written in place."""
     x = ("x", TensorProto.FLOAT, ["B"])
     nodes = [
         *CHAIN[:-1],
@@ -152,7 +157,8 @@ def test_a_gradient_whose_size_depends_on_the_input_is_not_written_in_place(monk
     np.testing.assert_array_equal(found[0], whole[0])
 
 
-def test_training_graphs_are_cut_and_have_the_bits_of_the_whole(monkeypatch):
+def test_cut_graphs_have_the_same_bits(monkeypatch):
+    """Training graphs are cut and have the bits of the whole."""
     x, y = samples(5)
     made = logistic_models()[1].SerializeToString()
     assert len(cut(made, "grad.onnx").inputs) == 2

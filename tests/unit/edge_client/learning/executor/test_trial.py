@@ -13,7 +13,7 @@ def test_onnx_runtime_works_here():
     assert trial.failure() == ""
 
 
-def test_the_model_is_a_product_of_two_matrices():
+def test_model_is_a_product_of_two_matrices():
     onnx = pytest.importorskip("onnx", reason="the checker of ONNX models is not installed")
     reference = pytest.importorskip("onnx.reference")
     model = onnx.load_from_string(trial.product_model())
@@ -32,7 +32,8 @@ def test_the_model_is_a_product_of_two_matrices():
         ("import time; time.sleep(60)", "did not multiply two matrices within 0.5 s"),
     ],
 )
-def test_a_child_that_fails_is_told_in_one_line(monkeypatch, child, words):
+def test_failing_child_is_told_in_one_line(monkeypatch, child, words):
+    """A child that fails is told in one line."""
     real = subprocess.run
 
     def run(command, **options):

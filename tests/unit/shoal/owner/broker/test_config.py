@@ -34,7 +34,8 @@ from tests.helpers.receiving import device_card
         ("mqtts://broker.example", "listener 8883"),
     ],
 )
-def test_a_broker_for_one_machine_is_not_open_to_others(url, listener):
+def test_broker_of_one_machine_is_closed(url, listener):
+    """A broker for one machine is not open to others."""
     lines = config(BrokerAddress.parse(url), Path("/etc/mosquitto")).splitlines()
     assert [line for line in lines if line.startswith("listener")] == [listener]
 
@@ -46,7 +47,7 @@ def settings(text):
 ADDRESS = BrokerAddress.parse("mqtts://broker.example")
 
 
-def test_the_limits_of_the_queues_follow_from_fleet_and_model():
+def test_limits_follow_from_fleet_and_model():
     """Above them mosquitto drops messages without a word, as it did with 2000 devices of 636 KB."""
     made = settings(config(ADDRESS, Path("/etc/mosquitto/shoal"), devices=2000, upload_bytes=636_040))
     chunks = -(-636_040 // limits.CHUNK_BYTES)
@@ -56,7 +57,8 @@ def test_the_limits_of_the_queues_follow_from_fleet_and_model():
     assert int(more["max_queued_bytes"]) == 2 * int(made["max_queued_bytes"])
 
 
-def test_the_queues_of_a_small_fleet_have_room_for_the_largest_message():
+def test_queues_have_room_for_the_largest():
+    """The queues of a small fleet have room for the largest message."""
     assert broker.queue_limits(3, 100) == (100_000, limits.MAX_TRANSFER_BYTES, 100)
 
 
@@ -83,7 +85,9 @@ def owner(tmp_path):
     return made
 
 
-def test_the_upload_size_comes_from_the_signed_runs_or_the_option(owner, tmp_path):
+def test_upload_size_comes_from_the_runs(owner, tmp_path):
+    """The upload size comes from the signed runs or the option."""
+
     def queued_bytes(**options):
         write_broker_config(owner, tmp_path / "broker", **options)
         return int(settings((tmp_path / "broker" / "shoal.conf").read_text())["max_queued_bytes"])
@@ -104,7 +108,8 @@ def lines_of(text, user):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_home_assistant_gets_a_user_and_the_aggregator_its_sensors_if_asked(tmp_path, dynamic):
+def test_home_assistant_gets_a_user_if_asked(tmp_path, dynamic):
+    """Home assistant gets a user and the aggregator its sensors if asked."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     made = write_broker_config(owner, tmp_path / "broker", dynamic=dynamic)
@@ -126,7 +131,8 @@ def test_home_assistant_gets_a_user_and_the_aggregator_its_sensors_if_asked(tmp_
     assert "home" not in (tmp_path / "broker/shoal.acl").read_text()
 
 
-def test_the_sensors_topics_are_those_that_the_aggregator_publishes():
+def test_sensor_topics_are_those_published():
+    """The sensors topics are those that the aggregator publishes."""
     line = Line()
     sensors = HomeAssistant(line, "reef", "home/assistant")
     topics = [topic for topic, _ in sensors.configurations()] + [sensors._state_topic]
@@ -135,7 +141,8 @@ def test_the_sensors_topics_are_those_that_the_aggregator_publishes():
 
 
 @pytest.mark.parametrize("prefix", ["home/#", "+", "a b", "/x", "home\n"])
-def test_a_prefix_that_is_no_plain_topic_is_refused(tmp_path, prefix):
+def test_unfit_prefix_is_refused(tmp_path, prefix):
+    """A prefix that is no plain topic is refused."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost")
     with pytest.raises(ConfigError, match="is no topic prefix"):
         write_broker_config(owner, tmp_path / "broker", home_assistant=prefix)

@@ -43,7 +43,8 @@ def opened(fleet, identity):
     return open_grant(identity, data, DeviceGrant, fleet.fingerprint, RECEIVING)
 
 
-def test_a_program_opened_before_broker_config_puts_users_into_grants_and_lines(fleet, devices, tmp_path):
+def test_open_program_uses_new_users(fleet, devices, tmp_path):
+    """A program opened before broker config puts users into grants and lines."""
     waiting = FleetDirectory(fleet.path)
     write_broker_config(FleetDirectory(fleet.path), tmp_path / "out")
     users = FleetDirectory(fleet.path).users
@@ -52,7 +53,7 @@ def test_a_program_opened_before_broker_config_puts_users_into_grants_and_lines(
     assert users.password("enrol") in TokenStore(waiting).issue(1, 60, int(time.time()))[0].broker
 
 
-def test_a_second_broker_config_keeps_the_passwords_and_the_ca_of_the_first(fleet, tmp_path):
+def test_second_config_keeps_passwords(fleet, tmp_path):
     """Also if it had opened the directory before the first wrote them."""
     first, second = FleetDirectory(fleet.path), FleetDirectory(fleet.path)
     write_broker_config(first, tmp_path / "a")
@@ -85,7 +86,7 @@ def test_broker_configs_at_once_make_one_ca(fleet, tmp_path):
 
 @pytest.mark.parametrize("file", [CA_FILE, CA_KEY_FILE])
 @pytest.mark.parametrize("damage", ["another", "junk"])
-def test_a_ca_whose_files_do_not_fit_is_refused(fleet, tmp_path, file, damage):
+def test_unfit_ca_is_refused(fleet, tmp_path, file, damage):
     """Otherwise it would make a server certificate that no device accepts."""
     write_broker_config(fleet, tmp_path / "out")
     other = FleetDirectory.create(tmp_path / "other", "reef", "mqtts://broker.example")
@@ -99,7 +100,7 @@ def test_a_ca_whose_files_do_not_fit_is_refused(fleet, tmp_path, file, damage):
     assert (tmp_path / "out" / "server.crt").read_bytes() == before
 
 
-def test_a_damaged_secret_of_the_brokers_users_is_an_error(fleet, tmp_path):
+def test_damaged_secret_is_an_error(fleet, tmp_path):
     """New passwords would lock out every party that has joined."""
     write_broker_config(fleet, tmp_path / "out")
     write_private(fleet.path / USERS_FILE, b"")

@@ -72,12 +72,14 @@ def plugin(monkeypatch):
     return made
 
 
-def test_a_device_gets_a_user_with_its_own_password(fleet):
+def test_device_gets_a_user_of_its_own(fleet):
+    """A device gets a user with its own password."""
     (command,) = admit(fleet, ["dev-4"])
     assert command == {"command": "createClient", "username": "dev-4", "password": fleet.users.password("dev-4")}
 
 
-def test_the_first_file_has_hashes_only_that_match_the_passwords(fleet):
+def test_first_file_has_hashes_only(fleet):
+    """The first file has hashes only that match the passwords."""
     made = document(fleet.users, ["owner", "dev-1"])
     assert [c["username"] for c in made["clients"]] == ["owner", "dev-1"]
     for client in made["clients"]:
@@ -88,7 +90,8 @@ def test_the_first_file_has_hashes_only_that_match_the_passwords(fleet):
         assert password not in json.dumps(made)
 
 
-def test_all_commands_are_sent_in_batches_and_other_answers_are_passed_over(fleet, plugin, monkeypatch):
+def test_commands_are_sent_in_batches(fleet, plugin, monkeypatch):
+    """All commands are sent in batches and other answers are passed over."""
     monkeypatch.setattr(dynamic, "BATCH", 2)
     plugin.errors = {"dev-1": "Client already exists", "dev-9": "Client not found"}
     with BrokerAdmin("reef", "address") as admin:
@@ -96,7 +99,8 @@ def test_all_commands_are_sent_in_batches_and_other_answers_are_passed_over(flee
     assert [[c["username"] for c in batch] for batch in plugin.last.sent] == [["dev-1", "dev-2"], ["dev-9"]]
 
 
-def test_a_refused_command_is_an_error_without_the_password(fleet, plugin):
+def test_refused_command_shows_no_password(fleet, plugin):
+    """A refused command is an error without the password."""
     plugin.errors = {"dev-2": "Invalid/missing username"}
     with BrokerAdmin("reef", "address") as admin, pytest.raises(UntrustedError) as caught:
         admin.send(admit(fleet, ["dev-2"]))
@@ -104,7 +108,7 @@ def test_a_refused_command_is_an_error_without_the_password(fleet, plugin):
     assert fleet.users.password("dev-2") not in repr(caught.value) + caught.value.hint
 
 
-def test_a_broker_without_the_plugin_is_reported(fleet, plugin, monkeypatch):
+def test_broker_without_plugin_is_reported(fleet, plugin, monkeypatch):
     plugin.silent = True
     monkeypatch.setattr(dynamic, "ANSWER_S", 0.01)
     with (
@@ -121,7 +125,8 @@ def test_nothing_is_sent_without_a_command(plugin):
     assert plugin.last.sent == []
 
 
-def test_the_access_list_needs_no_line_for_a_device():
+def test_access_list_has_no_line_a_device():
+    """The access list needs no line for a device."""
     text = pattern_acl("reef", "aggregator")
     assert "\npattern write shoal/v1/reef/d/%u/up\n" in text
     assert text.count("$CONTROL") == 1
@@ -129,7 +134,8 @@ def test_the_access_list_needs_no_line_for_a_device():
     assert "user owner\ntopic readwrite $CONTROL/dynamic-security/v1/#\n" in text
 
 
-def test_the_kind_of_broker_is_stored_until_it_is_changed(fleet, tmp_path):
+def test_kind_of_broker_is_stored(fleet, tmp_path):
+    """The kind of broker is stored until it is changed."""
     out = tmp_path / "broker"
     for wanted, names in ((True, "dynamic-security.json"), (None, "dynamic-security.json"), (False, "passwords")):
         write_broker_config(fleet, out, dynamic=wanted)

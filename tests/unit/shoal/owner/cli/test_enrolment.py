@@ -41,7 +41,8 @@ def registrar(*pending, refused=()):
     return types.SimpleNamespace(pending={r.fingerprint: r for r in pending}, refused={r.token: r for r in refused})
 
 
-def test_a_token_is_one_line_on_stdout_and_its_terms_are_on_stderr(fleet, capsys):
+def test_token_is_on_stdout_terms_on_stderr(fleet, capsys):
+    """A token is one line on stdout and its terms are on stderr."""
     began = int(time.time())
     enrolment.invite(fleet.path, expires="12h")
     out, err = capsys.readouterr()
@@ -54,7 +55,8 @@ def test_a_token_is_one_line_on_stdout_and_its_terms_are_on_stderr(fleet, capsys
     assert out.strip() not in err
 
 
-def test_many_lines_at_once_are_all_different_and_stored(fleet, capsys):
+def test_many_lines_are_all_different(fleet, capsys):
+    """Many lines at once are all different and stored."""
     enrolment.invite(fleet.path, 5, json=True)
     found = json.loads(capsys.readouterr().out)["data"]
     ids = {token_id(Token.from_line(line).secret) for line in found["lines"]}
@@ -70,18 +72,21 @@ def test_approve_takes_fingerprints_or_all(fleet, fingerprints, every):
         enrolment.approve(fleet.path, fingerprints, every)
 
 
-def test_a_duration_that_is_none_issues_no_token(fleet):
+def test_impossible_duration_issues_no_token(fleet):
+    """A duration that is none issues no token."""
     with pytest.raises(UsageError, match="'soon' is not a duration"):
         enrolment.invite(fleet.path, expires="soon")
     assert not (fleet.path / "tokens").exists()
 
 
-def test_watching_as_json_is_refused_before_the_fleet_is_opened(tmp_path):
+def test_watching_as_json_is_refused_first(tmp_path):
+    """Watching as json is refused before the fleet is opened."""
     with pytest.raises(UsageError, match="--watch prints lines, --json one object"):
         enrolment.devices(tmp_path / "none", watch=True, json=True)
 
 
-def test_the_listing_has_pending_refused_and_enrolled_devices(fleet, monkeypatch):
+def test_listing_has_all_kinds_of_devices(fleet, monkeypatch):
+    """The listing has pending refused and enrolled devices."""
     fleet.add_device(device_card(Identity.generate("dev-0")))
     fleet.revoke("dev-0")
     monkeypatch.setattr(time, "time", lambda: 1_000.0)
@@ -110,7 +115,7 @@ def test_the_listing_has_pending_refused_and_enrolled_devices(fleet, monkeypatch
     ]
 
 
-def test_requests_are_told_apart_by_token_and_fingerprint():
+def test_requests_are_told_apart():
     """A second device may ask with the same line, and a device with two lines."""
     asked = [enrolment._asked({"token": t, "fingerprint": f, "name": "n", "age_s": 1}) for t in "ab" for f in "xy"]
     assert len(set(asked)) == 4
@@ -136,7 +141,7 @@ def test_a_revocation_offline_is_signed(fleet, capsys, monkeypatch):
     assert f"next: shoal-fleet publish {fleet.path}, or carry roster.signed and grants/" in err
 
 
-def test_a_rotation_offline_draws_new_secrets(fleet, capsys, monkeypatch):
+def test_rotation_offline_draws_new_secrets(fleet, capsys, monkeypatch):
     monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
     enrolment.rotate(fleet.path)
     after = FleetDirectory(fleet.path)
@@ -156,7 +161,7 @@ def test_a_revocation_with_users_at_the_broker(fleet, capsys, monkeypatch):
     [lambda path: enrolment.revoke(path, "dev-1"), enrolment.rotate],
     ids=["revoke", "rotate"],
 )
-def test_without_a_broker_a_change_is_signed_and_the_hint_says_how_to_publish_it(fleet, capsys, command):
+def test_change_without_broker_is_signed(fleet, capsys, command):
     """The person must not take the error for a change that did not happen."""
     with pytest.raises(BrokerUnreachableError) as caught:
         command(fleet.path)
@@ -167,7 +172,8 @@ def test_without_a_broker_a_change_is_signed_and_the_hint_says_how_to_publish_it
     assert "roster" in capsys.readouterr().out
 
 
-def test_broker_config_prints_its_file_and_warns_about_passwords_in_the_clear(fleet, tmp_path, capsys):
+def test_broker_config_warns_of_clear_text(fleet, tmp_path, capsys):
+    """Broker config prints its file and warns about passwords in the clear."""
     enrolment.broker_config(fleet.path, tmp_path / "broker", device=["dev-2"])
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'broker' / 'shoal.conf'}\n"

@@ -12,7 +12,8 @@ from tests.helpers.tasks import CLASSES, logistic_bundle
     ("items", "pairs"),
     [([], {}), (["k=3"], {"k": "3"}), (["a=b=c", "x=-1"], {"a": "b=c", "x": "-1"}), (["k=1", "k=2"], {"k": "2"})],
 )
-def test_pairs_are_split_at_their_first_equals_sign(items, pairs):
+def test_pairs_are_split_at_the_first_sign(items, pairs):
+    """Pairs are split at their first equals sign."""
     assert pairs_of(items) == pairs
 
 
@@ -20,14 +21,16 @@ def test_pairs_are_split_at_their_first_equals_sign(items, pairs):
     ("item", "hint"),
     [("k", "write k=VALUE"), ("k=", "write k=VALUE"), ("=3", "write NAME=VALUE"), ("", "write NAME=VALUE")],
 )
-def test_a_pair_without_name_or_value_is_a_mistake_of_usage(item, hint):
+def test_incomplete_pair_is_a_usage_error(item, hint):
+    """A pair without name or value is a mistake of usage."""
     with pytest.raises(UsageError) as caught:
         pairs_of(["a=1", item])
     assert (str(caught.value), caught.value.hint) == (f"{item!r} is not NAME=VALUE", hint)
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "ten", "0x10"])
-def test_a_size_that_is_no_whole_number_is_a_mistake_of_usage(text):
+def test_fractional_size_is_a_usage_error(text):
+    """A size that is no whole number is a mistake of usage."""
     assert whole("-3", "hidden") == -3
     with pytest.raises(UsageError) as caught:
         whole(text, "hidden")

@@ -14,7 +14,8 @@ def fleet(tmp_path, monkeypatch):
     return FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
 
 
-def test_a_file_that_exists_is_refused_before_a_passphrase_is_asked_for(fleet, tmp_path):
+def test_existing_file_is_refused_first(fleet, tmp_path):
+    """A file that exists is refused before a passphrase is asked for."""
     (tmp_path / "b").write_bytes(b"an earlier backup")
     with pytest.raises(ConfigError, match="exists already"):
         upkeep.backup(fleet.path, tmp_path / "b")
@@ -26,12 +27,13 @@ def test_so_is_a_link_that_leads_nowhere(fleet, tmp_path):
         upkeep.backup(fleet.path, tmp_path / "b")
 
 
-def test_a_file_inside_the_directory_is_refused(fleet):
+def test_file_inside_directory_is_refused(fleet):
     with pytest.raises(ConfigError, match="backup of"):
         upkeep.backup(fleet.path, fleet.path / "runs" / "b")
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
+def test_large_file_is_refused_unread(tmp_path, monkeypatch):
+    """A file that is too large is refused before it is read whole."""
     monkeypatch.setattr("shoal.membership.backup.MAX_FILE_BYTES", 10)
     (tmp_path / "b").write_bytes(bytes(11))
     with pytest.raises(ConfigError, match="more than 10 bytes"):

@@ -36,7 +36,8 @@ def answer(question, outcome=Outcome.DONE, **changes):
     return OwnerAnswer(outcome=outcome, **fields)
 
 
-def test_it_subscribes_before_it_publishes_and_takes_a_number(fleet, question):
+def test_subscribes_before_it_publishes(fleet, question):
+    """It subscribes before it publishes and takes a number."""
     line = Line()
     question.send(line)
     assert line.filters == [TOPICS.owner_answer]
@@ -89,7 +90,8 @@ def test_each_outcome_has_its_error(question, outcome, error, status):
     assert (caught.value.hint, caught.value.exit_code) == ("do this", status)
 
 
-def test_a_request_that_another_console_has_overtaken_may_be_sent_again(fleet, question):
+def test_overtaken_request_is_sent_again(fleet, question):
+    """A request that another console has overtaken may be sent again."""
     later = Question(fleet, RequestAction.LIST)
     assert not question.overtaken
     tell(question, answer(question, Outcome.REPLAYED, accepted=2))
@@ -103,7 +105,8 @@ def test_a_restored_directory_is_named(question):
         question.document()
 
 
-def test_a_package_above_the_limit_is_refused_before_a_number_is_taken(fleet):
+def test_large_package_takes_no_number(fleet):
+    """A package above the limit is refused before a number is taken."""
     too_large = bytes(channels.REQUEST.largest)
     with pytest.raises(ConfigError, match="the broker takes at most") as caught:
         Question(fleet, RequestAction.START, package=too_large)
@@ -111,7 +114,8 @@ def test_a_package_above_the_limit_is_refused_before_a_number_is_taken(fleet):
     assert RequestNumbers(fleet).last() == 0
 
 
-def test_without_an_aggregator_there_is_nobody_to_ask(tmp_path):
+def test_nobody_to_ask_without_aggregator(tmp_path):
+    """Without an aggregator there is nobody to ask."""
     fleet = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://h")
     with pytest.raises(ConfigError, match="no aggregator yet"):
         Question(fleet, RequestAction.LIST, clock=time.time)

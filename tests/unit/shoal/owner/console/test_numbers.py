@@ -12,13 +12,15 @@ def fleet(tmp_path):
     return FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
 
 
-def test_each_number_is_taken_once_also_by_another_process(fleet):
+def test_each_number_is_taken_once(fleet):
+    """Each number is taken once also by another process."""
     assert RequestNumbers(fleet).last() == 0
     assert [RequestNumbers(FleetDirectory(fleet.path)).take() for _ in range(3)] == [1, 2, 3]
     assert (fleet.path / COUNT_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_restored_directory_says_so_once_and_goes_on_beyond(fleet):
+def test_restored_directory_says_so_once(fleet):
+    """A restored directory says so once and goes on beyond."""
     numbers = RequestNumbers(fleet)
     numbers.take()
     numbers.count_on(1)
@@ -28,7 +30,7 @@ def test_a_restored_directory_says_so_once_and_goes_on_beyond(fleet):
     assert numbers.take() == 10
 
 
-def test_an_aggregator_can_not_use_the_numbers_up(fleet):
+def test_aggregator_can_not_use_numbers_up(fleet):
     numbers = RequestNumbers(fleet)
     with pytest.raises(ConfigError):
         numbers.count_on(MOST_AHEAD + 1)

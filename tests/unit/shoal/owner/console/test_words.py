@@ -60,7 +60,8 @@ def test_data_have_times_in_iso_8601():
     assert record_data(RECORD)["cluster_sizes"] == [2, 1]
 
 
-def test_a_record_is_one_line_with_five_names_at_most():
+def test_record_is_one_line():
+    """A record is one line with five names at most."""
     assert record_line(RECORD) == (
         "2026-11-18T11:06:40Z round 4: 1 of 8 devices in 1.2 s, loss 0.5, accuracy 75.0%, clusters 2+1, missing dev-0, "
         "dev-1 (data), dev-2, dev-3, dev-4 and 2 more, split"

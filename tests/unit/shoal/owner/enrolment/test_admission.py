@@ -24,7 +24,7 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
+def test_enrolled_while_the_owner_is_away(scene):
     """The device asks, the owner connects later and approves; the device then has the same files as after joining by file."""
     asking = scene.ask(scene.token())
     assert not asking.granted
@@ -45,7 +45,7 @@ def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
     assert scene.complaints == []
 
 
-def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(scene):
+def test_aggregator_takes_no_older_roster(scene):
     """It learns of a new device without a file being carried, and refuses a replayed older roster."""
     mail = OwnerInbox(scene.server)
     scene.enrol("dev-1")
@@ -60,7 +60,7 @@ def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(
     assert not mail.take(TOPICS.up("dev-1"), b"x", 0.0)
 
 
-def test_a_roster_that_is_not_the_owners_is_refused(scene):
+def test_foreign_roster_is_refused(scene):
     """A stranger can seal to the aggregator as well, but can't sign as the owner."""
     mail = OwnerInbox(scene.server)
     stranger = FleetDirectory.create(scene.root / "stranger", "reef", "mqtt://loopback")
@@ -89,7 +89,7 @@ class Recorder:
         pass
 
 
-def test_an_approval_that_was_cut_short_is_finished_by_approving_again(scene):
+def test_cut_approval_is_finished(scene):
     """The token is spent and the roster signed, but the grant never left."""
     token = scene.token()
     asking = scene.ask(token)
@@ -113,7 +113,7 @@ def test_a_device_enrols_once(scene):
     assert prepare(scene.root / "dev-2", "dev-2").member == before
 
 
-def test_old_tokens_are_forgotten_and_swept_from_the_broker(scene):
+def test_old_tokens_are_swept(scene):
     """A week after they expired."""
     token = scene.token()
     scene.ask(token)
@@ -198,7 +198,8 @@ def test_a_revocation_is_whole_or_not_at_all(scene):
     assert not (scene.root / "owner" / CHANGE_FILE).exists()
 
 
-def test_only_a_listed_device_is_revoked_and_only_once(scene):
+def test_listed_device_is_revoked_once(scene):
+    """Only a listed device is revoked and only once."""
     scene.enrol("dev-1")
     with pytest.raises(UsageError, match="not in the roster"):
         scene.owner.revoke("dev-9")

@@ -50,7 +50,8 @@ def number(scene):
     return peek_grant(delivered(scene)).receiving
 
 
-def test_a_delivery_is_sealed_to_the_newest_keys_and_they_are_remembered(scene, device):
+def test_sealed_to_the_newest_keys(scene, device):
+    """A delivery is sealed to the newest keys and they are remembered."""
     assert device.receiving.first == 2
     assert number(scene) == 1, "the owner knows the card alone"
     offer(scene, device)
@@ -60,7 +61,8 @@ def test_a_delivery_is_sealed_to_the_newest_keys_and_they_are_remembered(scene, 
     assert FleetDirectory(scene.owner.path).receiving.of("dev-1").receiving == device.receiving.public
 
 
-def test_each_delivery_is_sealed_to_another_key(scene, device):
+def test_each_delivery_has_its_own_key(scene, device):
+    """Each delivery is sealed to another key."""
     for _ in range(12):
         offer(scene, device)
         scene.owner.rotate()
@@ -70,7 +72,8 @@ def test_each_delivery_is_sealed_to_another_key(scene, device):
     assert scene.complaints == []
 
 
-def test_an_old_notice_that_the_broker_repeats_locks_nobody_out(scene, device):
+def test_repeated_notice_locks_nobody_out(scene, device):
+    """An old notice that the broker repeats locks nobody out."""
     old = offer(scene, device)
     for _ in range(2):
         scene.owner.rotate()
@@ -83,7 +86,8 @@ def test_an_old_notice_that_the_broker_repeats_locks_nobody_out(scene, device):
     assert "receiving keys of dev-1 from number 2 on, and it has published those from 4 on" in scene.complaints[-1]
 
 
-def test_a_notice_that_is_withheld_is_made_good_by_the_next_publication(scene, device):
+def test_withheld_notice_is_made_good(scene, device):
+    """A notice that is withheld is made good by the next publication."""
     offer(scene, device)
     for _ in range(limits.RECEIVING_KEYS):
         scene.owner.rotate()

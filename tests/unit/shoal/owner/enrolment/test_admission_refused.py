@@ -66,7 +66,7 @@ def test_a_token_admits_one_device(scene):
     assert not other.granted
 
 
-def test_two_devices_that_ask_with_one_token_at_once(scene):
+def test_two_devices_with_one_token(scene):
     """The approved device uses up the token; the other one can't."""
     token = scene.token()
     scene.ask(token)
@@ -94,7 +94,7 @@ def test_a_replayed_request_changes_nothing(scene):
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
 
 
-def test_a_replay_does_not_bring_a_revoked_device_back(scene):
+def test_replay_brings_no_device_back(scene):
     """Neither with the old request nor with a new token for the old keys."""
     token = scene.token()
     scene.ask(token)
@@ -115,7 +115,7 @@ def test_a_replay_does_not_bring_a_revoked_device_back(scene):
     assert scene.tokens.find(token_id(fresh.secret)).used_by == ""
 
 
-def test_a_request_moved_to_another_tokens_topic_is_refused(scene):
+def test_request_on_another_topic_is_refused(scene):
     """It proves the token that it was made with, and no other."""
     token, other = scene.token(), scene.token()
     identity = Identity.generate("dev-1")
@@ -140,7 +140,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_request_under_other_terms_is_refused(scene, change):
+def test_request_under_other_terms(scene, change):
     """The proof covers every field of the enrolment line."""
     token = scene.token()
     asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S, RECEIVING.public)
@@ -185,7 +185,7 @@ def test_swapped_keys_are_refused(scene):
     assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 
 
-def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
+def test_wrong_proof_under_seal_is_refused(scene):
     """The HMAC counts on its own."""
     token, identity = scene.token(), Identity.generate("dev-1")
     document = statement(token, device_card(identity))
@@ -195,7 +195,7 @@ def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
     assert len(scene.sit().pending) == 1
 
 
-def test_an_unusable_seal_key_is_refused_before_the_token_is_used(scene):
+def test_unusable_seal_key_spends_no_token(scene):
     """Otherwise a token's holder could get such a key signed into the roster, and no new keys could be sealed to the fleet."""
     token, hostile = scene.token(), Identity.generate("dev-1")
     keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
@@ -226,7 +226,7 @@ def test_an_unusable_seal_key_is_refused_before_the_token_is_used(scene):
     scene.owner.revoke("dev-2")
 
 
-def test_a_card_for_the_aggregators_role_is_refused(scene):
+def test_card_of_an_aggregator_is_refused(scene):
     """A token is for a device."""
     token, identity = scene.token(), Identity.generate("dev-1")
     document = statement(token, make_card(identity, "aggregator"))
@@ -235,7 +235,7 @@ def test_a_card_for_the_aggregators_role_is_refused(scene):
 
 
 @pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
-def test_junk_on_the_enrolment_topics_is_listed_and_harmless(scene, junk):
+def test_junk_is_listed_and_harmless(scene, junk):
     """The only place where strangers may write; the owner can clear it."""
     token = scene.token()
     scene.ask(token)
@@ -256,7 +256,8 @@ def test_a_large_request_is_refused(scene):
 
 
 @pytest.mark.parametrize("name", ["owner", "enrol", "aggregator"])
-def test_a_name_that_is_somebody_elses_at_the_broker_is_refused_before_the_token_is_spent(scene, name):
+def test_taken_name_spends_no_token(scene, name):
+    """A name that is somebody elses at the broker is refused before the token is spent."""
     token = scene.token()
     scene.ask(token, name)
     registrar = scene.sit()
@@ -298,7 +299,7 @@ def forged_grants(scene, token):
     }
 
 
-def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
+def test_forged_grants_do_not_count(scene):
     """None leaves a file, each gives its reason, and the device continues to wait."""
     token = scene.token()
     asking = scene.ask(token)
@@ -314,7 +315,7 @@ def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
     assert asking.granted
 
 
-def test_a_line_outlasts_the_aggregator_that_it_names(scene):
+def test_line_outlasts_its_aggregator(scene):
     """The owner has replaced it since: its signature says who has its place."""
     token = scene.token()
     scene.owner.replace_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))

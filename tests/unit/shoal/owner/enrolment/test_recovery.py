@@ -52,7 +52,7 @@ def publish(scene, fleet):
     scene.broker.pump()
 
 
-def test_a_restored_owner_goes_on_beyond_the_roster_of_the_fleet(scene, bring_back):
+def test_restored_owner_goes_beyond(scene, bring_back):
     """Nothing happened since the backup: the devices are the same, and neither secrets nor run numbers are used again."""
     run = scene.owner.take_run()
     backup = backup_of(scene)
@@ -71,7 +71,8 @@ def test_a_restored_owner_goes_on_beyond_the_roster_of_the_fleet(scene, bring_ba
     assert scene.complaints == []
 
 
-def test_a_backup_behind_the_fleet_is_refused_and_leaves_nothing(scene, bring_back):
+def test_backup_behind_the_fleet_is_refused(scene, bring_back):
+    """A backup behind the fleet is refused and leaves nothing."""
     backup = backup_of(scene)
     scene.owner.revoke("dev-2")
     publish(scene, scene.owner)
@@ -82,7 +83,8 @@ def test_a_backup_behind_the_fleet_is_refused_and_leaves_nothing(scene, bring_ba
     assert not list(scene.root.glob(".restored*"))
 
 
-def test_with_the_newest_roster_a_revoked_device_stays_revoked_and_a_new_one_stays(scene, bring_back):
+def test_newest_roster_keeps_revocations(scene, bring_back):
+    """With the newest roster a revoked device stays revoked and a new one stays."""
     backup = backup_of(scene)
     scene.owner.take_run()
     scene.owner.revoke("dev-2")
@@ -97,7 +99,7 @@ def test_with_the_newest_roster_a_revoked_device_stays_revoked_and_a_new_one_sta
     publish(scene, fleet)
 
 
-def test_the_models_under_the_backups_secrets_can_still_be_opened(scene, bring_back):
+def test_models_of_the_backup_still_open(scene, bring_back):
     """They are stored under their own key version, not under that of the newer roster."""
     scene.owner.take_run()
     backup, before = backup_of(scene), scene.owner.versions[0]
@@ -107,7 +109,8 @@ def test_the_models_under_the_backups_secrets_can_still_be_opened(scene, bring_b
     assert fleet.versions[1:] == (before,)
 
 
-def test_without_it_the_owner_must_accept_the_loss_and_is_warned(scene, bring_back):
+def test_loss_must_be_accepted(scene, bring_back):
+    """Without it the owner must accept the loss and is warned."""
     backup = backup_of(scene)
     scene.owner.revoke("dev-2")
     publish(scene, scene.owner)
@@ -117,13 +120,14 @@ def test_without_it_the_owner_must_accept_the_loss_and_is_warned(scene, bring_ba
     assert any("revoke again those that were revoked since" in line for line in scene.complaints)
 
 
-def test_offline_leaves_room_for_the_rosters_signed_since(scene, bring_back, monkeypatch):
+def test_offline_leaves_room_for_rosters(scene, bring_back, monkeypatch):
+    """Offline leaves room for the rosters signed since."""
     monkeypatch.delattr(recovery, "OwnerConnection")
     fleet = bring_back(backup_of(scene), offline=True)
     assert fleet.roster.sequence == scene.owner.roster.sequence + 1001
 
 
-def test_without_a_broker_nothing_is_restored(scene, bring_back, monkeypatch):
+def test_without_broker_nothing_is_restored(scene, bring_back, monkeypatch):
     def away(*_args, **_kwargs):
         raise BrokerUnreachableError("no broker answers")
 
@@ -134,13 +138,15 @@ def test_without_a_broker_nothing_is_restored(scene, bring_back, monkeypatch):
     assert not (scene.root / "restored").exists()
 
 
-def test_a_broker_without_the_fleets_roster_is_reported(scene, bring_back):
+def test_broker_without_roster_is_reported(scene, bring_back):
+    """A broker without the fleets roster is reported."""
     scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
     bring_back(backup_of(scene))
     assert any("holds no roster of this fleet" in line for line in scene.complaints)
 
 
-def test_a_device_without_receiving_keys_is_named(scene, bring_back):
+def test_device_without_keys_is_named(scene, bring_back):
+    """A device without receiving keys is named."""
     backup = backup_of(scene)
     scene.enrol("dev-3")
     with pytest.raises(ConfigError, match="no receiving keys of dev-3") as caught:
@@ -148,7 +154,8 @@ def test_a_device_without_receiving_keys_is_named(scene, bring_back):
     assert "start them" in caught.value.hint
 
 
-def test_an_older_roster_and_another_fleets_are_refused(scene, bring_back, tmp_path):
+def test_older_or_foreign_roster_is_refused(scene, bring_back, tmp_path):
+    """An older roster and another fleets are refused."""
     older = scene.owner.roster_bytes
     scene.owner.renew()
     with pytest.raises(UntrustedError, match="rollback"):
@@ -161,7 +168,8 @@ def test_an_older_roster_and_another_fleets_are_refused(scene, bring_back, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_a_target_that_holds_something_is_left_alone(scene, bring_back, kind):
+def test_occupied_target_is_left_alone(scene, bring_back, kind):
+    """A target that holds something is left alone."""
     target: Path = scene.root / "restored"
     if kind == "file":
         target.write_bytes(b"mine")
@@ -175,7 +183,8 @@ def test_a_target_that_holds_something_is_left_alone(scene, bring_back, kind):
     assert scene.owner.path.exists()
 
 
-def test_what_a_killed_restore_left_is_replaced(scene, bring_back):
+def test_killed_restore_is_replaced(scene, bring_back):
+    """What a killed restore left is replaced."""
     left = scene.root / ".restored.restoring"
     left.mkdir()
     (left / "owner.key").write_bytes(b"half")
@@ -183,7 +192,7 @@ def test_what_a_killed_restore_left_is_replaced(scene, bring_back):
     assert not left.exists()
 
 
-def test_a_damaged_file_inside_leaves_nothing(scene, bring_back):
+def test_damaged_file_inside_leaves_nothing(scene, bring_back):
     backup = backup_of(scene)
     files = tuple(BackupFile(f.name, b"x" if f.name == "secrets.bin" else f.data) for f in backup.files)
     with pytest.raises(IntegrityError):

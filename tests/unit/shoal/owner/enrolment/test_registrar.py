@@ -79,7 +79,7 @@ def approved(scene):
     return token, held
 
 
-def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
+def test_open_program_sends_revoked_nothing(scene):
     """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered again."""
     token, held = approved(scene)
     watching = scene.sit(fleet=another(scene))
@@ -89,7 +89,8 @@ def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene
     assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its token was used"]
 
 
-def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene):
+def test_open_program_approves_no_revoked(scene):
+    """A program that was open before does not approve a revoked device."""
     token = scene.token()
     scene.ask(token)
     waiting = scene.sit(fleet=another(scene))
@@ -107,7 +108,7 @@ def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene)
 
 
 @pytest.mark.parametrize("again", ["devices", "approve"])
-def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_command(scene, monkeypatch, again):
+def test_next_command_finishes_an_approval(scene, monkeypatch, again):
     """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
     token = scene.token()
     asking = scene.ask(token)
@@ -125,7 +126,7 @@ def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_co
     assert rosters_of(scene) == ["dev-1"]
 
 
-def test_approving_twice_publishes_grant_and_roster_again(scene):
+def test_approving_twice_publishes_again(scene):
     """Though the request is gone: the broker may have lost both."""
     token, held = approved(scene)
     scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
@@ -135,7 +136,7 @@ def test_approving_twice_publishes_grant_and_roster_again(scene):
     assert rosters_of(scene) == ["dev-1"]
 
 
-def test_the_fleet_stays_locked_until_the_broker_has_what_was_signed(scene):
+def test_fleet_is_locked_until_published(scene):
     """Otherwise a program with newer keys could publish them first, and ours would replace them."""
     found = []
 
@@ -152,7 +153,7 @@ def test_the_fleet_stays_locked_until_the_broker_has_what_was_signed(scene):
     assert found == ["free", "locked"]
 
 
-def test_publishing_keys_clears_those_of_everybody_who_is_revoked(scene):
+def test_publishing_clears_revoked_keys(scene):
     """Also of who was revoked while the broker was away."""
     scene.enrol("dev-1")
     scene.enrol("dev-2")
@@ -166,7 +167,7 @@ def test_publishing_keys_clears_those_of_everybody_who_is_revoked(scene):
     assert TOPICS.keys("dev-2") in scene.broker.retained
 
 
-def test_old_tokens_are_kept_until_the_broker_has_cleared_their_topics(scene):
+def test_tokens_stay_until_cleared(scene):
     """A command that never reached it leaves them for the next one."""
     token = scene.token()
     late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
@@ -202,7 +203,7 @@ def test_two_programs_forget_the_same_tokens(scene):
     assert list((scene.owner.path / TOKENS).iterdir()) == []
 
 
-def test_a_damaged_token_file_is_named_and_affects_no_other_device(scene):
+def test_damaged_token_affects_no_other(scene):
     """A request with it is refused with a hint; other devices are admitted."""
     token = scene.token()
     file = scene.owner.path / TOKENS / f"{token_id(token.secret)}.token"
@@ -231,7 +232,7 @@ def keys_left_for(scene, name):
     return scene.broker.retained[TOPICS.keys(name)][52:]
 
 
-def test_an_approval_that_draws_delivers_to_everybody(scene):
+def test_drawing_approval_reaches_everybody(scene):
     """Newcomer, the other device and the aggregator get the same secrets, drawn once."""
     stays = scene.enrol("dev-1")
     scene.owner.take_run()
@@ -251,7 +252,8 @@ def test_an_approval_that_draws_delivers_to_everybody(scene):
     assert rosters_of(scene) == ["dev-1", "dev-2"]
 
 
-def test_before_the_first_run_an_approval_leaves_the_keys_as_they_are(scene):
+def test_early_approval_keeps_the_keys(scene):
+    """Before the first run an approval leaves the keys as they are."""
     scene.enrol("dev-1")
     scene.enrol("dev-2")
     assert scene.owner.roster.keys_since == 0
@@ -274,7 +276,8 @@ def test_several_approvals_share_one_draw(scene):
     assert not registrar.pending
 
 
-def test_of_several_approvals_none_counts_where_one_is_unknown(scene):
+def test_one_unknown_approves_none(scene):
+    """Of several approvals none counts where one is unknown."""
     (asking,), registrar = waiting_for(scene, "dev-2")
     before = scene.owner.roster
     with pytest.raises(UntrustedError, match="no request of fingerprint nobody waits on the broker"):
@@ -286,7 +289,8 @@ def test_of_several_approvals_none_counts_where_one_is_unknown(scene):
 
 
 @pytest.mark.parametrize("again", ["devices", "approve"])
-def test_keys_that_a_crash_kept_from_the_broker_are_delivered_by_the_next_command(scene, monkeypatch, again):
+def test_next_command_delivers_lost_keys(scene, monkeypatch, again):
+    """Keys that a crash kept from the broker are delivered by the next command."""
     stays = scene.enrol("dev-1")
     scene.owner.take_run()
     (asking,), registrar = waiting_for(scene, "dev-2")

@@ -29,7 +29,7 @@ def stranger(scene, token, name):
     scene.leave_request(token, make_request(Identity.generate(name), token, NOW_S, RECEIVING.public))
 
 
-def test_all_that_can_be_approved_are_and_the_others_are_told_why(scene):
+def test_all_possible_are_approved(scene):
     """A device that was set up anew asks under its old name, beside a good one and one with a name that is taken."""
     scene.enrol("pump-3")
     line = scene.token()
@@ -58,7 +58,8 @@ def test_all_that_can_be_approved_are_and_the_others_are_told_why(scene):
 
 
 @pytest.mark.parametrize("first", ["dev-a", "dev-b"])
-def test_of_two_devices_with_one_name_the_first_to_ask_is_approved(scene, first):
+def test_first_of_one_name_is_approved(scene, first):
+    """Of two devices with one name the first to ask is approved."""
     tokens = {name: scene.token() for name in ("dev-a", "dev-b")}
     for name, token in tokens.items():
         asked_at_s = NOW_S if name == first else NOW_S + 9
@@ -74,7 +75,8 @@ def test_of_two_devices_with_one_name_the_first_to_ask_is_approved(scene, first)
 
 
 @pytest.mark.parametrize("by", ["fingerprint", "name", "token"])
-def test_a_rejected_device_is_told_at_once_and_its_line_is_void(scene, by):
+def test_rejected_device_is_told_at_once(scene, by):
+    """A rejected device is told at once and its line is void."""
     token = scene.token()
     asking = scene.ask(token)
     registrar = scene.sit()
@@ -94,7 +96,8 @@ def test_a_rejected_device_is_told_at_once_and_its_line_is_void(scene, by):
         registrar.approve(scene.print_of("dev-2"), NOW_S)
 
 
-def test_a_device_that_was_away_is_told_when_it_asks_again(scene):
+def test_absent_device_is_told_later(scene):
+    """A device that was away is told when it asks again."""
     token = scene.token()
     stranger(scene, token, "dev-1")
     registrar = scene.sit()
@@ -119,7 +122,8 @@ def test_nothing_to_reject(scene):
     assert len(registrar.pending) == 2
 
 
-def test_a_refused_request_is_removed_by_its_token(scene):
+def test_refused_request_goes_by_its_token(scene):
+    """A refused request is removed by its token."""
     token = scene.token()
     scene.leave(TOPICS.enrol(token_id(token.secret)), b"junk")
     registrar = scene.sit()
@@ -128,7 +132,8 @@ def test_a_refused_request_is_removed_by_its_token(scene):
     assert not waits_at_broker(scene, token)
 
 
-def test_hundreds_of_requests_of_a_stranger_keep_nobody_out(scene, monkeypatch):
+def test_hundreds_of_requests_block_nobody(scene, monkeypatch):
+    """Hundreds of requests of a stranger keep nobody out."""
     monkeypatch.setattr(limits, "MAX_REQUESTS", 100)
     for number in range(300):
         scene.leave(f"{TOPICS.enrol('0' * 13 + f'{number:03d}')}", b"junk" * 100)
@@ -150,7 +155,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("change", CASES.values(), ids=CASES)
-def test_a_refusal_that_is_not_the_owners_to_this_request_is_ignored(scene, change):
+def test_foreign_refusal_is_ignored(scene, change):
+    """A refusal that is not the owners to this request is ignored."""
     token = scene.token()
     asking: Enrolling = scene.ask(token)
     member = Identity.load(scene.root / "dev-1" / "identity.key").member
@@ -168,7 +174,8 @@ def test_a_refusal_that_is_not_the_owners_to_this_request_is_ignored(scene, chan
     assert "refused an answer" in scene.complaints[-1]
 
 
-def test_a_refusal_has_short_texts_without_control_characters(scene):
+def test_refusal_has_clean_short_texts(scene):
+    """A refusal has short texts without control characters."""
     token = scene.token()
     asking = scene.ask(token)
     member = Identity.load(scene.root / "dev-1" / "identity.key").member

@@ -36,7 +36,8 @@ def file_of(fleet, token):
     return fleet.path / TOKENS / f"{id_of(token)}.token"
 
 
-def test_a_token_names_the_fleet_and_the_fingerprints_to_pin(fleet, tokens):
+def test_token_names_fingerprints_to_pin(fleet, tokens):
+    """A token names the fleet and the fingerprints to pin."""
     token = tokens.issue(1, 600, NOW_S)[0]
     assert (token.fleet, token.broker) == ("reef", "mqtts://broker.example")
     assert (token.owner, token.aggregator) == (fleet.fingerprint, fingerprint(AGGREGATOR.member))
@@ -44,7 +45,8 @@ def test_a_token_names_the_fleet_and_the_fingerprints_to_pin(fleet, tokens):
     assert Token.from_line(token.to_line()) == token
 
 
-def test_a_token_is_stored_privately_and_found_by_its_id(fleet, tokens):
+def test_token_is_private_and_found_by_id(fleet, tokens):
+    """A token is stored privately and found by its id."""
     token = tokens.issue(1, 600, NOW_S)[0]
     assert file_of(fleet, token).stat().st_mode & 0o777 == 0o600
     found = TokenStore(FleetDirectory(fleet.path)).find(id_of(token))
@@ -55,12 +57,13 @@ def test_no_two_tokens_have_one_secret(tokens):
     assert tokens.issue(1, 600, NOW_S)[0].secret != tokens.issue(1, 600, NOW_S)[0].secret
 
 
-def test_with_users_at_the_broker_a_token_has_those_of_enrolment(fleet, tokens):
+def test_token_has_the_enrolment_user(fleet, tokens):
+    """With users at the broker a token has those of enrolment."""
     fleet.users.make()
     assert tokens.issue(1, 600, NOW_S)[0].broker == f"mqtts://enrol:{fleet.users.password('enrol')}@broker.example"
 
 
-def test_without_an_aggregator_there_is_no_token(tmp_path):
+def test_without_aggregator_no_token(tmp_path):
     """Devices pin the aggregator's fingerprint when they join."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
     with pytest.raises(ConfigError, match="no aggregator yet") as caught:
@@ -77,7 +80,8 @@ def test_an_unknown_id_is_refused(tokens, name):
         tokens.find(name.format(id_of(token)))
 
 
-def test_a_token_admits_one_device_however_often_it_asks(tokens):
+def test_token_admits_one_device(tokens):
+    """A token admits one device however often it asks."""
     token = tokens.issue(1, 600, NOW_S)[0]
     tokens.use(id_of(token), "print-1")
     tokens.use(id_of(token), "print-1")
@@ -87,7 +91,8 @@ def test_a_token_admits_one_device_however_often_it_asks(tokens):
     assert tokens.find(id_of(token)).token == token
 
 
-def test_the_token_of_a_device_is_found_by_its_fingerprint(tokens):
+def test_token_is_found_by_fingerprint(tokens):
+    """The token of a device is found by its fingerprint."""
     first, second = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     tokens.use(id_of(second), "print-2")
     assert tokens.used_by("print-2") == id_of(second)
@@ -96,7 +101,7 @@ def test_the_token_of_a_device_is_found_by_its_fingerprint(tokens):
     assert tokens.used_by("print-1") == id_of(first)
 
 
-def test_tokens_are_old_a_week_after_they_expire(tokens):
+def test_tokens_are_old_after_a_week(tokens):
     """Until then a device that joined with one can still be answered."""
     short, long = tokens.issue(1, 600, NOW_S)[0], tokens.issue(1, 6_000, NOW_S)[0]
     end_s = NOW_S + 600 + FORGOTTEN_AFTER_S
@@ -105,7 +110,8 @@ def test_tokens_are_old_a_week_after_they_expire(tokens):
     assert set(tokens.old(end_s + 10_000, pytest.fail)) == {id_of(short), id_of(long)}
 
 
-def test_forgotten_tokens_are_unknown_and_the_others_stay(tokens):
+def test_forgotten_tokens_are_unknown(tokens):
+    """Forgotten tokens are unknown and the others stay."""
     gone, stays = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     tokens.forget([id_of(gone)])
     tokens.forget([id_of(gone)])
@@ -114,7 +120,8 @@ def test_forgotten_tokens_are_unknown_and_the_others_stay(tokens):
     assert tokens.find(id_of(stays)).token == stays
 
 
-def test_a_damaged_token_is_named_and_hides_no_other(fleet, tokens):
+def test_damaged_token_hides_no_other(fleet, tokens):
+    """A damaged token is named and hides no other."""
     broken, whole = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     file_of(fleet, broken).write_bytes(b"junk")
     with pytest.raises(IntegrityError, match=r"\.token is damaged") as caught:
@@ -145,7 +152,8 @@ def test_a_duration_is_read(text, span_s):
 @pytest.mark.parametrize(
     "text", ["", "0s", "030m", "-1m", "1.5h", "30", "m", "2w", "1h30m", "3 m", "31d", "721h", "9" * 40 + "s", "\u0661s"]
 )
-def test_any_other_duration_is_a_mistake_of_usage(text):
+def test_other_durations_are_usage_errors(text):
+    """Any other duration is a mistake of usage."""
     with pytest.raises(UsageError) as caught:
         seconds(text)
     assert str(caught.value) == f"{text!r} is not a duration"

@@ -33,7 +33,8 @@ def contents(directory):
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in found}
 
 
-def test_all_files_come_back_private_and_no_secret_is_readable_in_the_backup(fleet, lock, tmp_path):
+def test_files_come_back_and_show_no_secret(fleet, lock, tmp_path):
+    """All files come back private and no secret is readable in the backup."""
     made, data = pack(fleet, lock)
     assert (made.fleet, made.roster) == ("reef", 1)
     for piece in (fleet.secrets.broadcast_key, fleet.owner.reveal(), b"a token", b"tokens/"):
@@ -45,7 +46,8 @@ def test_all_files_come_back_private_and_no_secret_is_readable_in_the_backup(fle
     assert FleetDirectory(tmp_path / "again").roster == fleet.roster
 
 
-def test_unfinished_files_of_a_killed_program_and_locks_are_left_out(fleet, lock):
+def test_unfinished_files_are_left_out(fleet, lock):
+    """Unfinished files of a killed program and locks are left out."""
     (fleet.path / ".secrets.bin.00aa.7.new").write_bytes(b"half")
     names = {file.name for file in pack(fleet, lock)[0].files}
     assert names == {"owner.key", "receiving.bin", "roster.signed", "secrets.bin", "tokens/0123456789abcdef.token"}
@@ -70,24 +72,28 @@ def test_a_file_that_is_no_backup_is_refused(data, lock):
         unpack(data, lock)
 
 
-def test_another_private_file_of_the_owner_is_no_backup(fleet, lock):
+def test_private_file_is_no_backup(fleet, lock):
+    """Another private file of the owner is no backup."""
     with pytest.raises(UntrustedError):
         unpack(lock.close("secrets.bin", b"x"), lock)
 
 
-def test_a_backup_of_another_version_is_refused_with_a_hint(lock):
+def test_other_version_is_refused(lock):
+    """A backup of another version is refused with a hint."""
     future = Backup(2, "reef", 1, 0, ())
     with pytest.raises(IntegrityError, match="version 2") as caught:
         unpack(lock.close("backup", encode(future)), lock)
     assert "version of Shoal" in caught.value.hint
 
 
-def test_a_backup_that_is_malformed_inside_is_damaged(lock):
+def test_malformed_backup_is_damaged(lock):
+    """A backup that is malformed inside is damaged."""
     with pytest.raises(IntegrityError, match="damaged"):
         unpack(lock.close("backup", b"SHM1 and nothing"), lock)
 
 
-def test_a_directory_that_is_too_large_is_refused_before_it_is_read(fleet, lock, monkeypatch):
+def test_large_directory_is_refused_unread(fleet, lock, monkeypatch):
+    """A directory that is too large is refused before it is read."""
     monkeypatch.setattr(backups, "MAX_BACKUP_BYTES", 100)
     with pytest.raises(ConfigError, match="more than 100 bytes") as caught:
         pack(fleet, lock)

@@ -26,7 +26,7 @@ def test_before_they_are_made_there_are_none(tmp_path):
     assert not (tmp_path / USERS_FILE).exists()
 
 
-def test_making_them_stores_a_private_secret_once(tmp_path):
+def test_secret_is_stored_once(tmp_path):
     """A second draw would lock out every party that has joined."""
     one, other = BrokerUsers(tmp_path), BrokerUsers(tmp_path)
     one.make()
@@ -52,19 +52,21 @@ def test_each_user_has_a_password_of_its_own(users):
     assert {len(password) for password in passwords} == {24}
 
 
-def test_a_password_is_the_same_in_every_version(users):
+def test_password_is_same_in_every_version(users):
     """A known answer: another derivation would lock out every party that has joined."""
     assert users.password("dev-1") == "iTtZNtl9GTcooE-S8Jm7xiQZ"
 
 
-def test_an_address_has_user_and_password_in_place_of_earlier_ones(users):
+def test_address_has_the_new_user(users):
+    """An address has user and password in place of earlier ones."""
     for url in (URL, "mqtts://old:word@broker.example:8884"):
         found = BrokerAddress.parse(users.address(url, "dev-1"))
         assert (found.username, found.password) == ("dev-1", users.password("dev-1"))
         assert (found.host, found.port, found.tls) == ("broker.example", 8884, True)
 
 
-def test_a_password_line_verifies_as_mosquitto_does(users):
+def test_password_verifies_as_in_mosquitto(users):
+    """A password line verifies as mosquitto does."""
     lines = [users.hashed("dev-1") for _ in range(2)]
     assert lines[0] != lines[1], "the salt is drawn for each line"
     for line in lines:
@@ -79,7 +81,8 @@ def test_a_password_line_verifies_as_mosquitto_does(users):
 
 
 @pytest.mark.parametrize("size", [0, SECRET_BYTES - 1, SECRET_BYTES + 1])
-def test_a_secret_of_another_length_is_damage_and_not_replaced(tmp_path, size):
+def test_secret_of_another_length_is_damage(tmp_path, size):
+    """A secret of another length is damage and not replaced."""
     write_private(tmp_path / USERS_FILE, bytes(size))
     with pytest.raises(IntegrityError, match=f"{USERS_FILE} is damaged: it has {size} bytes, not 32") as caught:
         BrokerUsers(tmp_path)
@@ -87,7 +90,8 @@ def test_a_secret_of_another_length_is_damage_and_not_replaced(tmp_path, size):
     assert (tmp_path / USERS_FILE).read_bytes() == bytes(size)
 
 
-def test_a_secret_that_others_can_read_is_refused(users, tmp_path):
+def test_readable_secret_is_refused(users, tmp_path):
+    """A secret that others can read is refused."""
     (tmp_path / USERS_FILE).chmod(0o644)
     with pytest.raises(ConfigError, match=USERS_FILE):
         BrokerUsers(tmp_path)

@@ -42,14 +42,14 @@ def numbers(fleet):
     return {name: fleet.receiving.of(name).number for name in fleet.roster.active()}
 
 
-def test_before_the_first_run_nothing_is_drawn(fleet):
+def test_before_first_run_nothing_is_drawn(fleet):
     before = fleet.secrets
     fleet.add_devices([CARDS["dev-2"], CARDS["dev-3"]])
     assert fleet.secrets == before
     assert (fleet.roster.keys_since, numbers(fleet)) == (0, dict.fromkeys(CARDS, 1))
 
 
-def test_an_admission_draws_every_secret_once(trained):
+def test_admission_draws_every_secret_once(trained):
     before, sequence = trained.secrets, trained.roster.sequence
     trained.add_device(CARDS["dev-2"])
     again = FleetDirectory(trained.path)
@@ -71,13 +71,15 @@ def test_many_devices_share_one_draw(trained):
     assert FleetDirectory(trained.path).secrets == after, "they are listed: only their grants are written"
 
 
-def test_a_device_that_is_listed_gets_the_newest_secrets_again(trained):
+def test_listed_device_gets_secrets_again(trained):
+    """A device that is listed gets the newest secrets again."""
     before, roster = trained.secrets, trained.roster
     trained.add_device(CARDS["dev-1"])
     assert (trained.secrets, trained.roster) == (before, roster)
 
 
-def test_an_admission_that_is_refused_draws_nothing(trained):
+def test_refused_admission_draws_nothing(trained):
+    """An admission that is refused draws nothing."""
     before = trained.secrets
     with pytest.raises(ConfigError):
         trained.add_devices([CARDS["dev-2"], device_card(Identity.generate("dev-1"))])
@@ -96,7 +98,8 @@ def test_an_admission_that_is_refused_draws_nothing(trained):
     ],
     ids=["rotate", "revoke", "restore", "admission"],
 )
-def test_each_draw_makes_a_key_version_that_begins_at_run_1(trained, draw):
+def test_each_draw_makes_a_key_version(trained, draw):
+    """Each draw makes a key version that begins at run 1."""
     before = trained.version_key
     draw(trained)
     key = FleetDirectory(trained.path).version_key
@@ -114,7 +117,7 @@ def test_the_owner_keeps_the_secret_as_drawn(trained):
     assert (again.next_run, again.reveal()) == (1, key.reveal())
 
 
-def test_a_grant_holds_the_newest_key_version_alone(trained, tmp_path):
+def test_grant_has_the_newest_version_alone(trained, tmp_path):
     """A newcomer derives the keys that the others derive from it, and no key of an earlier version."""
     old = trained.version_key
     card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()
@@ -126,7 +129,8 @@ def test_a_grant_holds_the_newest_key_version_alone(trained, tmp_path):
     assert old.reveal() not in b"".join(p.read_bytes() for p in member.directory.iterdir() if p.is_file())
 
 
-def test_grant_files_of_the_others_hold_the_new_secrets(tmp_path, fleet):
+def test_others_grants_have_the_new_secrets(tmp_path, fleet):
+    """Grant files of the others hold the new secrets."""
     card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()
     path = fleet.add_device(card)
     member = devices.join(tmp_path / "dev-9", path.read_bytes(), fleet.fingerprint)
@@ -140,7 +144,7 @@ def add_two(path):
     FleetDirectory(path).add_devices([CARDS["dev-2"], CARDS["dev-3"]])
 
 
-def test_a_power_cut_at_any_write_leaves_old_roster_and_secrets_or_new_ones(trained, tmp_path):
+def test_power_cut_at_any_write(trained, tmp_path):
     """The newcomers are listed exactly where the secrets are new, and everybody listed can be sealed to."""
     old, began, finished, cuts = trained.secrets, 0, False, 0
     while not finished:

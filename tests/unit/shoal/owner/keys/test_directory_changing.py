@@ -32,7 +32,8 @@ def add_some(path, program, start):
 
 
 @pytest.mark.slow
-def test_devices_that_several_programs_add_at_once_are_all_in_the_roster(fleet):
+def test_several_programs_add_devices(fleet):
+    """Devices that several programs add at once are all in the roster."""
     before = fleet.roster.sequence
     start = SPAWN.Barrier(PROGRAMS)
     programs = [SPAWN.Process(target=add_some, args=(fleet.path, n, start)) for n in range(PROGRAMS)]
@@ -46,7 +47,8 @@ def test_devices_that_several_programs_add_at_once_are_all_in_the_roster(fleet):
     assert roster.sequence == before + PROGRAMS * DEVICES_EACH
 
 
-def test_a_fleet_that_another_program_keeps_changing_is_left_alone(fleet, monkeypatch):
+def test_ever_changing_fleet_is_left_alone(fleet, monkeypatch):
+    """A fleet that another program keeps changing is left alone."""
     monkeypatch.setattr("shoal.owner.keys.directory.CHANGE_WAIT_S", 0.1)
     card = device_card(Identity.generate("dev-1"))
     with exclusive(fleet.path, wait_s=0, hint="-"):
@@ -57,7 +59,8 @@ def test_a_fleet_that_another_program_keeps_changing_is_left_alone(fleet, monkey
     fleet.add_device(card)
 
 
-def test_a_change_inside_a_change_needs_no_second_lock(fleet):
+def test_nested_change_needs_no_second_lock(fleet):
+    """A change inside a change needs no second lock."""
     with fleet.changing():
         run = fleet.take_run()
         assert fleet.take_run() == run + 1
@@ -67,7 +70,8 @@ def cards_of(*names):
     return [device_card(Identity.generate(name)) for name in names]
 
 
-def test_many_devices_join_the_roster_with_one_signature(fleet):
+def test_many_devices_take_one_signature(fleet):
+    """Many devices join the roster with one signature."""
     before = fleet.roster
     fleet.add_devices(cards_of("dev-a", "dev-b", "dev-c"))
     assert fleet.roster.sequence == before.sequence + 1
@@ -76,7 +80,8 @@ def test_many_devices_join_the_roster_with_one_signature(fleet):
 
 
 @pytest.mark.parametrize("names", [("dev-a", "dev-a"), ("dev-a", "owner"), ("dev-a", "dev-0")])
-def test_of_many_devices_none_joins_where_one_name_is_refused(fleet, names):
+def test_one_refused_name_joins_nobody(fleet, names):
+    """Of many devices none joins where one name is refused."""
     fleet.add_devices(cards_of("dev-0"))
     before = fleet.roster
     with pytest.raises(ConfigError):

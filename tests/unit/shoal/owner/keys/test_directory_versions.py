@@ -27,13 +27,15 @@ def numbers(fleet):
     return [version.number for version in fleet.versions]
 
 
-def test_before_the_first_run_only_the_newest_is_there(fleet):
+def test_only_the_newest_before_a_run(fleet):
+    """Before the first run only the newest is there."""
     fleet.rotate()
     assert numbers(fleet) == [fleet.roster.keys_since]
     assert not (fleet.path / VERSIONS_FILE).exists()
 
 
-def test_each_draw_after_a_run_stores_what_it_replaces(fleet):
+def test_draw_stores_what_it_replaces(fleet):
+    """Each draw after a run stores what it replaces."""
     fleet.take_run()
     before, first = fleet.roster.keys_since, fleet.secrets
     fleet.rotate()
@@ -45,7 +47,8 @@ def test_each_draw_after_a_run_stores_what_it_replaces(fleet):
     assert (fleet.path / VERSIONS_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_forgotten_versions_are_erased_and_the_newest_stays(fleet):
+def test_forgotten_versions_are_erased(fleet):
+    """Forgotten versions are erased and the newest stays."""
     fleet.take_run()
     fleet.rotate()
     kept = fleet.roster.keys_since
@@ -56,7 +59,8 @@ def test_forgotten_versions_are_erased_and_the_newest_stays(fleet):
     assert numbers(fleet) == [fleet.roster.keys_since]
 
 
-def test_no_power_cut_loses_the_secrets_that_a_draw_replaces(fleet, tmp_path):
+def test_power_cut_loses_no_replaced_secret(fleet, tmp_path):
+    """No power cut loses the secrets that a draw replaces."""
     fleet.take_run()
     old, finished, cuts = fleet.versions[0], False, 0
     while not finished:

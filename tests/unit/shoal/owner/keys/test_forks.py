@@ -77,7 +77,8 @@ def alarms(caplog):
 
 @pytest.mark.parametrize("party", ["server", "device"])
 @pytest.mark.parametrize("way", ["network", "file", "file before a start"])
-def test_a_second_roster_of_one_sequence_is_refused(scene, restored, party, way):
+def test_second_roster_of_a_sequence(scene, restored, party, way):
+    """A second roster of one sequence is refused."""
     member = getattr(scene, party)
     other, before = fork(restored), member.roster_bytes
     assert restored.roster.sequence == member.roster.sequence
@@ -91,7 +92,8 @@ def test_a_second_roster_of_one_sequence_is_refused(scene, restored, party, way)
     assert member.roster_bytes == before
 
 
-def test_a_fork_that_was_copied_by_hand_is_told_when_a_newer_roster_heals_it(scene, restored, caplog):
+def test_copied_fork_is_told_when_healed(scene, restored, caplog):
+    """A fork that was copied by hand is told when a newer roster heals it."""
     write_private(scene.device.directory / ROSTER_FILE, fork(restored))
     scene.owner.renew()
     assert scene.device.adopt(scene.owner.roster_bytes)
@@ -109,7 +111,7 @@ def test_a_grant_of_the_fork_is_refused(scene, restored):
         aggregators.join(scene.server.directory, grant, restored.fingerprint)
 
 
-def test_the_aggregator_raises_the_alarm_for_a_fork_from_the_owner(scene, restored, caplog):
+def test_aggregator_raises_the_alarm(scene, restored, caplog):
     """A restored owner of an earlier version publishes without reading the broker's roster first."""
     fork(restored)
     registrar = scene.sit(fleet=restored)
@@ -124,7 +126,8 @@ def test_the_aggregator_raises_the_alarm_for_a_fork_from_the_owner(scene, restor
     assert scene.server.roster_bytes == scene.owner.roster_bytes
 
 
-def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, restored, caplog):
+def test_device_raises_the_alarm(scene, restored, caplog):
+    """A device asks for the whole of a fork and raises the alarm."""
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
@@ -140,7 +143,7 @@ def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, resto
     assert scene.device.roster_bytes == scene.owner.roster_bytes
 
 
-def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, caplog):
+def test_repeated_fork_raises_one_alarm(scene, restored, caplog):
     """Anyone on an open broker can repeat the owner's message, and an aggregator its own: neither may fill the log."""
     other = fork(restored)
     scene.sit(fleet=restored).publish_roster()
@@ -157,7 +160,8 @@ def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, c
     assert len(alarms(caplog)) == 2
 
 
-def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored):
+def test_device_accepts_a_fork_it_asked_for(scene, restored):
+    """A device accepts the chunks of a fork that it asked for."""
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
@@ -171,7 +175,7 @@ def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored
 
 
 @pytest.mark.parametrize("later", [0, 1, 3], ids=["of our sequence", "a newer one", "a much newer one"])
-def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, later):
+def test_restored_owner_signs_beyond_broker(scene, restored, later):
     """Otherwise the fleet would refuse every roster until the restored owner has caught up, revocations among them."""
     for _ in range(later):
         scene.owner.renew()
@@ -198,7 +202,8 @@ def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, 
     assert again.take_run() > before.next_run
 
 
-def test_an_approval_by_a_restored_owner_counts_on_too(scene, restored):
+def test_restored_owners_approval_counts_on(scene, restored):
+    """An approval by a restored owner counts on too."""
     on_broker = scene.server.roster.sequence
     token = scene.token()
     asking = scene.ask(token, "dev-2")
@@ -215,7 +220,7 @@ def test_an_approval_by_a_restored_owner_counts_on_too(scene, restored):
     assert DeviceMembership(scene.root / "dev-2").roster == restored.roster
 
 
-def test_the_true_owner_signs_nothing_new_by_publishing(scene, restored):
+def test_publishing_signs_nothing_new(scene, restored):
     """Not for its own roster, nor for an older one on the broker, nor for one that another program has just signed."""
     open_before = FleetDirectory(scene.owner.path)
     registrar = scene.sit(fleet=open_before)
@@ -229,7 +234,7 @@ def test_the_true_owner_signs_nothing_new_by_publishing(scene, restored):
     assert scene.complaints == []
 
 
-def test_a_roster_on_the_broker_that_the_owner_did_not_sign_moves_nobody(scene, restored):
+def test_unsigned_roster_moves_nobody(scene, restored):
     """A stranger at an open broker changes the number in the clear head, which the signature covers."""
     before = scene.owner.roster
     chunks = Reassembler(limits.MAX_GRANT_BYTES, limits.MAX_GRANT_BYTES)
@@ -247,7 +252,8 @@ def test_a_roster_on_the_broker_that_the_owner_did_not_sign_moves_nobody(scene, 
     assert scene.owner.roster == before
 
 
-def test_a_state_directory_of_an_earlier_version_is_refused(scene):
+def test_earlier_directory_is_refused(scene):
+    """A state directory of an earlier version is refused."""
     write_private(scene.device.directory / LEAST_FILE, str(scene.device.roster.sequence).encode())
     with pytest.raises(IntegrityError, match="of an earlier version") as caught:
         DeviceMembership(scene.device.directory)

@@ -18,7 +18,7 @@ def holding(folder, *names):
 
 
 @pytest.mark.parametrize("names", [(), ("a",), ("a", "b"), ("a", "b", "mosquitto.db")])
-def test_a_new_an_empty_and_an_earlier_folder_are_taken(tmp_path, names):
+def test_new_or_empty_folder_is_taken(tmp_path, names):
     """A broker that was started in an earlier one has left its own files there."""
     check(tmp_path, tmp_path / "new")
     check(tmp_path, holding(tmp_path / "out", *names))
@@ -35,7 +35,7 @@ def test_the_owners_directory_is_refused(tmp_path, place):
     assert "a separate folder" in caught.value.hint
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path):
+def test_folder_with_other_things_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds other things, such as thesis"):
         check(tmp_path, holding(tmp_path / "home", "a", "thesis"))
     (tmp_path / "file").touch()

@@ -28,7 +28,8 @@ def test_the_book_comes_back_from_its_bytes(book):
         ReceivingBook.from_bytes(b"junk")
 
 
-def test_each_draw_of_secrets_moves_on_to_the_next_key(book):
+def test_each_draw_takes_the_next_key(book):
+    """Each draw of secrets moves on to the next key."""
     numbers = []
     for _ in range(3):
         numbers.append((book.of("dev-1").number, book.of("dev-2").number))
@@ -43,20 +44,22 @@ def test_older_keys_are_never_taken(book):
     assert book.taking({"dev-1": keys(6, b"x")}).of("dev-1").receiving == keys(6, b"x")
 
 
-def test_keys_of_a_device_that_is_not_listed_are_left_out(book):
+def test_unlisted_devices_keys_are_left_out(book):
+    """Keys of a device that is not listed are left out."""
     assert book.taking({"dev-9": keys(2)}) == book
     with pytest.raises(IntegrityError, match="no keys of device 'dev-9'") as caught:
         book.of("dev-9")
     assert "shoal-fleet add-device" in caught.value.hint
 
 
-def test_the_same_secrets_go_to_a_key_that_the_device_still_has(book):
+def test_same_secrets_go_to_the_same_key(book):
     """It has stored them, and erased the key; a later delivery of the same must not be below its first key."""
     assert book.taking({"dev-1": keys(2)}).of("dev-1").number == 2
     assert book.advanced(["dev-1"]).taking({"dev-1": keys(2)}).of("dev-1").number == 2
 
 
-def test_the_last_key_serves_for_all_further_secrets(book):
+def test_last_key_serves_for_all_further(book):
+    """The last key serves for all further secrets."""
     for _ in range(LAST - 1):
         book = book.advanced(["dev-1"])
     assert (book.of("dev-1").number, book.of("dev-1").exhausted) == (LAST, False)
@@ -81,7 +84,7 @@ def test_a_damaged_file_is_named(tmp_path):
         FleetDirectory(fleet.path)
 
 
-def test_under_a_passphrase_nobody_else_can_write_keys_there(tmp_path):
+def test_passphrase_keeps_others_out(tmp_path):
     """Secrets would be sealed to them."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://x", Lock(b"a long passphrase"))
     data = (fleet.path / RECEIVING_FILE).read_bytes()

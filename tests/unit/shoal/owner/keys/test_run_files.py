@@ -3,7 +3,8 @@
 from shoal.owner.keys.run_files import RUNS, highest_run, run_file
 
 
-def test_the_highest_run_is_the_highest_number_of_a_run_file(tmp_path):
+def test_highest_run_is_that_of_a_file(tmp_path):
+    """The highest run is the highest number of a run file."""
     assert highest_run(tmp_path) == 0
     (tmp_path / RUNS).mkdir()
     for run in (2, 11):

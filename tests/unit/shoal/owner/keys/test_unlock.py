@@ -41,7 +41,8 @@ def opens(lock, text):
     return lock.open("x", Lock(text).close("x", b"plain")) == b"plain"
 
 
-def test_a_passphrase_is_typed_once_to_open_and_twice_to_make(typed):
+def test_typed_once_to_open_twice_to_make(typed):
+    """A passphrase is typed once to open and twice to make."""
     prompts = typed("correct horse")
     assert opens(ask(), b"correct horse")
     assert len(prompts) == 1
@@ -63,7 +64,8 @@ def test_a_short_passphrase_is_refused(typed):
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_a_file_comes_before_the_terminal_and_its_line_end_does_not_count(tmp_path, monkeypatch, typed, end):
+def test_file_comes_before_the_terminal(tmp_path, monkeypatch, typed, end):
+    """A file comes before the terminal and its line end does not count."""
     write_private(tmp_path / "word", b" correct horse " + end)
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "word"))
     prompts = typed()
@@ -88,7 +90,8 @@ def test_a_link_to_the_file_is_followed(tmp_path, monkeypatch):
     ],
     ids=["missing", "too short", "others can read it"],
 )
-def test_a_file_that_does_not_serve_is_named_with_its_variable(tmp_path, monkeypatch, make, message):
+def test_unfit_file_names_its_variable(tmp_path, monkeypatch, make, message):
+    """A file that does not serve is named with its variable."""
     make(tmp_path / "word")
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "word"))
     with pytest.raises(ConfigError, match=f"^{FILE_VARIABLE}: .*{message}") as caught:
@@ -97,13 +100,15 @@ def test_a_file_that_does_not_serve_is_named_with_its_variable(tmp_path, monkeyp
     assert "correct horse" not in str(caught.value)
 
 
-def test_without_a_file_and_a_terminal_the_hint_names_the_variable():
+def test_hint_names_the_variable():
+    """Without a file and a terminal the hint names the variable."""
     with pytest.raises(ConfigError, match="there is no terminal to ask at") as caught:
         ask()
     assert FILE_VARIABLE in caught.value.hint
 
 
-def test_a_fleet_is_opened_without_asking_unless_its_key_is_under_a_passphrase(tmp_path, typed):
+def test_fleet_opens_without_asking(tmp_path, typed):
+    """A fleet is opened without asking unless its key is under a passphrase."""
     plain = FleetDirectory.create(tmp_path / "plain", "reef", "mqtt://h")
     locked = FleetDirectory.create(tmp_path / "locked", "reef", "mqtt://h", Lock(b"correct horse"))
     prompts = typed("correct horse", "another one")

@@ -59,7 +59,8 @@ def test_a_file_is_read_back_and_private(vault, tmp_path):
     assert (tmp_path / "owner" / OWNER_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_under_a_passphrase_no_secret_is_in_the_files(tmp_path):
+def test_passphrase_hides_all_secrets(tmp_path):
+    """Under a passphrase no secret is in the files."""
     vault = vault_in(tmp_path, Lock(b"correct horse"))
     vault.change(NEW, b"new roster")
     contents = b"".join(p.read_bytes() for p in tmp_path.iterdir())
@@ -68,21 +69,23 @@ def test_under_a_passphrase_no_secret_is_in_the_files(tmp_path):
     assert vault.state() == (NEW, b"new roster")
 
 
-def test_a_wrong_passphrase_names_the_file_and_the_next_step(tmp_path):
+def test_wrong_passphrase_names_the_file(tmp_path):
+    """A wrong passphrase names the file and the next step."""
     vault_in(tmp_path, Lock(b"correct horse"))
     with pytest.raises(UntrustedError, match=f"{SECRETS_FILE}: the passphrase is wrong") as caught:
         Vault(tmp_path, Lock(b"another one")).state()
     assert caught.value.hint == WRONG_LOCK_HINT
 
 
-def test_a_missing_passphrase_names_the_variable_to_set(tmp_path):
+def test_missing_passphrase_names_variable(tmp_path):
+    """A missing passphrase names the variable to set."""
     vault_in(tmp_path, Lock(b"correct horse"))
     with pytest.raises(ConfigError, match=f"{SECRETS_FILE} is under a passphrase") as caught:
         Vault(tmp_path, None).read(SECRETS_FILE)
     assert "SHOAL_PASSPHRASE_FILE" in caught.value.hint
 
 
-def test_one_file_under_a_passphrase_does_not_stand_in_for_another(tmp_path):
+def test_one_file_does_not_replace_another(tmp_path):
     """The purpose is authenticated: a copy of the owner's key is not taken for the secrets."""
     vault = vault_in(tmp_path, Lock(b"correct horse"))
     vault.write(OWNER_FILE, encode(NEW))
@@ -91,13 +94,14 @@ def test_one_file_under_a_passphrase_does_not_stand_in_for_another(tmp_path):
         vault.state()
 
 
-def test_a_file_without_a_passphrase_is_read_with_one(tmp_path):
+def test_plain_file_is_read_with_one(tmp_path):
     """The roster is never encrypted."""
     vault_in(tmp_path)
     assert Vault(tmp_path, Lock(b"correct horse")).state() == (OLD, b"old roster")
 
 
-def test_only_the_owners_key_decides_whether_there_is_a_passphrase(tmp_path):
+def test_owners_key_decides(tmp_path):
+    """Only the owners key decides whether there is a passphrase."""
     assert not is_under_passphrase(tmp_path)
     Vault(tmp_path, None).write(OWNER_FILE, b"plain")
     assert not is_under_passphrase(tmp_path)
@@ -105,7 +109,8 @@ def test_only_the_owners_key_decides_whether_there_is_a_passphrase(tmp_path):
     assert is_under_passphrase(tmp_path)
 
 
-def test_a_change_is_in_force_at_once_and_its_journal_remains_until_the_end(vault, tmp_path):
+def test_change_is_in_force_at_once(vault, tmp_path):
+    """A change is in force at once and its journal remains until the end."""
     assert not vault.is_changing
     vault.change(NEW, b"new roster")
     assert vault.is_changing
@@ -121,7 +126,7 @@ class PowerCutError(BaseException):
 
 
 @pytest.mark.parametrize("written", [1, 2, 3])
-def test_a_change_is_whole_wherever_it_is_interrupted(vault, tmp_path, monkeypatch, written):
+def test_change_is_whole_at_any_interruption(vault, tmp_path, monkeypatch, written):
     """After the journal, after the secrets, after the roster; carrying it out again is harmless."""
     count = [0]
 
@@ -146,7 +151,9 @@ def test_a_change_is_whole_wherever_it_is_interrupted(vault, tmp_path, monkeypat
     assert (tmp_path / "owner" / ROSTER_FILE).read_bytes() == b"new roster"
 
 
-def test_a_change_that_does_not_reach_the_journal_leaves_everything_as_it_was(vault, monkeypatch):
+def test_change_without_journal_is_void(vault, monkeypatch):
+    """A change that does not reach the journal leaves everything as it was."""
+
     def write(_path, _data):
         raise PowerCutError
 
@@ -158,13 +165,14 @@ def test_a_change_that_does_not_reach_the_journal_leaves_everything_as_it_was(va
     assert vault.state() == (OLD, b"old roster")
 
 
-def test_without_a_journal_there_is_nothing_to_carry_out(vault):
+def test_without_a_journal_nothing_to_do(vault):
+    """Without a journal there is nothing to carry out."""
     assert not vault.carry_out()
     vault.end_change()
     assert vault.state() == (OLD, b"old roster")
 
 
-def test_secrets_and_roster_match_while_another_program_changes_them(vault, tmp_path, monkeypatch):
+def test_secrets_and_roster_match(vault, tmp_path, monkeypatch):
     """The other program replaces both between our two reads."""
     other = Vault(tmp_path / "owner", vault._lock)
     real, calls = Vault.read, []
@@ -206,7 +214,7 @@ def earlier_format():
 
 
 @pytest.mark.parametrize("kind", [96, encode(OLD)[4]], ids=["as it was", "with today's kind"])
-def test_secrets_of_an_earlier_version_are_refused(tmp_path, kind):
+def test_earlier_secrets_are_refused(tmp_path, kind):
     """The fields alone tell them apart as well."""
     vault = vault_in(tmp_path)
     before = earlier_format()
@@ -216,7 +224,7 @@ def test_secrets_of_an_earlier_version_are_refused(tmp_path, kind):
     assert "make a new fleet in another directory" in caught.value.hint
 
 
-def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
+def test_unreadable_journal_is_an_error(tmp_path):
     """To go on with the old secrets would undo a revocation."""
     vault = vault_in(tmp_path)
     vault.change(NEW, b"new roster")
@@ -225,7 +233,8 @@ def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
         vault.state()
 
 
-def test_fresh_secrets_are_drawn_and_never_shown():
+def test_fresh_secrets_are_never_shown():
+    """Fresh secrets are drawn and never shown."""
     one, other = (FleetSecrets.fresh("reef", "mqtt://user:word@h") for _ in range(2))
     drawn = {s for f in (one, other) for s in (f.broadcast_key, f.version_secret)}
     assert len(drawn) == 4

@@ -14,14 +14,15 @@ def numbers(versions):
     return [v.number for v in versions.versions]
 
 
-def test_versions_are_in_order_and_each_is_there_once():
+def test_versions_are_in_order():
+    """Versions are in order and each is there once."""
     found = StoredVersions().adding(secrets(7)).adding(secrets(3)).adding(secrets(7, b"t"))
     assert numbers(found) == [3, 7]
     assert found.versions[1].version_secret == b"t" * 32
     assert StoredVersions.from_bytes(found.to_bytes()) == found
 
 
-def test_the_oldest_is_removed_beyond_the_limit():
+def test_oldest_is_removed_beyond_the_limit():
     found = StoredVersions()
     for number in range(1, MOST_VERSIONS + 4):
         found = found.adding(secrets(number))
@@ -34,7 +35,8 @@ def test_since_removes_older_ones():
     assert numbers(found.since(9)) == []
 
 
-def test_damaged_bytes_are_refused_and_secrets_are_not_shown():
+def test_damaged_bytes_show_no_secrets():
+    """Damaged bytes are refused and secrets are not shown."""
     data = StoredVersions((secrets(3),)).to_bytes()
     with pytest.raises(WireError):
         StoredVersions.from_bytes(data[:-1])

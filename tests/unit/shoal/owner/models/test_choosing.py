@@ -18,7 +18,8 @@ def opened(place, signed):
     return open_document(signed, ModelChoice, place.owner.owner.member.sign_key)
 
 
-def test_it_names_a_signed_run_and_the_newest_and_its_number_grows(place):
+def test_names_a_run_and_its_number_grows(place):
+    """It names a signed run and the newest and its number grows."""
     first, second = place.sign(), place.sign()
     choice = opened(place, sign_choice(place.owner, first.run, print))
     assert (choice.fleet, choice.run, choice.run_id, choice.latest) == ("reef", first.run, first.run_id, second.run)
@@ -27,7 +28,8 @@ def test_it_names_a_signed_run_and_the_newest_and_its_number_grows(place):
     assert back.sequence > choice.sequence
 
 
-def test_a_run_that_the_owner_has_not_signed_is_refused(place):
+def test_unsigned_run_is_refused(place):
+    """A run that the owner has not signed is refused."""
     place.sign()
     with pytest.raises(UsageError, match="there is no signed run 9") as caught:
         sign_choice(place.owner, 9, print)

@@ -54,7 +54,8 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_model_is_written_as_onnx_and_as_parameters_by_name(place):
+def test_written_as_onnx_and_by_name(place):
+    """A model is written as onnx and as parameters by name."""
     owner, out = place
     document = write_models(finished(0, 2), owner, out)
     assert names(out) == ["model-0.npz", "model-0.onnx", "model-2.npz", "model-2.onnx", LIST_FILE]
@@ -88,7 +89,8 @@ def test_the_same_models_give_the_same_bytes(place):
     }
 
 
-def test_nothing_is_replaced_without_force_and_no_stale_model_stays(place):
+def test_nothing_is_replaced_without_force(place):
+    """Nothing is replaced without force and no stale model stays."""
     owner, out = place
     write_models(finished(0, 1), owner, out)
     before = {n: (out / n).read_bytes() for n in names(out)}
@@ -100,7 +102,8 @@ def test_nothing_is_replaced_without_force_and_no_stale_model_stays(place):
     assert names(out) == ["model-2.npz", "model-2.onnx", LIST_FILE]
 
 
-def test_an_output_that_was_cut_short_counts_as_models_and_is_completed_with_force(place):
+def test_cut_output_is_completed_with_force(place):
+    """An output that was cut short counts as models and is completed with force."""
     owner, out = place
     out.mkdir(mode=0o700)
     (out / "model-0.onnx").write_bytes(b"half")
@@ -121,7 +124,8 @@ def test_other_folders_are_refused(place):
         check_folder(owner, owner / "models", force=False)
 
 
-def test_without_its_list_a_folder_is_incomplete(place):
+def test_folder_without_list_is_incomplete(place):
+    """Without its list a folder is incomplete."""
     owner, out = place
     write_models(finished(0), owner, out)
     broken = dataclasses.replace(finished(0), models=(model(1), model(2, theta=np.full_like(THETA[0], np.nan))))
@@ -165,7 +169,8 @@ def test_torch_loads_the_parameters(compile_once, tmp_path):
 # --------------------------------------------------------------------------------------------------------- read again
 
 
-def test_the_models_that_were_written_are_read_again(place):
+def test_written_models_are_read_again(place):
+    """The models that were written are read again."""
     owner, out = place
     write_models(finished(2, 0), owner, out)
     found = read_models(out, BUNDLE)
@@ -183,7 +188,8 @@ def test_models_of_another_task_are_refused(place):
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"models": [{"model": 0}], "task": {"digest": ""}}'])
-def test_a_folder_without_a_list_of_models_is_refused(place, text):
+def test_folder_without_list_is_refused(place, text):
+    """A folder without a list of models is refused."""
     owner, out = place
     write_models(finished(0), owner, out)
     (out / LIST_FILE).write_text(text)
@@ -191,7 +197,8 @@ def test_a_folder_without_a_list_of_models_is_refused(place, text):
         read_models(out, BUNDLE)
 
 
-def test_a_list_is_believed_only_about_files_of_its_own_folder(place):
+def test_list_is_believed_about_its_folder(place):
+    """A list is believed only about files of its own folder."""
     owner, out = place
     document = write_models(finished(0), owner, out)
     outside = out.with_name("model-0.npz")
@@ -211,7 +218,8 @@ def listed(out, document, arrays):
     (out / LIST_FILE).write_text(json.dumps(document))
 
 
-def test_another_file_than_the_listed_one_is_refused_and_so_is_one_that_is_damaged(place):
+def test_unlisted_or_damaged_is_refused(place):
+    """Another file than the listed one is refused and so is one that is damaged."""
     owner, out = place
     document = write_models(finished(0), owner, out)
     arrays = state_dict(BUNDLE.manifest, THETA[0].copy())

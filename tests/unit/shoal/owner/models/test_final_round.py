@@ -77,7 +77,7 @@ def finish(ended, announcement=None):
     return last.finished_run(opened, {}, roster)
 
 
-def test_the_model_is_the_devices_bit_for_bit(ended):
+def test_model_is_the_devices_bit_for_bit(ended):
     run = finish(ended)
     (model,) = run.models
     assert model.theta.tobytes() == ended.models["dev-2"].states.held[StateId(*AT)].theta.tobytes()
@@ -99,27 +99,30 @@ def test_one_device_can_not_sign_twice(ended):
         finish(ended, twice)
 
 
-def test_a_checkpoint_of_another_state_is_refused(ended):
+def test_checkpoint_of_another_state(ended):
+    """A checkpoint of another state is refused."""
     ended.ref = dataclasses.replace(ended.scene.checkpoint("dev-2", ended.models["dev-2"], AT, 3), round=FINAL)
     with pytest.raises(BadCheckpointError, match="another state, round or fleet"):
         finish(ended, ended.announced(["dev-1", "dev-2"], checkpoints=(ended.ref,)))
 
 
-def test_a_task_that_is_not_the_plans_is_refused(ended):
+def test_task_that_is_not_plans_is_refused(ended):
     other = logistic_bundle(INPUTS + 1, CLASSES).to_bytes()
     ended.ref = ended.scene.checkpoint("dev-1", ended.models["dev-1"], AT, FINAL, task=other)
     with pytest.raises(IntegrityError):
         finish(ended, ended.announced(["dev-1", "dev-2"], checkpoints=(ended.ref,)))
 
 
-def test_an_announcement_of_someone_else_is_refused(ended):
+def test_foreign_announcement_is_refused(ended):
+    """An announcement of someone else is refused."""
     with pytest.raises(UntrustedError):
         ended.opened(signer=Identity.generate("aggregator"))
     with pytest.raises(UntrustedError, match="names another key version"):
         ended.opened(changed(ended.last, key_version=9))
 
 
-def test_a_run_that_the_owner_does_not_have_is_named(ended):
+def test_unknown_run_is_named(ended):
+    """A run that the owner does not have is named."""
     with pytest.raises(ConfigError, match="holds no signed run of the id that is announced as run 1"):
         FinalRound.open(ended.sealed(ended.last), ended.parties.owner, {})
 
@@ -134,7 +137,7 @@ def test_keys_that_are_gone_are_named(ended):
         FinalRound.open(sealed, owner, plans)
 
 
-def test_a_round_before_the_final_one_is_not_ready(ended):
+def test_round_before_final_one_is_not_ready(ended):
     with pytest.raises(NotReadyError, match="run 1 is in round 3 of 4"):
         ended.opened(ended.scene.announcement(3)).wanted()
 
@@ -148,7 +151,8 @@ def test_an_open_final_round_is_not_ready(ended, checkpoints):
         ended.opened(ended.announced(["dev-1", "dev-2"], checkpoints=refs)).wanted()
 
 
-def test_no_model_at_all_is_an_error_with_the_reason(ended):
+def test_no_model_at_all_is_an_error(ended):
+    """No model at all is an error with the reason."""
     last = ended.opened()
     with pytest.raises(UntrustedError, match="no model of run 1 can be had; model 0: torn"):
         last.finished_run({}, {StateId(*AT): "torn"}, ended.parties.owner.roster)

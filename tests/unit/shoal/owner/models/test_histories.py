@@ -38,7 +38,8 @@ def test_the_head_in_a_presence_is_read(fleet, head):
     assert open_presence(sealed(fleet, head=head), "dev-01", fleet.stage.fleet).head == head
 
 
-def test_it_is_read_under_an_earlier_key_version(tmp_path):
+def test_read_under_an_earlier_version(tmp_path):
+    """It is read under an earlier key version."""
     with make_fleet(tmp_path / "fleet") as fleet:
         before = sealed(fleet)
         fleet.stage.fleet.rotate()
@@ -54,14 +55,16 @@ def test_it_is_read_under_an_earlier_key_version(tmp_path):
         {"group": "strange"},
     ],
 )
-def test_a_presence_that_is_not_the_devices_own_is_refused(fleet, changes):
+def test_foreign_presence_is_refused(fleet, changes):
+    """A presence that is not the devices own is refused."""
     if "group" in changes:
         changes = {"group": dataclasses.replace(group_key(fleet), secret=bytes(32))}
     with pytest.raises(ShoalError):
         open_presence(sealed(fleet, **changes), "dev-01", fleet.stage.fleet)
 
 
-def test_a_device_can_not_speak_for_another_or_from_outside_the_roster(fleet):
+def test_device_can_not_speak_for_another(fleet):
+    """A device can't speak for another or from outside the roster."""
     with pytest.raises(ShoalError):
         open_presence(sealed(fleet, inside="dev-02"), "dev-01", fleet.stage.fleet)
     with pytest.raises(ShoalError, match="no presence of dev-09"):

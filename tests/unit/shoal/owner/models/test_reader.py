@@ -51,7 +51,8 @@ def asking(fleet, run=0):
     return reader, transport
 
 
-def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
+def test_asks_for_the_announced_run_only(fleet):
+    """It asks for the checkpoints of the announced run only."""
     reader, transport = asking(fleet)
     assert transport.filters == [Topics("demo").filter(TopicKind.STATE), f"{Topics('demo').round}/#"]
     assert not reader.complete
@@ -69,7 +70,8 @@ def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
     assert len(reader.finished_run().models) == 1
 
 
-def test_an_optional_kind_of_a_later_version_does_not_take_the_place_of_an_error(fleet):
+def test_later_kind_is_no_error(fleet):
+    """An optional kind of a later version does not take the place of an error."""
     reader, _ = asking(fleet)
     reader.on_event(Message(Topics("demo").round, forge(kind=99)), 0.0)
     reader.on_event(Message(Topics("demo").round, forge(kind=200)), 0.0)
@@ -78,20 +80,23 @@ def test_an_optional_kind_of_a_later_version_does_not_take_the_place_of_an_error
 
 
 @pytest.mark.parametrize("run", [None, 2])
-def test_no_checkpoint_is_fetched_for_a_list_or_another_run(fleet, run):
+def test_list_fetches_no_checkpoint(fleet, run):
+    """No checkpoint is fetched for a list or another run."""
     reader, transport = asking(fleet, run)
     reader.on_event(retained(fleet)[0], 0.0)
     assert len(transport.filters) == 2
     assert reader.complete
 
 
-def test_without_an_announcement_nothing_is_ready(fleet):
+def test_nothing_is_ready_unannounced(fleet):
+    """Without an announcement nothing is ready."""
     reader, _ = asking(fleet)
     with pytest.raises(NotReadyError, match="no round is announced at the broker"):
         reader.finished_run()
 
 
-def test_a_torn_checkpoint_is_the_reason_why_its_model_is_missing(fleet):
+def test_torn_checkpoint_is_the_reason(fleet):
+    """A torn checkpoint is the reason why its model is missing."""
     reader, _ = asking(fleet)
     announcement, *models = retained(fleet)
     reader.on_event(announcement, 0.0)

@@ -7,7 +7,8 @@ from aggregator.strategies.settings import AUTO
 from shoal.owner.runs.algorithms import describe
 
 
-def test_every_algorithm_is_described_with_every_setting_and_its_default():
+def test_every_algorithm_is_described():
+    """Every algorithm is described with every setting and its default."""
     texts = describe()
     assert [t.partition(":")[0] for t in texts] == list(STRATEGIES)
     for text, strategy in zip(texts, STRATEGIES.values(), strict=True):

@@ -29,7 +29,7 @@ def told(algorithm, count, settings=None, **changes):
         ("cfl", 6, {}),
     ],
 )
-def test_as_many_devices_as_each_cluster_needs_are_enough(algorithm, count, settings):
+def test_as_many_as_clusters_need(algorithm, count, settings):
     """With one fewer the owner gets a warning; a single model with fewer devices never changes and is refused."""
     assert told(algorithm, count, settings) == []
     if algorithm == "fedavg":
@@ -45,41 +45,46 @@ def test_what_cfl_can_not_split_is_told():
     assert "CFL can't split 5 devices: each side needs --min-contributors, 3 of them" in told("cfl", 5)[0]
 
 
-def test_inter_group_aggregation_leaves_means_plain():
+def test_inter_group_leaves_means_plain():
+    """Inter group aggregation leaves means plain."""
     scaled = {"capabilities": Capabilities(pretrain=True, scale=True)}
     (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa", **scaled)
     assert "--robust rfa has no effect" in doubt
     assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off", **scaled) == []
 
 
-def test_devices_drawn_for_a_round_are_what_counts():
+def test_drawn_devices_count():
+    """Devices drawn for a round are what counts."""
     assert "CFL can't split 5 devices a round" in told("cfl", 10, participation=0.5)[0]
     with pytest.raises(ConfigError, match="draws 2 of 10 devices for a round"):
         told("fedavg", 10, participation=0.2)
 
 
-def test_given_clusters_take_turns_so_all_devices_count():
+def test_given_clusters_take_turns():
+    """Given clusters take turns so all devices count."""
     assert told("ifca", 10, {"k": 2}, participation=0.5) == []
     assert "5 devices for 2 clusters" in told("ifca", 5, {"k": 2}, participation=0.7)[0]
     assert "5 devices a round for 6 clusters" in told("ifca", 10, {"k": 6}, participation=0.5, min_contributors=1)[0]
 
 
 @pytest.mark.parametrize("algorithm", ["ifca", "one-shot", "fedgroup"])
-def test_a_number_of_clusters_that_is_to_be_found_raises_no_doubt(algorithm):
+def test_unknown_number_raises_no_doubt(algorithm):
+    """A number of clusters that is to be found raises no doubt."""
     assert told(algorithm, 4) == []
 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting"), [("ifca", "k"), ("one-shot", "k"), ("fesem", "k"), ("fedgroup", "groups")]
 )
-def test_more_clusters_than_devices_are_refused(algorithm, setting):
+def test_too_many_clusters_are_refused(algorithm, setting):
+    """More clusters than devices are refused."""
     assert told(algorithm, 4, {setting: 4}, min_contributors=1) == []
     with pytest.raises(ConfigError, match=f"{setting}=5 wants 5 clusters, and the roster has 4 devices") as caught:
         told(algorithm, 4, {setting: 5}, min_contributors=1)
     assert f"--set {setting}=N" in caught.value.hint
 
 
-def test_a_roster_that_ends_soon_is_told_and_one_that_has_ended_is_refused():
+def test_ending_roster_is_told():
     """1 700 000 000 is the 14th of November 2023."""
     ends_s = 1_700_000_000
     held = Roster(

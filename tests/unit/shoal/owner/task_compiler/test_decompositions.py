@@ -30,7 +30,8 @@ pytestmark = pytest.mark.torch
         (3, 1, 1, False, True, 5),
     ],
 )
-def test_average_pool_formula_matches_autograd(kernel, stride, padding, ceil, include, divisor):
+def test_average_pool_matches_autograd(kernel, stride, padding, ceil, include, divisor):
+    """Average pool formula matches autograd."""
     x = torch.randn(2, 3, 8, 7, requires_grad=True)
     out = functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor)
     grad = torch.randn_like(out)
@@ -46,7 +47,8 @@ def test_average_pool_formula_matches_autograd(kernel, stride, padding, ceil, in
         (1, 2, 1, 1, 6), (2, 1, 1, 1, 6), (2, 3, 2, 2, 3), (3, 2, 1, 1, 2),
     ],
 )  # fmt: skip
-def test_convolution_formula_matches_autograd(rank, stride, padding, dilation, groups):
+def test_convolution_matches_autograd(rank, stride, padding, dilation, groups):
+    """Convolution formula matches autograd."""
     conv = getattr(functional, f"conv{rank}d")
     x = torch.randn(2, 6, *[9, 8, 7][:rank], requires_grad=True)
     w = torch.randn(12, 6 // groups, *[3, 2, 3][:rank], requires_grad=True)
@@ -60,7 +62,7 @@ def test_convolution_formula_matches_autograd(rank, stride, padding, dilation, g
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_embedding_formula_skips_the_padding_row():
+def test_embedding_formula_skips_padding_row():
     table = nn.Embedding(5, 3, padding_idx=2)
     indices = torch.tensor([[0, 2, 2], [4, 4, 1]])
     out = table(indices)
@@ -69,7 +71,7 @@ def test_embedding_formula_skips_the_padding_row():
     torch.testing.assert_close(embedding_backward(grad, indices, 5, 2, False), table.weight.grad)
 
 
-def test_gradients_that_are_not_wanted_are_not_computed():
+def test_unwanted_gradients_are_skipped():
     """The first layer needs no gradient of its input."""
     x, w = torch.randn(2, 3, 5), torch.randn(4, 3, 3)
     grad = torch.randn_like(functional.conv1d(x, w))
@@ -99,7 +101,7 @@ def test_max_pool_formula_matches_autograd(kernel, stride, padding):
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [((6, 6), (3, 2)), ((7, 5), (3, 4)), ((4, 3), (4, 1)), ((2, 3), (5, 3))]
 )
-def test_adaptive_pool_formula_matches_autograd(inputs, outputs):
+def test_adaptive_pool_matches_autograd(inputs, outputs):
     """Sizes that do not divide each other give windows of different lengths that overlap."""
     x = torch.randn(2, 3, *inputs, requires_grad=True)
     out = functional.adaptive_avg_pool2d(x, outputs)
@@ -108,7 +110,8 @@ def test_adaptive_pool_formula_matches_autograd(inputs, outputs):
     torch.testing.assert_close(adaptive_avg_pool_backward(grad, x), x.grad)
 
 
-def test_average_pool_formula_matches_autograd_in_three_dimensions():
+def test_average_pool_in_three_dimensions():
+    """Average pool formula matches autograd in three dimensions."""
     x = torch.randn(2, 2, 5, 4, 6, requires_grad=True)
     out = functional.avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False)
     grad = torch.randn_like(out)
@@ -117,7 +120,7 @@ def test_average_pool_formula_matches_autograd_in_three_dimensions():
     torch.testing.assert_close(found, x.grad)
 
 
-def test_without_a_stride_windows_of_an_average_pool_stand_side_by_side():
+def test_windows_stand_side_by_side():
     """Torch passes an empty list for the default."""
     x = torch.randn(1, 1, 6, 4, requires_grad=True)
     out = functional.avg_pool2d(x, 2)
@@ -126,18 +129,21 @@ def test_without_a_stride_windows_of_an_average_pool_stand_side_by_side():
     torch.testing.assert_close(avg_pool_backward(grad, x, [2, 2], [], [0, 0], False, True, None), x.grad)
 
 
-def test_rows_that_are_looked_up_often_add_their_gradients():
+def test_repeated_rows_add_gradients():
+    """Rows that are looked up often add their gradients."""
     grad = torch.ones(4, 2)
     found = embedding_backward(grad, torch.tensor([1, 1, 0, 1]), 3, -1, False)
     assert found.tolist() == [[1.0, 1.0], [3.0, 3.0], [0.0, 0.0]]
 
 
-def test_gradients_scaled_by_frequency_are_refused():
+def test_gradients_by_frequency_are_refused():
+    """Gradients scaled by frequency are refused."""
     with pytest.raises(TaskError, match=r"scale_grad_by_freq=True.* can't be compiled"):
         embedding_backward(torch.ones(1, 2), torch.tensor([0]), 3, -1, True)
 
 
-def test_the_table_has_these_formulas_beside_torchs_own():
+def test_table_has_our_formulas_too():
+    """The table has these formulas beside torchs own."""
     found = table()
     assert found[aten.convolution_backward.default] is convolution_backward
     assert found[aten.max_pool2d_with_indices_backward.default] is max_pool2d_backward

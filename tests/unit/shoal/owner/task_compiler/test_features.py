@@ -25,12 +25,14 @@ def test_the_range_of_targets_is_two_numbers():
             declare(target=text)
 
 
-def test_a_list_may_be_longer_than_the_name_of_a_file():
+def test_list_may_exceed_a_file_name():
+    """A list may be longer than the name of a file."""
     names = [f"concave points {i} worst / mean" for i in range(300)]
     assert declare(features=",".join(names)).features == tuple(names)
 
 
-def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_path):
+def test_file_has_a_line_for_each(tmp_path):
+    """A file has a line for each and bounds standardise with the fleet."""
     path = tmp_path / "features.txt"
     path.write_text('# the table of 2026\nradius,0,50\n\n"area, mm2",0,5e3\n')
     made = declare(features=str(path))
@@ -40,7 +42,8 @@ def test_a_file_has_a_line_for_each_and_bounds_standardise_with_the_fleet(tmp_pa
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(255, "federated"), (256, "local")])
-def test_more_features_than_a_device_hides_are_standardised_locally(tmp_path, count, chosen):
+def test_many_features_stay_local(tmp_path, count, chosen):
+    """More features than a device hides are standardised locally."""
     path = tmp_path / "features.txt"
     path.write_text("".join(f"f{i},0,1\n" for i in range(count)))
     assert declare(features=str(path)).standardise == chosen
@@ -61,14 +64,16 @@ def test_more_features_than_a_device_hides_are_standardised_locally(tmp_path, co
         ("\xff", "can't be read"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(tmp_path, text, message):
+def test_other_contents_are_refused(tmp_path, text, message):
+    """A file that says something else is refused."""
     path = tmp_path / "features.txt"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(TaskError, match=message):
         declare(features=str(path))
 
 
-def test_a_file_that_is_missing_or_too_long_is_refused(tmp_path, monkeypatch):
+def test_missing_or_long_file_is_refused(tmp_path, monkeypatch):
+    """A file that is missing or too long is refused."""
     with pytest.raises(TaskError, match="can't be read"):
         declare(features=str(tmp_path / "none.txt"))
     (tmp_path / "f.txt").write_text("a\nb\n")

@@ -40,7 +40,8 @@ def batch():
     return torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
 
 
-def test_a_vector_has_the_parameters_in_the_order_of_the_layout(model):
+def test_vector_is_in_order_of_the_layout(model):
+    """A vector has the parameters in the order of the layout."""
     theta = flatten(model, LAYOUT)
     assert theta.dtype == torch.float32
     assert theta.tolist() == [2.0, *model.fc.bias.tolist(), *model.fc.weight.flatten().tolist()]
@@ -53,7 +54,8 @@ def test_the_vector_is_a_copy(model):
     assert model.scale.item() == 2.0
 
 
-def test_the_flat_model_computes_what_the_module_does(model, batch):
+def test_flat_model_computes_the_same(model, batch):
+    """The flat model computes what the module does."""
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
     x, y = batch
     loss, correct, gradient, outputs = flat.everything(flatten(model, LAYOUT), x, y)
@@ -68,7 +70,8 @@ def test_the_flat_model_computes_what_the_module_does(model, batch):
     assert int(correct) == int((expected.argmax(-1) == y).sum())
 
 
-def test_the_modules_own_values_play_no_part_and_do_not_change(model, batch):
+def test_modules_own_values_play_no_part(model, batch):
+    """The modules own values play no part and do not change."""
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
     theta = torch.zeros(16)
     assert flat.outputs(theta, batch[0]).tolist() == [[0.0] * 3] * 5
@@ -76,7 +79,7 @@ def test_the_modules_own_values_play_no_part_and_do_not_change(model, batch):
     assert model.scale.grad is None
 
 
-def test_without_counting_no_label_is_correct(model, batch):
+def test_no_label_counts_unasked(model, batch):
     """A regression has no labels that a class could equal."""
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=False)
     _, correct, _, _ = flat.everything(flatten(model, LAYOUT), *batch)
@@ -84,7 +87,7 @@ def test_without_counting_no_label_is_correct(model, batch):
 
 
 @pytest.mark.parametrize("length", [15, 17])
-def test_a_vector_of_another_length_is_refused(model, batch, length):
+def test_vector_of_another_length_is_refused(model, batch, length):
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
     with pytest.raises(RuntimeError, match="split"):
         flat.outputs(torch.zeros(length), batch[0])

@@ -52,7 +52,8 @@ def cut(name, model=None):
         ("predict", ["theta", "x"], ["outputs"]),
     ],
 )
-def test_each_graph_has_its_own_inputs_outputs_and_nodes(name, inputs, outputs):
+def test_graphs_have_their_own_nodes(name, inputs, outputs):
+    """Each graph has its own inputs outputs and nodes."""
     model = cut(name)
     onnx.checker.check_model(model, full_check=True)
     assert [v.name for v in model.graph.input] == inputs
@@ -63,7 +64,8 @@ def test_each_graph_has_its_own_inputs_outputs_and_nodes(name, inputs, outputs):
     assert (model.graph.name, model.opset_import[0].version) == (name, OPSET)
 
 
-def test_the_three_graphs_compute_what_the_whole_does():
+def test_three_graphs_give_the_whole():
+    """The three graphs compute what the whole does."""
     bundle = TaskBundle.seal_digests(manifest(), *(extract(whole(), name) for name in ("score", "grad", "predict")))
     x, y = samples(9)
     theta = np.random.default_rng(3).standard_normal(bundle.length).astype(np.float32)
@@ -74,7 +76,7 @@ def test_the_three_graphs_compute_what_the_whole_does():
     np.testing.assert_array_equal(ours.predict(theta, x), expected.predict(theta, x))
 
 
-def test_nothing_of_this_machine_is_in_the_bytes():
+def test_nothing_of_this_machine_is_in_bytes():
     """The exporter writes stack traces with paths into nodes and tensors."""
     model = whole(doc_string="/home/me/model.py", producer_name="me", domain="home")
     model.graph.doc_string = "/home/me/model.py"
@@ -87,7 +89,8 @@ def test_nothing_of_this_machine_is_in_the_bytes():
     assert b"home" not in extract(model, "grad")
 
 
-def test_inner_values_get_short_names_and_the_batch_is_called_b():
+def test_names_are_short_and_batch_is_b():
+    """Inner values get short names and the batch is called b."""
     model = whole()
     for value in (*model.graph.input, *model.graph.output):
         for dimension in value.type.tensor_type.shape.dim:
@@ -100,7 +103,7 @@ def test_inner_values_get_short_names_and_the_batch_is_called_b():
     assert extract(model, "score") == extract(whole(), "score")
 
 
-def test_an_optional_output_that_nothing_reads_is_dropped():
+def test_unread_output_is_dropped():
     """ONNX Runtime computes a pool's indices if the node names them."""
     nodes = [
         helper.make_node("Unsqueeze", ["x", "last"], ["channels"]),
@@ -124,13 +127,14 @@ def test_a_custom_domain_stays_visible():
     assert "com.example" in {node.domain for node in cut("predict", model).graph.node}
 
 
-def test_a_newer_format_is_written_as_one_that_devices_read():
+def test_newer_format_is_written_older():
+    """A newer format is written as one that devices read."""
     assert cut("predict", whole(ir_version=13)).ir_version == 10
     assert cut("predict", whole(ir_version=9)).ir_version == 9
 
 
 @pytest.mark.slow
-def test_a_traced_graph_computes_the_same_at_every_batch_size():
+def test_traced_graph_fits_any_batch():
     """Among them one, which torch would otherwise take for a constant."""
     torch.manual_seed(0)
     model = nn.Linear(INPUTS, CLASSES)

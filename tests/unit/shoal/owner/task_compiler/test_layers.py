@@ -42,7 +42,8 @@ def around(layer):
         (nn.ConvTranspose1d(4, 4, 1), r"layer '1' \(ConvTranspose1d\) is a transposed convolution", "Upsample"),
     ],
 )
-def test_an_unsupported_layer_is_named_with_a_replacement(layer, message, hint):
+def test_unsupported_layer_is_named(layer, message, hint):
+    """An unsupported layer is named with a replacement."""
     with pytest.raises(TaskError, match=message) as caught:
         refuse_unsupported(around(layer))
     assert hint in caught.value.hint
@@ -61,16 +62,18 @@ def test_an_unsupported_layer_is_named_with_a_replacement(layer, message, hint):
         nn.Conv1d(4, 4, 1),
     ],
 )
-def test_a_frozen_or_stateless_layer_is_not_refused(layer):
+def test_stateless_layer_is_not_refused(layer):
+    """A frozen or stateless layer is not refused."""
     refuse_unsupported(around(layer))
 
 
-def test_a_layer_inside_another_is_found_by_its_whole_name():
+def test_inner_layer_has_its_whole_name():
+    """A layer inside another is found by its whole name."""
     with pytest.raises(TaskError, match=r"layer 'block\.1' \(Dropout\)"):
         refuse_stateful(nn.ModuleDict({"block": around(nn.Dropout(0.5))}))
 
 
-def test_the_simulator_may_train_convolutions_that_can_not_be_compiled():
+def test_simulator_may_train_more():
     """It shares only the refusal of layers with a state."""
     refuse_stateful(around(nn.ConvTranspose1d(4, 4, 1)))
 
@@ -84,19 +87,22 @@ def test_the_simulator_may_train_convolutions_that_can_not_be_compiled():
         (lambda x: torch.bernoulli(x.sigmoid()), r"draws random numbers \(bernoulli\)"),
     ],
 )
-def test_random_numbers_in_the_forward_pass_are_found(function, message):
+def test_random_numbers_are_found(function, message):
+    """Random numbers in the forward pass are found."""
     with pytest.raises(TaskError, match=message) as caught:
         refuse_random(Lambda(function), X)
     assert "self.training" in caught.value.hint
 
 
-def test_random_numbers_of_an_inner_layer_are_blamed_on_it():
+def test_inner_layer_is_blamed():
+    """Random numbers of an inner layer are blamed on it."""
     model = nn.Sequential(Lambda(lambda x: x), nn.Linear(3, 4), Lambda(lambda x: x + torch.rand_like(x)))
     with pytest.raises(TaskError, match=r"layer '2 \(Lambda\)' draws random numbers"):
         refuse_random(model, X)
 
 
-def test_a_model_without_random_numbers_is_not_refused_and_keeps_no_hooks():
+def test_model_keeps_no_hooks():
+    """A model without random numbers is not refused and keeps no hooks."""
     model = Lambda(lambda x: functional.dropout(x, 0.5, training=False))
     refuse_random(model, X)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -113,13 +119,15 @@ class Tables(nn.Module):
         return self.large(x) + self.small(x) + self.other(x % 3)
 
 
-def test_the_smallest_table_that_reads_x_bounds_it():
+def test_smallest_table_bounds_x():
+    """The smallest table that reads x bounds it."""
     model = Tables()
     assert embedding_limit(model, torch.tensor([[0, 6]])) == 7
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_without_a_table_x_has_no_bound_and_the_model_is_not_run():
+def test_without_a_table_nothing_is_run():
+    """Without a table x has no bound and the model is not run."""
     assert embedding_limit(Lambda(lambda _x: pytest.fail("was run")), X) == 0
 
 
@@ -135,31 +143,34 @@ IMAGE = torch.zeros(1, 1, 9, 9)
 
 
 @pytest.mark.parametrize("text", ["no aten.adaptive_max_pool2d_backward.default", "aten::adaptive_max_pool2d"])
-def test_the_layer_that_uses_the_operator_of_the_message_is_blamed(text):
+def test_layer_of_the_operator_is_blamed(text):
+    """The layer that uses the operator of the message is blamed."""
     error = blame(POOL, IMAGE, RuntimeError(text))
     assert str(error).startswith("layer '1 (AdaptiveMaxPool2d)' can't be compiled: no ONNX form of adaptive_max_pool2d")
     assert "replace that layer" in error.hint
 
 
-def test_the_operator_may_be_named_by_the_cause():
+def test_operator_may_be_named_by_the_cause():
     error = RuntimeError("export failed")
     error.__cause__ = ValueError("aten.adaptive_max_pool2d.default has no decomposition")
     assert "AdaptiveMaxPool2d" in str(blame(POOL, IMAGE, error))
 
 
-def test_an_operator_that_no_layer_uses_is_named_itself():
+def test_unused_operator_names_itself():
+    """An operator that no layer uses is named itself."""
     assert (
         str(blame(POOL, IMAGE, RuntimeError("aten.fft_fft"))) == "the model can't be compiled: no ONNX form of fft_fft"
     )
 
 
-def test_without_an_operator_the_first_line_of_the_message_is_given():
+def test_first_line_without_an_operator():
+    """Without an operator the first line of the message is given."""
     error = blame(POOL, IMAGE, RuntimeError("\n" + "too deep " * 100 + "\nsecond line"))
     assert str(error).startswith("the model can't be compiled: too deep too deep")
     assert "second line" not in str(error)
     assert len(str(error)) < 350
 
 
-def test_an_error_without_a_text_is_named_by_its_class():
+def test_textless_error_has_its_class():
     """As an assertion inside torch's exporter raises it."""
     assert str(blame(POOL, IMAGE, AssertionError())) == "the model can't be compiled: AssertionError"

@@ -34,7 +34,7 @@ def test_a_seed_repeats_and_no_seed_does_not():
     assert not np.array_equal(make_origins("mlp", 1, 7, **SIZES), make_origins("mlp", 1, 8, **SIZES))
 
 
-def test_torchs_seed_alone_does_not_decide_the_draws():
+def test_torchs_seed_alone_decides_nothing():
     """The 32 bits that torch's generator takes must not be enough to repeat an origin."""
     torch.manual_seed(0)
     one = make_origins("logistic", 1, None, inputs=4, classes=3)
@@ -50,7 +50,7 @@ def test_torchs_random_state_is_left_alone():
     torch.testing.assert_close(torch.rand(2), expected)
 
 
-def test_linear_layers_have_torchs_uniform_range():
+def test_linear_layers_have_torchs_range():
     """nn.Linear draws from U(-1/sqrt(inputs), 1/sqrt(inputs)), standard deviation bound / sqrt(3)."""
     weights = make_origins("mlp", 20, 1, **SIZES)[:, : 9 * 50]
     bound = 1 / math.sqrt(9)
@@ -82,13 +82,15 @@ def test_private_parameters_are_left_out():
     np.testing.assert_array_equal(make_origins("logistic", 2, 3, manifest=task, inputs=4, classes=3), plain[:, 12:])
 
 
-def test_another_architecture_than_the_task_is_refused():
+def test_other_architecture_is_refused():
+    """Another architecture than the task is refused."""
     task = manifest(4, 3, parameters=layout(build("logistic", inputs=5, classes=3).model))
     with pytest.raises(TaskError, match="not the compiled task's"):
         make_origins("logistic", 1, 0, manifest=task, inputs=4, classes=3)
 
 
-def test_user_files_and_functions_are_sources(tmp_path):
+def test_files_and_functions_are_sources(tmp_path):
+    """User files and functions are sources."""
     path = tmp_path / "mine.py"
     path.write_text(
         "from shoal.owner.task_compiler.builtin import build\ndef make_model():\n    return build('linear', inputs=5)\n"
@@ -97,7 +99,8 @@ def test_user_files_and_functions_are_sources(tmp_path):
     assert make_origins(lambda: build("linear", inputs=5), 2, 1).shape == (2, 5)
 
 
-def test_zero_origins_and_non_finite_values_are_refused():
+def test_zero_origins_are_refused():
+    """Zero origins and non finite values are refused."""
     with pytest.raises(TaskError, match="at least one origin"):
         make_origins("mlp", 0, 1)
 

@@ -22,7 +22,8 @@ def make_noise():
     logging.getLogger("onnxscript").warning("a warning")
 
 
-def test_nothing_is_printed_or_logged_inside_the_block(capsys, caplog):
+def test_nothing_is_printed_inside(capsys, caplog):
+    """Nothing is printed or logged inside the block."""
     with quiet():
         make_noise()
     assert capsys.readouterr() == ("", "")
@@ -30,7 +31,8 @@ def test_nothing_is_printed_or_logged_inside_the_block(capsys, caplog):
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_streams_warnings_and_loggers_are_restored(capsys, caplog, failing):
+def test_streams_and_loggers_are_restored(capsys, caplog, failing):
+    """Streams warnings and loggers are restored."""
     level, filters, streams = logging.getLogger("torch.onnx").level, list(warnings.filters), (sys.stdout, sys.stderr)
 
     def block():
@@ -51,7 +53,8 @@ def test_streams_warnings_and_loggers_are_restored(capsys, caplog, failing):
     assert [r.getMessage() for r in caplog.records] == ["an error", "a warning"]
 
 
-def test_a_level_that_was_set_before_is_set_again():
+def test_earlier_level_is_set_again():
+    """A level that was set before is set again."""
     logger = logging.getLogger("onnxscript")
     before = logger.level
     try:

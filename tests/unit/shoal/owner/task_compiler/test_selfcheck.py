@@ -72,7 +72,8 @@ def flat(model=None, loss=cross_entropy, *, counts=True):
     return FlatModel(model or Logistic(), loss, LAYOUT, counts=counts)
 
 
-def test_a_right_task_passes_at_every_batch_size(theta):
+def test_right_task_passes_at_any_batch(theta):
+    """A right task passes at every batch size."""
     sizes = []
 
     def noted(n):
@@ -159,7 +160,9 @@ def test_one_kink_of_onnx_runtime_is_forgiven(theta, monkeypatch, bad, passes):
         ("predict", lambda found: found + 1, "outputs differ"),
     ],
 )
-def test_numpy_has_to_agree_with_onnx_runtime(theta, monkeypatch, method, change, message):
+def test_numpy_has_to_agree(theta, monkeypatch, method, change, message):
+    """Numpy has to agree with onnx runtime."""
+
     class Other(NumpyModel):
         """Numpy's model with one wrong result."""
 
@@ -171,7 +174,7 @@ def test_numpy_has_to_agree_with_onnx_runtime(theta, monkeypatch, method, change
     assert str(caught.value).startswith("numpy does not compute the task as ONNX Runtime does, batch of 1: ")
 
 
-def test_a_loss_that_is_a_sum_is_refused_although_both_sides_agree(theta):
+def test_loss_that_is_a_sum_is_refused(theta):
     """Devices score large batches in chunks, and weigh the chunks by their samples."""
     score, grad, predict = logistic_models()
     for model in (score, grad):

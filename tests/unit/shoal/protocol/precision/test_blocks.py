@@ -14,7 +14,8 @@ def test_each_block_has_its_own_scale():
     assert np.abs(found - vector)[256:].max() <= 1e-3 / 127 * 1.001
 
 
-def test_the_largest_coordinates_of_a_block_are_exact_multiples():
+def test_largest_of_a_block_are_exact():
+    """The largest coordinates of a block are exact multiples."""
     vector = np.array([127.0, -127.0, 63.0, 0.0], np.float32)
     assert blocks.decode(memoryview(blocks.encode(vector, b"s")), 4).tolist() == [127, -127, 63, 0]
 

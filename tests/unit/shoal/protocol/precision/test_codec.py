@@ -35,7 +35,8 @@ def test_known_answers(precision):
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_a_vector_takes_the_documented_bytes_and_comes_back(precision, length):
+def test_vector_takes_the_documented_bytes(precision, length):
+    """A vector takes the documented bytes and comes back."""
     vector = normal(length)
     data = encode(vector, precision, b"one")
     found = decode(data, length, precision)
@@ -62,7 +63,7 @@ def test_figures_of_error(precision, error, cosine):
     assert vector @ found / np.linalg.norm(vector) / np.linalg.norm(found) > cosine
 
 
-def test_the_expectation_over_the_seeds_is_the_vector():
+def test_expectation_over_seeds_is_vector():
     """The error of a mean of n falls as 1 / sqrt(n): it has no part that stays."""
     vector, count = normal(2048), 400
     one = relative(decode(encode(vector, "int8", b"0"), 2048, "int8"), vector)
@@ -83,7 +84,8 @@ def test_an_empty_vector(precision):
     assert decode(encode(empty, precision, b""), 0, precision).shape == (0,)
 
 
-def test_tiny_vectors_become_zeros_and_no_denormal_numbers():
+def test_tiny_vectors_become_zeros():
+    """Tiny vectors become zeros and no denormal numbers."""
     tiny = np.full(300, 1e-40, np.float32)
     assert not decode(encode(tiny, "int8", b"x"), 300, "int8").any()
     small = normal(3000, scale=2.0**-80)
@@ -96,14 +98,15 @@ def test_float16_clips_to_its_largest_number():
     assert decode(encode(vector, "float16", b""), 3, "float16").tolist() == [65504, -65504, 2]
 
 
-def test_a_vector_that_is_too_long_is_refused():
+def test_vector_that_is_too_long_is_refused():
     with pytest.raises(IntegrityError, match="too long"):
         encode(np.full(300, 3e38, np.float32), "int8", b"x")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_vectors_that_are_not_finite_are_refused(precision, bad):
+def test_infinite_vectors_are_refused(precision, bad):
+    """Vectors that are not finite are refused."""
     vector = np.ones(300, np.float32)
     vector[299] = bad
     with pytest.raises(IntegrityError, match="NaN"):
@@ -124,7 +127,8 @@ def test_another_number_of_bytes_is_refused(precision):
             decode(wrong, 300, precision)
 
 
-def test_unknown_precisions_and_lengths_are_refused_before_memory_is_taken():
+def test_unknown_forms_take_no_memory():
+    """Unknown precisions and lengths are refused before memory is taken."""
     with pytest.raises(WireError, match="no precision"):
         decode(b"", 0, "int7")
     with pytest.raises(WireError, match="no precision"):
@@ -142,14 +146,16 @@ def test_hostile_scales_are_refused(scale):
         decode(bytes(data), 300, "int8")
 
 
-def test_the_largest_scale_gives_finite_coordinates():
+def test_largest_scale_stays_finite():
+    """The largest scale gives finite coordinates."""
     data = bytearray(b"\x7f" * encoded_bytes(300, "int8"))
     data[:8] = np.full(2, 2.0**100, "<f4").tobytes()
     assert np.isfinite(decode(bytes(data), 300, "int8")).all()
 
 
 @pytest.mark.parametrize(("precision", "pattern"), [("float32", b"\0\0\x80\x7f"), ("float16", b"\0\x7c")])
-def test_floats_that_are_not_finite_are_refused(precision, pattern):
+def test_infinite_floats_are_refused(precision, pattern):
+    """Floats that are not finite are refused."""
     with pytest.raises(WireError, match="NaN or infinite"):
         decode(pattern, 1, precision)
 

@@ -18,7 +18,8 @@ def test_small_scales_become_zero():
     assert flushed(np.array([LEAST / 2, 1e-45], np.float32)).tolist() == [0, 0]
 
 
-def test_large_scales_are_refused_on_both_sides():
+def test_large_scales_are_refused_twice():
+    """Large scales are refused on both sides."""
     large = np.array([MOST * 2], np.float32)
     with pytest.raises(IntegrityError):
         flushed(large)

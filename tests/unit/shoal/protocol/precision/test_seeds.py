@@ -5,7 +5,8 @@ from __future__ import annotations
 from shoal.protocol.precision.seeds import mean_seed, upload_seed
 
 
-def test_every_upload_and_mean_has_its_own_seed():
+def test_every_transfer_has_its_own_seed():
+    """Every upload and mean has its own seed."""
     run, other = bytes(16), bytes(15) + b"\1"
     found = [
         upload_seed(*at)

@@ -11,7 +11,8 @@ def test_windows_cover_the_vector_once():
     assert list(windows(0)) == []
 
 
-def test_streams_differ_by_seed_purpose_and_window():
+def test_streams_differ_by_their_inputs():
+    """Streams differ by seed purpose and window."""
     found = {stream(*at, 16).tobytes() for at in ((b"a", b"x", 0), (b"b", b"x", 0), (b"a", b"y", 0), (b"a", b"x", 1))}
     assert len(found) == 4
 

@@ -83,7 +83,8 @@ class Noisy(nn.Module):
         return self.out(x + torch.randn_like(x))
 
 
-def test_a_model_that_draws_random_numbers_is_refused():
+def test_random_model_is_refused():
+    """A model that draws random numbers is refused."""
     with pytest.raises(TaskError, match="random numbers"):
         chosen(Noisy())
 
@@ -98,7 +99,7 @@ def test_origins_of_an_instance():
     np.testing.assert_array_equal(several, source.origins(2, 0))
 
 
-def test_origins_of_a_function_follow_the_seed():
+def test_origins_of_function_follow_the_seed():
     """A function that returns trained weights keeps them."""
     source = source_of(lambda: nn.Linear(6, 3), "classification", 0)
     np.testing.assert_array_equal(source.origins(2, 3), source.origins(2, 3))

@@ -17,7 +17,8 @@ def pair(n=2, inputs=3, y=None):
     return np.ones((n, inputs)), np.zeros(n, int) if y is None else y
 
 
-def test_inputs_become_float32_and_classes_int64():
+def test_inputs_become_float32():
+    """Inputs become float32 and classes int64."""
     population = converted({"train": ([[1, 2], [3, 4]], [True, False])})
     (shard,) = population.train
     assert (shard.x.dtype, shard.y.dtype) == (np.float32, np.int64)
@@ -25,14 +26,16 @@ def test_inputs_become_float32_and_classes_int64():
     assert (len(population.validation[0]), len(population.test[0])) == (0, 0)
 
 
-def test_embeddings_take_whole_numbers_and_regressions_floats():
+def test_embeddings_take_whole_numbers():
+    """Embeddings take whole numbers and regressions floats."""
     (words,) = converted({"train": (np.array([[1.0, 2.0]]), [[3.0, 4.0]])}, kind="sequence", integer_inputs=True).train
     assert (words.x.dtype, words.y.dtype) == (np.int64, np.int64)
     (numbers,) = converted({"train": ([[1]], [2])}, kind="regression").train
     assert (numbers.x.dtype, numbers.y.dtype) == (np.float32, np.float32)
 
 
-def test_devices_stay_in_order_and_keep_their_shares():
+def test_devices_stay_in_order():
+    """Devices stay in order and keep their shares."""
     population = converted({"train": pair(1), "test": pair(4)}, {"train": pair(2), "validation": pair(3), "test": None})
     assert [len(s) for s in population.train] == [1, 2]
     assert [len(s) for s in population.validation] == [0, 3]
@@ -118,12 +121,14 @@ def test_a_partition_that_is_off_is_named(partition, error, message, hint):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
-def test_a_label_beyond_int64_is_refused_without_a_warning():
+def test_label_beyond_int64_is_refused():
+    """A label beyond int64 is refused without a warning."""
     with pytest.raises(DataError, match="partition 0, train: y holds numbers that are not whole"):
         converted({"train": (np.ones((1, 3)), [1e300])})
 
 
-def test_rows_of_different_lengths_are_no_array():
+def test_unequal_rows_are_no_array():
+    """Rows of different lengths are no array."""
     with pytest.raises(DataError, match="partition 0, train: x is no array: "):
         converted({"train": ([[1, 2], [3]], [0, 1])})
 
@@ -144,7 +149,8 @@ def test_fractions_are_no_indices():
     assert caught.value.hint == "a model with embeddings takes indices"
 
 
-def test_a_strategy_that_validates_needs_a_share_of_every_device():
+def test_validation_needs_every_share():
+    """A strategy that validates needs a share of every device."""
     whole = {"train": pair(), "validation": pair()}
     require_validation(converted(whole, whole), "cfl")
     with pytest.raises(DataError) as caught:
@@ -155,7 +161,7 @@ def test_a_strategy_that_validates_needs_a_share_of_every_device():
 
 @pytest.mark.parametrize(("label", "fits"), [(-1, False), (0, True), (2, True), (3, False)])
 @pytest.mark.parametrize("share", ["train", "validation", "test"])
-def test_labels_are_those_of_the_models_outputs(label, fits, share):
+def test_labels_are_those_of_models_outputs(label, fits, share):
     population = converted({"train": pair()}, {"train": pair(), share: pair(y=[1, label])})
     if fits:
         check_labels(population, 3)

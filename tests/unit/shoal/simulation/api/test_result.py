@@ -34,7 +34,8 @@ def result(**changes):
     return Result(**{**fields, **changes})
 
 
-def test_models_hold_their_clusters_theta_in_eval_mode():
+def test_models_are_in_eval_mode():
+    """Models hold their clusters theta in eval mode."""
     made = result()
     models = made.models
     assert sorted(models) == [4, 9]
@@ -49,7 +50,8 @@ def test_a_devices_model_is_its_own():
     assert not made.training
 
 
-def test_models_share_nothing_with_each_other_the_template_and_theta():
+def test_models_share_nothing():
+    """Models share nothing with each other the template and theta."""
     made = result()
     before = [p.tolist() for p in made._template.parameters()]
     with torch.no_grad():
@@ -60,7 +62,8 @@ def test_models_share_nothing_with_each_other_the_template_and_theta():
     assert made._template.training
 
 
-def test_a_data_frame_has_a_row_a_round_and_a_column_a_field():
+def test_data_frame_has_a_row_a_round():
+    """A data frame has a row a round and a column a field."""
     pytest.importorskip("pandas")
     frame = result().to_dataframe()
     assert frame.columns.tolist() == [f.name for f in dataclasses.fields(Round)]
@@ -72,14 +75,15 @@ def test_a_data_frame_has_a_row_a_round_and_a_column_a_field():
 @pytest.mark.parametrize(
     ("module", "extra", "use"), [("pandas", "frames", "to_dataframe"), ("matplotlib.figure", "plot", "plot")]
 )
-def test_the_extras_that_are_missing_are_named(monkeypatch, module, extra, use):
+def test_extras_that_are_missing_are_named(monkeypatch, module, extra, use):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError) as caught:
         getattr(result(), use)()
     assert f"shoal[{extra}]" in caught.value.hint
 
 
-def test_the_figure_shows_the_rounds_that_have_a_figure():
+def test_figure_shows_measured_rounds():
+    """The figure shows the rounds that have a figure."""
     pytest.importorskip("matplotlib")
     accuracy, loss = result().plot().axes
     assert (accuracy.get_ylabel(), loss.get_ylabel()) == ("accuracy", "loss")
@@ -94,13 +98,15 @@ def test_a_regression_shows_its_test_loss():
     assert axes[0].lines[0].get_ydata().tolist() == [0.9, 0.8, 0.4]
 
 
-def test_a_quantity_that_was_never_measured_has_no_panel():
+def test_unmeasured_quantity_has_no_panel():
+    """A quantity that was never measured has no panel."""
     pytest.importorskip("matplotlib")
     untested = [dataclasses.replace(r, accuracy=None) for r in HISTORY]
     assert [a.get_ylabel() for a in result(history=untested).plot().axes] == ["loss"]
 
 
-def test_the_personal_finish_runs_once_when_it_is_asked():
+def test_finish_runs_once_when_asked():
+    """The personal finish runs once when it is asked."""
     calls = []
     made = result(_finish=lambda: calls.append(1) or np.array([0.5, 0.75]))
     assert calls == []

@@ -64,7 +64,8 @@ def test_numbers_can_be_dealt(kind):
         ({"y": np.stack([Y, Y], 1), "kind": "shards:1"}, DataError, "sorts by y"),
     ],
 )
-def test_splits_that_make_no_sense_are_refused(arguments, error, text):
+def test_senseless_splits_are_refused(arguments, error, text):
+    """Splits that make no sense are refused."""
     arguments = {"x": X, "y": Y, "kind": "iid", "devices": 6, **arguments}
     with pytest.raises(error, match=text):
         split(**arguments)

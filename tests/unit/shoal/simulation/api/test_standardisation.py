@@ -39,7 +39,8 @@ def test_local_scales_are_the_devices_own():
     assert len(done.validation[0]) == 0
 
 
-def test_federated_scales_are_those_of_all_samples_together():
+def test_federated_scales_are_of_all_samples():
+    """Federated scales are those of all samples together."""
     people = population(40, 60, 50)
     scales = scales_of(people, "federated", 3.0)
     assert len(set(scales)) == 1
@@ -48,14 +49,16 @@ def test_federated_scales_are_those_of_all_samples_together():
     np.testing.assert_allclose(scales[0].deviations[:2], together.std(axis=0)[:2], rtol=1e-3)
 
 
-def test_a_device_with_many_samples_weighs_no_more_than_the_cap():
+def test_many_samples_weigh_the_cap():
+    """A device with many samples weighs no more than the cap."""
     people = population(10, 10, 1000)
     capped, free = (scales_of(people, "federated", cap)[0].means[0] for cap in (1.0, 0.0))
     assert capped < 1.3
     assert free > 1.9
 
 
-def test_without_it_nothing_changes_and_what_makes_no_sense_is_refused():
+def test_without_it_nothing_changes():
+    """Without it nothing changes and what makes no sense is refused."""
     people = population(9)
     assert scales_of(people, "off", 0.0) == ()
     assert standardised_population(people, ()) is people
@@ -71,7 +74,8 @@ def test_without_it_nothing_changes_and_what_makes_no_sense_is_refused():
 
 
 @pytest.mark.parametrize(("standardise", "good"), [("off", False), ("local", True), ("federated", True)])
-def test_raw_tables_train_if_they_are_standardised(standardise, good):
+def test_raw_tables_train(standardise, good):
+    """Raw tables train if they are standardised."""
     x, y = load_breast_cancer(return_X_y=True)
     partitions = shoal.split(x, y, "iid", devices=4, seed=1)
     result = shoal.simulate(
@@ -86,7 +90,8 @@ def test_raw_tables_train_if_they_are_standardised(standardise, good):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("name", "least"), [("table-diabetes", 3), ("few-3-3-regression", 2)])
-def test_real_tables_are_grouped_alike_in_any_unit(name, least, seed):
+def test_real_tables_group_in_any_unit(name, least, seed):
+    """Real tables are grouped alike in any unit."""
     data, found = fleet_of(name, seed, None, None, 1).population, []
     torch.manual_seed(seed)
     model = nn.Linear(data.train[0].x.shape[1], 1)
@@ -105,7 +110,8 @@ def test_real_tables_are_grouped_alike_in_any_unit(name, least, seed):
     np.testing.assert_allclose(found[2], found[1], rtol=0.01)
 
 
-def test_no_device_alone_moves_the_unit_of_targets_far():
+def test_one_device_moves_no_unit():
+    """No device alone moves the unit of targets far."""
     rng = np.random.default_rng(0)
     shards = [
         Shard(np.zeros((40, 1), np.float32), (5 + 2 * rng.standard_normal(40)).astype(np.float32)) for _ in range(7)

@@ -19,7 +19,7 @@ def partitions(seed=0, kind="classification"):
     return shoal.split(x, y, "iid", devices=4, seed=seed)
 
 
-def test_mean_and_deviation_are_over_the_runs():
+def test_mean_and_deviation_are_over_runs():
     found = shoal.sweep(lambda: nn.Linear(4, 2), partitions, seeds=(3, 1, 2), strategy="fedavg", rounds=2)
     alone = shoal.simulate(lambda: nn.Linear(4, 2), partitions(1), seed=1, strategy="fedavg", rounds=2)
     assert found.seeds == (3, 1, 2)
@@ -29,7 +29,8 @@ def test_mean_and_deviation_are_over_the_runs():
     assert str(found) == f"accuracy {found.mean:.4f} ± {found.deviation:.4f} over 3 seeds"
 
 
-def test_one_seed_has_no_deviation_and_fixed_partitions_are_used_for_all():
+def test_one_seed_has_no_deviation():
+    """One seed has no deviation and fixed partitions are used for all."""
     found = shoal.sweep(nn.Linear(4, 2), partitions(), seeds=[5], strategy="fedavg", rounds=1)
     assert math.isnan(found.deviation)
     assert len(found.results) == 1
@@ -49,7 +50,8 @@ def test_regression_is_summed_up_by_its_loss():
     assert str(found).startswith("test loss ")
 
 
-def test_histories_are_stacked_with_their_seed():
+def test_histories_have_their_seed():
+    """Histories are stacked with their seed."""
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = shoal.sweep(nn.Linear(4, 2), partitions(), seeds=(0, 7), strategy="fedavg", rounds=2).to_dataframe()
     assert isinstance(frame, pandas.DataFrame)

@@ -30,12 +30,14 @@ def test_csv_has_a_row_for_each_round(tmp_path):
     ]
 
 
-def test_a_csv_file_that_cannot_be_written_is_an_error(tmp_path):
+def test_unwritable_csv_is_an_error(tmp_path):
+    """A csv file that cannot be written is an error."""
     with pytest.raises(ConfigError, match="can't write"):
         CsvWriter(tmp_path / "missing" / "run.csv")
 
 
-def test_simulate_gives_each_round_to_the_writer_when_it_closes():
+def test_writer_gets_each_closed_round():
+    """Simulate gives each round to the writer when it closes."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((200, 4)).astype(np.float32)
     partitions = shoal.split(x, (x[:, 0] > 0).astype(np.int64), "iid", devices=4)
@@ -46,7 +48,8 @@ def test_simulate_gives_each_round_to_the_writer_when_it_closes():
     assert seen == result.history
 
 
-def test_tensorboard_gets_a_point_of_each_figure(tmp_path, monkeypatch):
+def test_tensorboard_gets_each_figure(tmp_path, monkeypatch):
+    """Tensorboard gets a point of each figure."""
     points = []
 
     class Log:
@@ -74,7 +77,8 @@ def test_tensorboard_gets_a_point_of_each_figure(tmp_path, monkeypatch):
     ]
 
 
-def test_mlflow_gets_the_figures_of_a_round_at_its_step(monkeypatch):
+def test_mlflow_gets_figures_at_their_step(monkeypatch):
+    """Mlflow gets the figures of a round at its step."""
     logged = []
     stand_in = SimpleNamespace(log_metrics=lambda figures, step: logged.append((step, figures)))
     monkeypatch.setitem(sys.modules, "mlflow", stand_in)
@@ -87,7 +91,8 @@ def test_mlflow_gets_the_figures_of_a_round_at_its_step(monkeypatch):
     ("make", "module", "package"),
     [(lambda: TensorBoardWriter("x"), "torch.utils.tensorboard", "tensorboard"), (MlflowWriter, "mlflow", "mlflow")],
 )
-def test_a_writer_without_its_package_says_what_to_install(monkeypatch, make, module, package):
+def test_missing_package_has_a_hint(monkeypatch, make, module, package):
+    """A writer without its package says what to install."""
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"need {package}") as caught:
         make()

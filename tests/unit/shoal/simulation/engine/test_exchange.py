@@ -62,7 +62,7 @@ def as_rows(updates, margins, length):
 
 
 @pytest.mark.parametrize("length", [0, 2])
-def test_every_rank_has_the_uploads_of_all_devices(length):
+def test_every_rank_has_all_uploads(length):
     """With all figures to the bit, margins of different numbers, and updates if there are any."""
     vectors = [np.array([i, 1 / 3], np.float32) if length else None for i in range(3)]
     made = [
@@ -81,7 +81,8 @@ def test_every_rank_has_the_uploads_of_all_devices(length):
             assert theirs.vector is None
 
 
-def test_a_rank_without_devices_sends_rows_of_the_same_width():
+def test_empty_rank_sends_rows_of_the_width():
+    """A rank without devices sends rows of the same width."""
     seen = []
 
     class Idle(Ranks):

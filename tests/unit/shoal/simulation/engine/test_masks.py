@@ -22,7 +22,8 @@ def applied(key):
     return out
 
 
-def test_they_follow_from_the_key_schedule_also_if_rounds_are_left_out():
+def test_masks_follow_from_the_schedule():
+    """They follow from the key schedule also if rounds are left out."""
     chain = VersionKey("reef", KEY_VERSION, (7).to_bytes(32, "little")).begin_run(b"run", 1)
     made = masks()
     for round_ in (1, 2, 5):
@@ -33,7 +34,8 @@ def test_they_follow_from_the_key_schedule_also_if_rounds_are_left_out():
         )
 
 
-def test_rounds_and_seeds_have_masks_of_their_own():
+def test_rounds_and_seeds_have_own_masks():
+    """Rounds and seeds have masks of their own."""
     made = masks()
     seen = [made.take(1), made.take(2), masks(8).take(1)]
     assert len({key.key_id for key in seen}) == len({applied(key).tobytes() for key in seen}) == 3

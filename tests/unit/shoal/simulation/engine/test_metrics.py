@@ -6,26 +6,28 @@ import pytest
 from shoal.simulation.engine import metrics
 
 
-def test_purity_and_rand_index_on_known_tables():
+def test_known_tables():
+    """Purity and rand index on known tables."""
     assert metrics.purity([0, 0, 1, 1], [5, 5, 7, 7]) == metrics.adjusted_rand([0, 0, 1, 1], [5, 5, 7, 7]) == 1.0
     assert metrics.purity([0, 0, 0, 1], [1, 1, 2, 2]) == 0.75
     assert metrics.adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
     assert metrics.adjusted_rand([0, 0, 0, 0], [0, 0, 1, 1]) == 0.0
 
 
-def test_a_table_counts_pairs_of_labels_in_order_of_appearance():
+def test_table_counts_pairs_in_order():
+    """A table counts pairs of labels in order of appearance."""
     table = metrics.contingency(["b", "a", "b", "b"], [9, 9, 4, 9])
     assert table.tolist() == [[2, 1], [1, 0]]
     assert table.dtype == np.int64
 
 
-def test_purity_rewards_small_clusters_and_the_rand_index_does_not():
+def test_purity_rewards_small_clusters():
     """A device a cluster is pure, and as good as a random clustering."""
     assert metrics.purity(range(4), [0, 0, 1, 1]) == 1.0
     assert metrics.adjusted_rand(range(4), [0, 0, 1, 1]) == 0.0
 
 
-def test_the_rand_index_does_not_depend_on_names_or_sides():
+def test_rand_index_ignores_names():
     """Hubert and Arabie by hand: 2 pairs are together in both, 4 in either, of 10: expected are 1.6."""
     found, truth = [0, 0, 0, 1, 1], ["x", "x", "y", "y", "y"]
     assert metrics.adjusted_rand(found, truth) == pytest.approx((2 - 1.6) / (4 - 1.6))
@@ -34,10 +36,12 @@ def test_the_rand_index_does_not_depend_on_names_or_sides():
 
 
 @pytest.mark.parametrize("labels", [[3], [1, 1, 1], [1, 2, 3]])
-def test_equal_partitions_are_perfect_also_where_chance_can_do_no_worse(labels):
+def test_equal_partitions_are_perfect(labels):
+    """Equal partitions are perfect also where chance can do no worse."""
     assert metrics.adjusted_rand(labels, labels) == metrics.purity(labels, labels) == 1.0
 
 
-def test_clusters_and_groups_of_different_devices_are_refused():
+def test_different_devices_are_refused():
+    """Clusters and groups of different devices are refused."""
     with pytest.raises(ValueError, match="zip"):
         metrics.purity([0, 1], [0])

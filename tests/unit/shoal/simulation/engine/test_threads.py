@@ -15,7 +15,7 @@ def blas_threads():
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
-def test_torch_and_numpy_get_so_many_threads_until_the_block_ends():
+def test_threads_are_set_until_the_end():
     """Also if it ends with an error."""
     before = torch.get_num_threads(), blas_threads()
     with limited_threads(before[0] + 1):

@@ -5,7 +5,9 @@ import pytest
 from shoal.simulation.engine.watching import current_watch, watched_by
 
 
-def test_the_innermost_block_watches_and_outside_nobody_does():
+def test_innermost_block_watches():
+    """The innermost block watches and outside nobody does."""
+
     def outer(*_):
         pass
 

@@ -23,7 +23,7 @@ from tests.helpers.trainers import INPUTS, PLAIN, orders
 pytestmark = pytest.mark.torch
 
 
-def test_batches_follow_permutations_until_the_steps_are_used_up():
+def test_batches_follow_permutations():
     """Seven steps of 4 on 10 samples: two passes of 3 batches and one batch more."""
     rng, same = np.random.default_rng(1), np.random.default_rng(1)
     local = dataclasses.replace(PLAIN, batch_size=4, steps=7)
@@ -32,7 +32,7 @@ def test_batches_follow_permutations_until_the_steps_are_used_up():
     np.testing.assert_array_equal(np.concatenate(batches[:3]), same.permutation(10))
 
 
-def test_equal_shards_of_one_array_are_not_copied():
+def test_equal_shards_are_not_copied():
     """A stack of consecutive views is the array itself, and so is a block of consecutive devices."""
     x, y = np.zeros((4, 3, INPUTS), np.float32), np.zeros((4, 3), np.int64)
     block = Shelf(shards_of(x, y)).block(np.array([1, 2]))
@@ -40,7 +40,7 @@ def test_equal_shards_of_one_array_are_not_copied():
     assert float(block.x[0, 0, 0]) == 7.0
 
 
-def test_parts_keep_padding_small_and_hold_every_device_once():
+def test_parts_keep_padding_small():
     """Blocks respect both limits, never mix sizes beyond the ratio, and together are all the devices asked for."""
     sizes = np.random.default_rng(0).integers(1, 400, 60)
     shelf = Shelf([Shard(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
@@ -58,7 +58,8 @@ def shelf_of(*sizes):
     return Shelf([Shard(np.arange(n, dtype=np.float32)[:, None] + 100 * i, np.full(n, i)) for i, n in enumerate(sizes)])
 
 
-def test_shorter_devices_are_padded_with_zeros_of_no_weight():
+def test_padding_has_no_weight():
+    """Shorter devices are padded with zeros of no weight."""
     block = shelf_of(3, 1, 2).block(np.array([2, 0]))
     assert block.x[..., 0].tolist() == [[200, 201, 0], [0, 1, 2]]
     assert block.y.tolist() == [[2, 2, 0], [0, 0, 0]]
@@ -67,19 +68,21 @@ def test_shorter_devices_are_padded_with_zeros_of_no_weight():
     np.testing.assert_allclose(block.weights().numpy(), [[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
 
 
-def test_a_device_without_samples_has_no_weight():
+def test_empty_device_has_no_weight():
     """Its mean would divide by zero."""
     assert shelf_of(2, 0).block(np.array([1, 0])).weights().tolist() == [[0, 0], [0.5, 0.5]]
 
 
-def test_a_block_of_equal_devices_has_the_order_that_was_asked_for():
+def test_equal_devices_keep_the_order():
+    """A block of equal devices has the order that was asked for."""
     block = shelf_of(2, 2, 2).block(np.array([2, 0]))
     assert block.x[..., 0].tolist() == [[200, 201], [0, 1]]
     assert not block.padded
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 3)])
-def test_joined_samples_follow_the_order_of_the_devices_without_padding(sizes):
+def test_joined_samples_have_no_padding(sizes):
+    """Joined samples follow the order of the devices without padding."""
     x, y = shelf_of(*sizes).joined(np.array([2, 0]))
     assert x[:, 0].tolist() == [*(200 + i for i in range(sizes[2])), 0, 1]
     assert y.tolist() == [2] * sizes[2] + [0, 0]
@@ -94,29 +97,33 @@ def test_read_only_samples_are_copied():
     assert x[0, 0, 0] == 0
 
 
-def test_equal_sizes_of_other_shapes_are_refused():
+def test_other_shapes_are_refused():
+    """Equal sizes of other shapes are refused."""
     shards = [Shard(np.zeros((2, n), np.float32), np.zeros(2, np.int64)) for n in (3, 4)]
     with pytest.raises(DataError, match="devices' samples differ in shape or dtype"):
         Shelf(shards)
 
 
-def test_parts_of_equal_devices_follow_the_order_given():
+def test_equal_parts_keep_the_order():
+    """Parts of equal devices follow the order given."""
     parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), Limits(2, 100))
     assert [p.tolist() for p in parts] == [[4, 0], [3]]
     assert shelf_of(3).parts(np.array([], np.int64), Limits(2, 100)) == []
 
 
-def test_a_device_beyond_the_limit_of_samples_is_a_part_of_its_own():
+def test_large_device_is_a_part_of_its_own():
+    """A device beyond the limit of samples is a part of its own."""
     assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), Limits(9, 10))] == [[0], [1, 2]]
 
 
-def test_epochs_count_passes_and_full_batches_need_no_rows():
+def test_epochs_count_passes():
+    """Epochs count passes and full batches need no rows."""
     local = dataclasses.replace(PLAIN, epochs=2, steps=99, batch_size=3)
     assert [len(b) for b in batch_rows(4, local, np.random.default_rng(0))] == [3, 1, 3, 1]
     assert batch_rows(4, PLAIN, np.random.default_rng(0)) == []
 
 
-def test_a_schedule_has_the_devices_with_most_steps_first():
+def test_most_steps_come_first():
     """Two epochs of batches of 2 on 1, 4 and 3 samples: 2, 4 and 4 steps."""
     local = dataclasses.replace(PLAIN, epochs=2, batch_size=2)
     made = schedule(np.array([1, 4, 3]), local, orders(3), torch.device("cpu"))
@@ -127,7 +134,8 @@ def test_a_schedule_has_the_devices_with_most_steps_first():
     assert sorted(made.rows[:2, 0].flatten().tolist()) == [0, 1, 2, 3]
 
 
-def test_sums_of_updates_leave_out_the_other_devices():
+def test_sums_leave_others_out():
+    """Sums of updates leave out the other devices."""
     rows = Rows(torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]]), np.zeros(3))
     assert rows.norms().tolist() == [5, 1, 2]
     total = torch.tensor([10.0, 10.0])
@@ -137,7 +145,8 @@ def test_sums_of_updates_leave_out_the_other_devices():
     assert total.tolist() == [15, 17]
 
 
-def test_a_step_size_decays_from_the_second_round_on():
+def test_step_size_decays_from_round_2():
+    """A step size decays from the second round on."""
     local = dataclasses.replace(PLAIN, lr=0.1, lr_decay=0.5)
     assert step_size(local, 1) == float(np.float32(0.1))
     assert step_size(local, 3) == float(np.float32(0.025))
@@ -148,7 +157,8 @@ def test_a_block_holds_at_least_one_device():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_losses_that_are_not_finite_are_refused(bad):
+def test_infinite_losses_are_refused(bad):
+    """Losses that are not finite are refused."""
     assert check_losses(np.array([1.0, 2.0])).tolist() == [1, 2]
     with pytest.raises(TaskError, match="a simulated device's training diverged") as caught:
         check_losses(np.array([1.0, bad]))

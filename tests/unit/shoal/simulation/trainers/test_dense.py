@@ -12,7 +12,8 @@ from tests.helpers.trainers import CLASSES, INPUTS, NETWORKS, PLAIN
 pytestmark = pytest.mark.torch
 
 
-def test_dense_networks_are_those_of_linear_layers_alone():
+def test_dense_means_linear_layers_alone():
+    """Dense networks are those of linear layers alone."""
     assert all(is_dense(network) for network in NETWORKS.values())
     assert not any(is_dense(network) for network in (Cnn(), Lstm(5, 3, 3, 1)))
     assert [has_bias(n) for n in (Linear(3), Linear(3, bias=True), Softmax(3, 2), OneHidden(3, 2, 2))] == [
@@ -32,7 +33,7 @@ def test_copies_are_the_devices_own():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_factors_give_autograds_gradient_of_the_weighted_loss(name):
+def test_factors_give_autograds_gradient(name):
     """A^T B is a weight's gradient and the sum of A its bias's; a sample of weight 0 counts in neither, nor as a loss."""
     network = NETWORKS[name]
     generator = torch.Generator().manual_seed(1)
@@ -71,14 +72,15 @@ def step(made, a=2, gradient=2.0):
     made.step([(torch.full((a, 1, 1), gradient), torch.ones(a, 1, 1))], a)
 
 
-def test_a_plain_step_goes_against_the_gradient_of_the_active_devices_alone():
+def test_plain_step_moves_active_devices():
+    """A plain step goes against the gradient of the active devices alone."""
     made = descent()
     step(made, a=1)
     assert [p.flatten().tolist() for p in made.params] == [pytest.approx([0.8, 1.0])] * 2
     assert [c.flatten().tolist() for c in made.changes()] == [pytest.approx([-0.2, 0.0])] * 2
 
 
-def test_the_proximal_term_pulls_back_to_the_first_model():
+def test_proximal_term_pulls_back():
     """The second step's pull is mu times the distance of the first: 0.1 (2 - 0.5 * 0.2) = 0.19."""
     made = descent(prox_mu=0.5)
     step(made)
@@ -87,7 +89,7 @@ def test_the_proximal_term_pulls_back_to_the_first_model():
         assert part.flatten().tolist() == pytest.approx([0.61, 0.61])
 
 
-def test_the_proximal_term_comes_before_clipping():
+def test_proximal_term_comes_before_clipping():
     """The first step is clipped alone; in the second the pull is part of the gradient that is clipped to length 1."""
     made = descent(prox_mu=0.5, clip=1.0)
     step(made)
@@ -95,7 +97,8 @@ def test_the_proximal_term_comes_before_clipping():
     assert made.changes()[0].flatten().tolist() == pytest.approx([-0.2 / 2**0.5] * 2)
 
 
-def test_clipping_is_by_the_norm_over_all_parameters_and_shortens_only():
+def test_clipping_only_shortens():
+    """Clipping is by the norm over all parameters and shortens only."""
     made = descent(clip=1.0)
     step(made)
     assert made.changes()[0].flatten().tolist() == pytest.approx([-0.1 / 2**0.5] * 2)

@@ -47,7 +47,7 @@ def test_it_trains_as_the_loop_does(network, local, sizes):
 @pytest.mark.parametrize("sizes", [(9, 13, 4, 40, 31), (20, 20, 20, 20, 20)])
 @pytest.mark.parametrize("local", [*RECIPES.values(), CLIPPED], ids=[*RECIPES, "clipped"])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_more_samples_than_inputs_or_clipping_move_the_weights(network, local, sizes):
+def test_weights_move_without_a_kernel(network, local, sizes):
     """They have no kernel, and train as the loop does."""
     shelf = Shelf(shards(network, sizes))
     models = torch.from_numpy(origins(network, 2, 1))
@@ -58,7 +58,7 @@ def test_more_samples_than_inputs_or_clipping_move_the_weights(network, local, s
     assert_same(found, trained(Loop(network), shelf, models, local))
 
 
-def test_a_kernel_is_no_larger_than_the_samples():
+def test_kernel_is_no_larger_than_samples():
     """And each device is on one side of this edge, whoever else is in the round."""
     network = NETWORKS["softmax"]
     shelf = Shelf(shards(network, (INPUTS, INPUTS + 1, 1)))
@@ -69,7 +69,7 @@ def test_a_kernel_is_no_larger_than_the_samples():
     assert not dual.spans(shelf.block(ids[:1]), CLIPPED)
 
 
-def test_mini_batches_of_many_samples_share_a_block():
+def test_mini_batches_share_a_block():
     """Padding costs them nothing, but full batches and kernels would compute with it; a block's inputs stay below 256 MB."""
     network, ids = NETWORKS["softmax"], np.arange(5)
     shelf = Shelf(shards(network, (1, 400, 13, 12, 90)))
@@ -83,7 +83,7 @@ def test_mini_batches_of_many_samples_share_a_block():
     assert Dual(Linear(1_000_000), Shelf(shards(network, (3,)))).limits(1, PLAIN).samples == 64
 
 
-def test_devices_of_one_model_do_not_share_its_copy():
+def test_devices_share_no_copy():
     """Two devices whose data are opposed move the model in opposite directions, and leave it alone itself."""
     network = Linear(1)
     shelf = Shelf([Shard(np.ones((2, 1), np.float32), np.full(2, y, np.float32)) for y in (1, -1)])
@@ -93,7 +93,7 @@ def test_devices_of_one_model_do_not_share_its_copy():
     assert models.tolist() == [[0.0]]
 
 
-def test_a_step_size_that_diverges_is_an_error():
+def test_step_size_that_diverges_is_an_error():
     """Losses that are no longer finite don't turn into updates."""
     network = NETWORKS["linear"]
     shelf = Shelf(shards(network, SIZES["equal"]))
@@ -104,7 +104,8 @@ def test_a_step_size_that_diverges_is_an_error():
     assert caught.value.hint == "lower the learning rate, or set clip"
 
 
-def test_more_candidates_leave_room_for_fewer_samples():
+def test_candidates_leave_room_for_fewer():
+    """More candidates leave room for fewer samples."""
     network = NETWORKS["one hidden"]
     dual = Dual(network, Shelf(shards(network, (3,))))
     one = dual.limits(1, PLAIN)
@@ -112,7 +113,7 @@ def test_more_candidates_leave_room_for_fewer_samples():
     assert dual.limits(10**9, PLAIN).samples == 1
 
 
-def test_a_block_of_a_large_network_holds_few_devices():
+def test_large_network_takes_few_devices():
     """The updates of a block stay below 16 million numbers, and a single device is always possible."""
     shelf = Shelf(shards(NETWORKS["softmax"], (3,)))
     found = [Dual(Softmax(inputs, 10), shelf).limits(1, PLAIN).devices for inputs in (1, 99_999, 1_999_999)]
@@ -120,7 +121,7 @@ def test_a_block_of_a_large_network_holds_few_devices():
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_kernels_beyond_their_memory_are_computed_again(monkeypatch, sizes):
+def test_large_kernels_are_computed_again(monkeypatch, sizes):
     """With room for one small device's kernel only, a second round gives the same updates."""
     monkeypatch.setattr(dual_module, "KERNEL_BYTES", 4 * 4 * 4)
     network = NETWORKS["one hidden"]
@@ -134,7 +135,7 @@ def test_kernels_beyond_their_memory_are_computed_again(monkeypatch, sizes):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_scores_and_the_first_layers_outputs_are_those_of_each_model(name):
+def test_scores_are_those_of_each_model(name):
     """And training from these outputs is training from the chosen models."""
     network = NETWORKS[name]
     shelf = Shelf(shards(network, SIZES["unequal"]))

@@ -16,7 +16,7 @@ def network_of(module, kind="classification", **rest):
     return ModuleNetwork(module, layout, kind, **rest)
 
 
-def test_outputs_are_the_modules_at_the_parameters_given():
+def test_outputs_follow_the_parameters():
     """The template's own values are neither used nor changed."""
     module = nn.Linear(3, 2)
     before = module.weight.detach().clone()
@@ -30,7 +30,8 @@ def test_outputs_are_the_modules_at_the_parameters_given():
     assert network.module() is module
 
 
-def test_parameters_follow_the_layout_and_not_the_module():
+def test_parameters_follow_the_layout():
+    """Parameters follow the layout and not the module."""
     module = nn.Linear(2, 2)
     layout = [Parameter("bias", (2,), "cluster"), Parameter("weight", (2, 2), "cluster")]
     network = ModuleNetwork(module, layout, "classification")
@@ -38,7 +39,7 @@ def test_parameters_follow_the_layout_and_not_the_module():
     assert found.tolist() == [[5, 7]]
 
 
-def test_a_scalar_parameter_arrives_as_a_scalar():
+def test_scalar_parameter_arrives_as_scalar():
     """Theta's part of it has shape (1,)."""
 
     class Scaled(nn.Module):
@@ -53,7 +54,7 @@ def test_a_scalar_parameter_arrives_as_a_scalar():
     assert network_of(Scaled()).forward([torch.tensor([3.0])], torch.ones(1, 2)).tolist() == [[3, 3]]
 
 
-def test_outputs_of_a_regression_have_the_targets_shape():
+def test_regression_has_the_targets_shape():
     """nn.Linear(n, 1) gives (n, 1) and y is (n,): broadcast together they would be n by n losses."""
     network = network_of(nn.Linear(3, 1), "regression")
     params = [torch.ones(1, 3), torch.zeros(1)]
@@ -64,14 +65,16 @@ def test_outputs_of_a_regression_have_the_targets_shape():
     assert right.tolist() == [0, 0]
 
 
-def test_a_loss_of_several_targets_is_their_mean():
+def test_several_targets_have_a_mean_loss():
+    """A loss of several targets is their mean."""
     network = network_of(nn.Linear(3, 2), "regression", label_shape=(2,))
     losses, _ = network.losses(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2))
     assert losses.tolist() == [5]
 
 
 @pytest.mark.parametrize("kind", ["classification", "sequence"])
-def test_a_kind_without_a_loss_of_its_own_has_the_built_in_one(kind):
+def test_kind_without_loss_has_the_built_in(kind):
+    """A kind without a loss of its own has the built in one."""
     shape = (4, 3) if kind == "classification" else (4, 5, 3)
     outputs, y = torch.randn(shape), torch.randint(0, 3, shape[:-1])
     found = network_of(nn.Linear(2, 3), kind).losses(outputs, y)
@@ -79,7 +82,7 @@ def test_a_kind_without_a_loss_of_its_own_has_the_built_in_one(kind):
         assert torch.equal(mine, theirs)
 
 
-def test_a_given_loss_is_taken_sample_by_sample():
+def test_given_loss_is_by_sample():
     """Scoring needs no mean over samples; right labels are counted as without it."""
     network = network_of(nn.Linear(2, 2), loss=lambda o, y: 10 * nn.functional.cross_entropy(o, y))
     outputs, y = torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, 1])

@@ -54,7 +54,7 @@ def test_networks_agree_with_their_modules(network):
         torch.testing.assert_close(network.forward(unflatten(network, torch.from_numpy(theta)), x), module(x))
 
 
-def test_origins_differ_from_each_other_and_follow_the_seed():
+def test_origins_follow_the_seed():
     """The k starting models for IFCA."""
     network = NETWORKS["softmax"]
     models = origins(network, 3, 5)
@@ -63,7 +63,8 @@ def test_origins_differ_from_each_other_and_follow_the_seed():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_initial_weights_leave_torchs_generator_alone(seed):
+def test_torchs_generator_is_left_alone(seed):
+    """Initial weights leave torchs generator alone."""
     torch.manual_seed(seed)
     expected = torch.rand(1)
     torch.manual_seed(seed)
@@ -71,7 +72,8 @@ def test_initial_weights_leave_torchs_generator_alone(seed):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_lengths_are_those_of_the_papers_networks():
+def test_lengths_are_the_papers():
+    """Lengths are those of the papers networks."""
     assert Linear(10).length == 10
     assert Linear(10, bias=True).length == 11
     assert Softmax(784, 10).length == 7850
@@ -79,7 +81,7 @@ def test_lengths_are_those_of_the_papers_networks():
     assert Cnn().length == 44_426
 
 
-def test_convolutions_that_leave_no_pixel_are_refused():
+def test_convolutions_need_a_pixel():
     """A side of 8 is 2 after one convolution of 5 and a pooling; padding would halve it only."""
     assert Cnn(side=8, filters=(3,)).flat == 3 * 2 * 2
     assert Cnn(side=8, filters=(3, 5), same=True).flat == 5 * 2 * 2
@@ -100,27 +102,31 @@ def test_parameters_are_views_of_theta():
     assert [tuple(p.shape) for p in unflatten(network, theta[0])] == list(network.shapes)
 
 
-def test_losses_of_classes_are_cross_entropy_and_ties_go_to_the_first():
+def test_losses_of_classes_are_cross_entropy():
+    """Losses of classes are cross entropy and ties go to the first."""
     outputs = torch.tensor([[0.0, 0.0], [0.0, 3.0]])
     losses, right = sample_losses("classification", outputs, torch.tensor([1, 1]))
     assert losses.tolist() == pytest.approx([math.log(2), math.log(1 + math.exp(-3))])
     assert right.tolist() == [0, 1]
 
 
-def test_a_sequences_loss_is_the_mean_and_its_answers_the_sum_over_positions():
+def test_sequence_has_mean_loss():
+    """A sequences loss is the mean and its answers the sum over positions."""
     outputs = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 9.0]]])
     losses, right = sample_losses("sequence", outputs, torch.tensor([[0, 1, 1]]))
     assert losses.tolist() == pytest.approx([(2 * math.log(1 + math.exp(-9)) + math.log(2)) / 3])
     assert right.tolist() == [2]
 
 
-def test_numbers_have_squared_errors_and_no_right_answers():
+def test_numbers_have_squared_errors():
+    """Numbers have squared errors and no right answers."""
     losses, right = sample_losses("regression", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
     assert losses.tolist() == [0, 9]
     assert right.tolist() == [0, 0]
 
 
-def test_tensors_share_memory_unless_the_array_is_read_only():
+def test_tensors_share_memory():
+    """Tensors share memory unless the array is read only."""
     values = np.zeros(3, np.float32)
     tensor(values)[0] = 1
     assert values[0] == 1

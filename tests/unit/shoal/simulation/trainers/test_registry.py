@@ -36,7 +36,8 @@ def test_a_name_or_the_network_decides(name, network, kind):
     assert type(make_trainer(name, network, SHELF)) is kind
 
 
-def test_the_refusals_say_which_trainers_there_are():
+def test_refusals_name_the_trainers():
+    """The refusals say which trainers there are."""
     with pytest.raises(UsageError, match="no trainer 'fast'") as caught:
         make_trainer("fast", Softmax(4, 3), SHELF)
     assert caught.value.hint == "there are auto, dual, conv, loop"

@@ -23,7 +23,7 @@ def sets_of(network):
 
 
 @pytest.mark.parametrize("network", [*NETWORKS.values(), Lstm(5, 3, 4, 1)], ids=[*NETWORKS, "lstm"])
-def test_scores_are_those_of_each_model_on_each_device(network, monkeypatch):
+def test_scores_are_those_of_each_model(network, monkeypatch):
     """Mean loss, right labels and labels seen; the same in chunks of a few samples."""
     data = sets_of(network)
     models = torch.from_numpy(origins(network, 3, 2))
@@ -49,19 +49,20 @@ def test_chunks_cut_between_devices(monkeypatch):
     assert chunks == [[200], [200, 50], [500], [20]]
 
 
-def test_the_choice_is_the_least_loss_and_never_nan():
+def test_choice_is_least_loss_and_never_nan():
     losses = np.array([[2.0, 1.0, 1.0], [np.nan, np.inf, 3.0], [np.nan, 5.0, np.inf]])
     assert choose(losses).tolist() == [1, 2, 1]
 
 
-def test_an_infinite_loss_is_chosen_before_a_nan():
+def test_infinite_loss_is_chosen_before_nan():
     """As on a device. A row without any number has no choice to make."""
     losses = np.array([[np.nan, np.inf, np.inf], [np.inf, np.nan, np.nan], [np.nan, np.nan, np.nan]])
     assert choose(losses).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_first_layer_of_all_models_is_one_product(name):
+def test_first_layer_is_one_product(name):
+    """The first layer of all models is one product."""
     network = NETWORKS[name]
     models = torch.from_numpy(origins(network, 3, 2))
     params, x = unflatten(network, models), torch.randn(4, INPUTS)
