@@ -47,6 +47,7 @@ def flood(waiting, topic, chunks):
     waiting.fleet.broker.pump()
 
 
+@pytest.mark.slow
 def test_unlisted_name_takes_nothing(waiting):
     """Whatever it sends: every kind, sizes it makes up, and an upload that is well formed."""
     good = split(bytes(3000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)

@@ -37,6 +37,7 @@ def test_all_hold_the_same_model(fleet):
     np.testing.assert_allclose(state.theta, theta, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_restarts_change_no_announcement(tmp_path):
     """The aggregator is killed with uploads that came and are not durable, then when some of them are."""
     plain, killed = RoundFleet(tmp_path / "plain", 3), RoundFleet(tmp_path / "killed", 3)
@@ -158,6 +159,7 @@ def test_clusters_devices_hold_its_model(tmp_path):
     fleet.service.close()
 
 
+@pytest.mark.slow
 def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
     """A cluster whose devices missed its last mean makes up for it however late."""
     monkeypatch.setattr(missing_states, "CHECKPOINT_EVERY", 1)
@@ -343,6 +345,7 @@ RUNS = {
 RESTARTED = ("ifca sharing", "fedgroup adding", "cfl validating")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESTARTED)
 def test_restarts_change_nothing_in_records(tmp_path, name):
     algorithm, settings, changes = RUNS[name]
@@ -359,6 +362,7 @@ def test_restarts_change_nothing_in_records(tmp_path, name):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in RESTARTED else ()) for name in RUNS]
 )

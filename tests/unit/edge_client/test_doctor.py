@@ -53,6 +53,7 @@ def test_a_revoked_device_is_told_so(parties, directory):
     assert checks(directory)["membership"].result == "failure"
 
 
+@pytest.mark.slow
 def test_the_service_runs_is_connected_or_was_stopped_by_its_disk(directory):
     files = DeviceState(directory)
     with exclusive(directory, wait_s=0, hint=""):

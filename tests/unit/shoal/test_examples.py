@@ -49,6 +49,7 @@ def test_page_prints_and_draws(examples, tmp_path, name):
     assert (examples.PICTURES / f"examples-{name}.png").exists()
 
 
+@pytest.mark.long
 def test_notebook_runs_as_shown(examples):
     """The notebook runs and shows what it has shown."""
     pytest.importorskip("nbclient")

@@ -227,6 +227,7 @@ def test_a_model_that_goes_on_drops_the_recipes_from_before_it_stood_still():
     assert [(r.model, r.round) for kept in held.steps for r in kept.step.recipes] == [(0, 7), (0, 8), (1, 8)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 3)), max_size=20))
 def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script):
     run = held_plan(origins=4, max_models=4)

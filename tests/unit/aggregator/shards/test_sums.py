@@ -103,6 +103,7 @@ def workers():
         assert program.exitcode == 0
 
 
+@pytest.mark.slow
 def test_blocks_are_added(workers):
     """Blocks are added and a group is made anew after a loss."""
     link = DistributedLink(workers, WORKERS, "lo")

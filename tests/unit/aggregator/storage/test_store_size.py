@@ -99,6 +99,7 @@ def test_ten_thousand_rounds_leave_a_small_database(tmp_path, algorithm):
     run.store.close()
 
 
+@pytest.mark.slow
 def test_the_log_of_the_database_stays_small(tmp_path):
     run = Run(tmp_path / "run")
     for _ in range(150):
@@ -144,6 +145,7 @@ def test_a_state_is_found_again_after_many_rounds(tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [b"", b"junk", b"half"])
 def test_a_damaged_block_of_records_is_told(tmp_path, block):
     run = Run(tmp_path / "run", devices=DEVICES[:1])

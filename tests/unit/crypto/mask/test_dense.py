@@ -83,6 +83,7 @@ def matrices(size: int, count: int) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_matrices_are_uniformly_distributed(size: int) -> None:
     """Moments of entries, of their products and of traces under Haar's measure, within five standard errors."""

@@ -56,6 +56,7 @@ def test_values_change_to_the_known_answer(case: dict[str, Any]) -> None:
         assert np.linalg.norm(got - known) <= 1e-6 * np.linalg.norm(known)
 
 
+@pytest.mark.slow
 def test_platform_checks_the_known_answers() -> None:
     """`python -m tests.vectors.check` needs numpy and cryptography alone, and checks unmasking too."""
     done = python(ONLY_NUMPY_AND_CRYPTOGRAPHY)

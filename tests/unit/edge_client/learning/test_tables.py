@@ -295,6 +295,7 @@ CELLS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=6),
     separator=st.sampled_from([",", ";", "\t", "|", ":"]),

@@ -42,6 +42,7 @@ def test_repeated_round_begins_alike(tmp_path):
     np.testing.assert_array_equal(opened(tmp_path).newest, INITIAL + 7)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
 def test_each_round_is_trained_once(tmp_path_factory, story):
     """Training adds the round's number: after n rounds the values are the sum of 1 to n, however often one was repeated."""

@@ -384,6 +384,7 @@ def changes_of_stage():
     return found
 
 
+@pytest.mark.slow
 def test_exactly_the_listed_changes_of_stage_happen():
     """The search covers every order of the events, with restarts between them."""
     assert changes_of_stage() == {(*change, event) for change, causes in TRANSITIONS.items() for event in causes}

@@ -154,6 +154,7 @@ def test_matrices_are_bounded():
     assert (rounds[0], rounds[-1]) == (1, 49)
 
 
+@pytest.mark.slow
 def test_document_of_a_long_run_is_small():
     """The document of a long run of 100 devices is small."""
     run = history(*closed(1_200, names(100)), rounds=1_200)

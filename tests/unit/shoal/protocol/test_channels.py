@@ -129,6 +129,7 @@ class Ledger:
                 assert self.party_of(head.recipient) in channel.recipients
 
 
+@pytest.mark.slow
 def test_fleet_sends_only_what_table_lists(tmp_path, monkeypatch):
     """Enrolment, then a run with a lost upload, an unfit device and a revoked one: each channel is seen, from end to end."""
     tap = Wiretap()

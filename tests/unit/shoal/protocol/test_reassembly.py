@@ -137,6 +137,7 @@ def test_oldest_last_chunk_is_displaced() -> None:
     assert one.add("a", third, 4.0) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [3_000, 50_000, 600_000])
 def test_flood_displaces_no_other_source(largest: int) -> None:
     """A flood stays within its own source's budget."""

@@ -144,6 +144,7 @@ def largest_sent(path, algorithm, **options):
     return plan, task_bytes, largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "options"), ALGORITHMS)
 def test_what_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     """With half of the devices in each round, so that checkpoints travel too."""

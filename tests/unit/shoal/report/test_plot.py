@@ -90,6 +90,7 @@ def test_experiment_lays_out_panels():
     assert (panel.title, panel.lines[0].label) == ("path", "fl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")])
 def test_the_file_is_a_picture(tmp_path, name, magic):
     plot.plot([data(), data("fedavg")], tmp_path / name, "identity")

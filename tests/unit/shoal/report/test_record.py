@@ -96,6 +96,7 @@ def test_damaged_line_loses_nothing(tmp_path, line):
     assert file.read_text() == text
 
 
+@pytest.mark.slow
 def test_programs_at_once_lose_no_line(tmp_path):
     """Programs that save at once lose no line."""
     file = tmp_path / "toys.jsonl"

@@ -67,6 +67,7 @@ def test_header_lies_are_refused(bundle):
         TaskBundle.from_bytes(huge)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_refused(bundle):
     """Every byte counts: header, manifest and graphs are all bound by lengths, canonical form or digests."""
     data = bundle.to_bytes()

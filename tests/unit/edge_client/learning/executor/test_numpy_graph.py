@@ -172,6 +172,7 @@ def test_memory_that_runs_out_is_task_error(monkeypatch):
         made([NODE("Relu", ["x"], ["y"])]).run({"x": np.zeros((1, 2), np.float32)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_damaged_graph_is_a_task_error(place, monkeypatch):
     """Single bytes changed: no other exception leaves the executor, and no warning."""

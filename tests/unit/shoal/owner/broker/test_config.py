@@ -85,6 +85,7 @@ def owner(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_upload_size_comes_from_the_runs(owner, tmp_path):
     """The upload size comes from the signed runs or the option."""
 

@@ -144,6 +144,7 @@ def add_two(path):
     FleetDirectory(path).add_devices([CARDS["dev-2"], CARDS["dev-3"]])
 
 
+@pytest.mark.slow
 def test_power_cut_at_any_write(trained, tmp_path):
     """The newcomers are listed exactly where the secrets are new, and everybody listed can be sealed to."""
     old, began, finished, cuts = trained.secrets, 0, False, 0
