@@ -22,6 +22,13 @@ FILES: Final = ("ifca", "cfl", "fedgroup", "newcomers", "wild")
 """Files of this package, in the order of the list."""
 TABLE: Final = ".toml"
 """Ending of a file with studies of one's own, which may stand for a name."""
+KINDS: Final = {
+    **dict.fromkeys(("paper", "title", "task", "measure", "runner"), str),
+    **dict.fromkeys(("devices", "samples", "rounds"), int),
+    **dict.fromkeys(("algorithms", "needs"), list),
+    **dict.fromkeys(("values", "methods", "published", "refuses"), dict),
+}
+"""Types of a table's keys."""
 MERGED: Final = ("values", "methods")
 
 _added: dict[str, Study] = {}
@@ -86,7 +93,10 @@ def _study(name: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     fields = {**defaults, **table}
     for key in MERGED:
         fields[key] = {**defaults.get(key, {}), **table.get(key, {})}
-    if "algorithms" not in fields:
+    for key, kind in KINDS.items():
+        if key in fields and not isinstance(fields[key], kind):
+            raise ValueError(f"{key} of {name} is no {kind.__name__}")
+    if not fields.get("algorithms"):
         raise ValueError(f"{name} lacks 'algorithms'")
     fields.setdefault("published", dict.fromkeys(fields["algorithms"]))
     if "scenarios" in fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -95,6 +96,26 @@ def test_the_pages_study_runs(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ('task = "synthetic"', 'task = "synthetc"', "no task 'synthetc'", "do you mean synthetic?"),
+        ('measure = "starts"', 'measure = "start"', "no measure 'start'", "do you mean starts?"),
+        ("shape_beta = 1.0", "", "lacks the value 'shape_beta'", "add shape_beta = ... under values"),
+        ("groups = 2", "", "lacks the value 'groups'", "add groups"),
+        ("devices = 10", "", "how many devices?", "give --devices"),
+        ("rounds = 5", "", "how many rounds?", "give --rounds"),
+    ],
+)
+def test_what_a_table_needs_is_asked_for(tmp_path, old, new, message, hint):
+    (block,) = documents.blocks("docs/researcher/studies.md", "toml")
+    path = tmp_path / "few.toml"
+    path.write_text("\n".join(block.lines).replace(old, new))
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        run(str(path))
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "has 0 studies"),
@@ -102,6 +123,7 @@ def test_the_pages_study_runs(tmp_path, algorithm):
         ("[mine]\ntitle = 3 4", "Expected newline"),
         (TABLE + 'colour = "red"', "unexpected keyword argument 'colour'"),
         ("mine = 3", "is no table"),
+        (TABLE + 'devices = "ten"', "devices of mine is no int"),
         ("[mine]\ntitle = 'x'", "lacks 'algorithms'"),
     ],
 )

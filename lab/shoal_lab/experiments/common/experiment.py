@@ -26,6 +26,13 @@ _SWITCHES: Final = {
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+class Values(dict[str, Any]):
+    """A study's values by name; one that a task or a measure needs and the table lacks is a UsageError."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UsageError(f"the study lacks the value {name!r}", hint=f"add {name} = ... under values")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of one run; None means the experiment's default.
@@ -63,12 +70,19 @@ class Options:
     values: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
     def of(self, *names: str) -> dict[str, Any]:
-        """Return the options ``names``, as keyword arguments of a function that deals data."""
+        """Return the options ``names``, as keyword arguments of a function that deals data.
+
+        Raises:
+            UsageError: the number of devices is asked, and there is none.
+        """
+        if "devices" in names and self.devices is None:
+            raise UsageError("how many devices?", hint="give --devices, or devices = ... in the study's table")
         return {name: getattr(self, name) for name in names}
 
     def parameters(self) -> dict[str, Any]:
         """Return everything that decides a run's result, as its parameters."""
-        given = {name: size for name, size in self.of("devices", "samples", "rounds").items() if size is not None}
+        sizes = {"devices": self.devices, "samples": self.samples, "rounds": self.rounds}
+        given = {name: size for name, size in sizes.items() if size is not None}
         return {**given, "seed": self.seed, "mask": self.mask, **self.values, "settings": dict(self.settings)}
 
 
@@ -305,7 +319,7 @@ class Study:
             )
         method = self.methods.get(algorithm, {})
         of_strategy = _settings_of(method.get("strategy", ""))
-        values, settings = {**self.values, **method.get("values", {})}, {}
+        values, settings = Values({**self.values, **method.get("values", {})}), {}
         for name, text in options.settings.items():
             if name in values:
                 values[name] = parsed(name, text, values[name])
@@ -326,7 +340,7 @@ class Study:
             options,
             algorithm=algorithm,
             settings=taken | settings,
-            values=values | method.get("fixed", {}),
+            values=Values(values | method.get("fixed", {})),
             **sizes,
         )
 

@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from shoal.errors import UsageError
 from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
 from shoal.task.manifest import LocalTraining
 from shoal.util.console import counted
-from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, nearest
 from shoal_lab.experiments.common.paper import paper_options
 from shoal_lab.experiments.studies.alone import train_alone
 from shoal_lab.experiments.studies.scores import Scores
@@ -65,11 +66,17 @@ MEASURES: Final[Mapping[str, Callable[[Options, Task, Mapping[str, Any]], Measur
 
 
 def run(study: Study, options: Options, progress: Progress) -> Result:
-    """Run one algorithm of a study."""
+    """Run one algorithm of a study.
+
+    Raises:
+        UsageError: the table names no task or measure, or lacks a value that they need.
+    """
+    if not options.rounds:
+        raise UsageError("how many rounds?", hint="give --rounds, or rounds = ... in the study's table")
     progress.stage(f"dealing the data of {study.id}")
-    task = TASKS[study.task](options)
+    task = _named("task", study.task, TASKS)(options)
     method, values, count = study.methods.get(options.algorithm, {}), options.values, len(task.population)
-    rounds, local = options.rounds or 0, local_of(values)
+    rounds, local = options.rounds, local_of(values)
     participation = values.get("participation", min(1.0, values.get("cohort", count) / count))
     progress.stage(f"{options.algorithm}: {counted(count, 'device')}, {counted(rounds, 'round')}")
     parameters = {"network": repr(task.network), "coordinates": task.network.length}
@@ -77,7 +84,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     if "strategy" not in method:
         return _alone(study, options, progress, task, local, max(1, round(rounds * participation)), parameters)
     settings = _settings(options, method)
-    measure = MEASURES[study.measure](options, task, method)
+    measure: Measure = _named("measure", study.measure, MEASURES)(options, task, method)
 
     def told(closed: SimRound) -> None:
         record = closed.as_dict() | {"clusters": closed.clusters, **measure.latest()}
@@ -101,6 +108,12 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     done = simulate(method["strategy"], settings, task.population, task.network, sim_options, told, watch=watch)
     parameters |= {"strategy": method["strategy"], "settings": settings}
     return study.result(options, parameters, cpu_seconds_per_round=done.cpu_seconds_per_round, **measure.figures(done))
+
+
+def _named(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if name not in known:
+        raise UsageError(f"no {what} {name!r}", hint=nearest(name, known))
+    return known[name]
 
 
 def local_of(values: Mapping[str, Any]) -> LocalTraining:

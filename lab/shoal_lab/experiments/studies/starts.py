@@ -1,4 +1,4 @@
-"""What is reported of a run of Ghosh et al., sections 6.2 and 6.3: the last round, the random starts, and the broadcasts."""
+"""Figures of a run of Ghosh et al., sections 6.2 and 6.3: the last round, the random starts, and changes of the broadcast."""
 
 from __future__ import annotations
 

@@ -84,17 +84,10 @@ def test_gaps_over_samples(data_sets: Path) -> None:
     assert data["published"].startswith("positive from 20")
 
 
-def test_gaps_are_the_same_on_masked_updates(data_sets: Path) -> None:
-    """The mask preserves cosines; the gap grows during training."""
-    clear, masked = (
-        run("cfl-gap-rounds", data_sets, mask=mask, devices=8, samples=80, rounds=12, settings={**MLP, "trials": 1})[
-            "history"
-        ]
-        for mask in ("none", "permutation")
-    )
-    assert [r["round"] for r in clear] == list(range(1, 13))
-    assert np.allclose([r["gap_updates"] for r in clear], [r["gap_updates"] for r in masked], atol=1e-5)
-    assert clear[-1]["gap_updates"] > clear[0]["gap_updates"]
+def test_the_gap_grows_during_training(data_sets: Path) -> None:
+    rows = run("cfl-gap-rounds", data_sets, devices=8, samples=80, rounds=12, settings={**MLP, "trials": 1})["history"]
+    assert [r["round"] for r in rows] == list(range(1, 13))
+    assert rows[-1]["gap_updates"] > rows[0]["gap_updates"]
 
 
 def test_no_trials_are_refused(data_sets: Path) -> None:
