@@ -18,6 +18,17 @@ FIXED: Final = (
     *("scenario", "strategy", "seed", "measure", "mean", "worst", "personal_mean", "personal_worst"),
 )
 """Keys of a result that the details below the table leave out: the table shows them, or they are too long."""
+COLUMNS: Final = (
+    ("accuracy", "accuracy", 8, 2),
+    ("last", "accuracy_last", 8, 2),
+    ("published", "published", 9, 2),
+    ("purity", "purity", 7, 3),
+    ("ARI", "ari", 7, 3),
+    ("clusters", "clusters", 9, 0),
+    ("rounds", "rounds", 7, 0),
+    ("cpu s/round", "cpu_seconds_per_round", 12, 3),
+)
+"""Head, key, width and digits of the table's columns."""
 MOST_POINTS: Final = 60
 _CLEAR: Final = "\r\x1b[K"
 
@@ -82,29 +93,30 @@ def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
 
 def _fleet_table(results: Sequence[Mapping[str, Any]]) -> None:
     """Print mean and worst device of each strategy, by the cluster's model and after the personal finish."""
+    digits = 2 if results[0]["measure"] == "accuracy" else 3
+    figures = [(name, name, width, digits) for name, width in (("mean", 12), ("worst", 10))]
+    figures += [(name, f"personal_{name}", width, digits) for name, width in (("mean", 8), ("worst", 7))]
     width = max(9, *(len(str(r["strategy"])) for r in results))
     say(f"{'':{width}}  {results[0]['measure'] + ' of the model':>22}  {'personal finish':>15}")
-    say(f"{'strategy':{width}}  {'mean':>11} {'worst':>10}  {'mean':>7} {'worst':>7} {'ARI':>7}  clusters  rounds")
-    for r in results:
-        digits = 2 if r["measure"] == "accuracy" else 3
-        say(
-            f"{r['strategy']:{width}}  {_cell(r['mean'], 11, digits)} {_cell(r['worst'], 10, digits)}  "
-            f"{_cell(r['personal_mean'], 7, digits)} {_cell(r['personal_worst'], 7, digits)} {_cell(r['ari'], 7, 3)} "
-            f"{_cell(r['clusters'], 9, 0)} {_cell(r['rounds'], 7, 0)}"
-        )
+    _rows(
+        "strategy",
+        [*figures, ("ARI", "ari", 7, 3), ("clusters", "clusters", 9, 0), ("rounds", "rounds", 7, 0)],
+        results,
+    )
 
 
 def _table(results: Sequence[Mapping[str, Any]]) -> None:
-    width = max(9, *(len(str(r["algorithm"])) for r in results))
-    head = "accuracy     last published  purity     ARI  clusters  rounds  cpu s/round"
-    say(f"{'algorithm':{width}}  {head}")
+    shown = [r if _is_number(r["published"]) else {**r, "published": None} for r in results]
+    _rows("algorithm", COLUMNS, shown)
+
+
+def _rows(name: str, columns: Sequence[tuple[str, str, int, int]], results: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table with a row for each result: the head, key, width and digits of each column."""
+    width = max(9, *(len(str(r[name])) for r in results))
+    say(f"{name:{width}} " + "".join(f" {head:>{wide}}" for head, _, wide, _ in columns))
     for r in results:
-        published = r["published"] if _is_number(r["published"]) else None
-        say(
-            f"{r['algorithm']:{width}}  {_cell(r['accuracy'], 8, 2)} {_cell(r.get('accuracy_last'), 8, 2)} "
-            f"{_cell(published, 9, 2)} {_cell(r['purity'], 7, 3)} {_cell(r['ari'], 7, 3)} {_cell(r['clusters'], 9, 0)} "
-            f"{_cell(r['rounds'], 7, 0)} {_cell(r['cpu_seconds_per_round'], 12, 3)}"
-        )
+        cells = "".join(f" {_cell(r.get(key), wide, digits)}" for _, key, wide, digits in columns)
+        say(f"{r[name]:{width}} {cells}")
 
 
 def _details(result: Mapping[str, Any]) -> None:

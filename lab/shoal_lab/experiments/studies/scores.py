@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aggregator.strategies.base import RoundPlan, Strategy, final_assignment
+from aggregator.strategies.base import RoundPlan, final_assignment
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase
 from shoal.simulation.engine.evaluation import Evaluation, evaluate
@@ -33,7 +33,6 @@ class Scores:
     def __init__(self, *, everybody: bool, every: int, rounds: int) -> None:
         self._everybody, self._every, self._rounds = everybody, max(1, every), rounds
         self._met: set[str] = set()
-        self._strategy: Strategy | None = None
         self.rows: dict[int, dict[str, Any]] = {}
         self.cold_start: Mapping[str, Any] | None = None
 
@@ -86,11 +85,10 @@ class Scores:
         }
 
     def _test(self, seen: Observation) -> Evaluation | None:
-        if self._strategy is None:
-            self._strategy = make_strategy(seen.workforce.run, None, seen.workforce.average)
+        strategy = make_strategy(seen.workforce.run, None, seen.workforce.average)
         names = seen.workforce.population.names
         devices = names if self._everybody else tuple(d for d in names if d in self._met)
-        final = self._strategy.final(seen.state, seen.plan.round + 1, devices)
+        final = strategy.final(seen.state, seen.plan.round + 1, devices)
         return evaluate(seen.workforce, decided(final, seen.outcome.clusters), "assigned")
 
 

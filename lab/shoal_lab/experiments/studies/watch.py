@@ -11,7 +11,7 @@ import numpy as np
 
 from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.base import ClientUpdate, Event, Strategy
+from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase
 from shoal.simulation.engine.evaluation import Evaluation, evaluate
@@ -45,7 +45,6 @@ class CflWatch:
         self.refused: list[dict[str, Any]] = []
         self.merges: list[dict[str, Any]] = []
         self.moves: list[dict[str, Any]] = []
-        self._strategy: Strategy | None = None
         self._seen: list[tuple[int, dict[str, float]]] = []
         self._opened: dict[int, int] = {}
 
@@ -85,10 +84,9 @@ class CflWatch:
 
     def _tested(self, seen: Observation) -> Evaluation | None:
         """Test the models that devices would take now on their own test samples."""
-        if self._strategy is None:
-            self._strategy = make_strategy(seen.workforce.run, None, seen.workforce.average)
-        names = seen.workforce.population.names
-        return evaluate(seen.workforce, self._strategy.final(seen.state, seen.plan.round + 1, names), "assigned")
+        force = seen.workforce
+        strategy = make_strategy(force.run, None, force.average)
+        return evaluate(force, strategy.final(seen.state, seen.plan.round + 1, force.population.names), "assigned")
 
     def _note(self, event: Event, group_of: Mapping[str, int], members: Mapping[int, list[str]]) -> None:
         detail = dict(event.detail)
