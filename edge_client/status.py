@@ -171,10 +171,11 @@ def personal_line(personal: dict[str, Any]) -> str:
     if "error" in personal:
         return f"{personal['error']} ({personal['hint']})"
     by_hand = ", as asked" if personal["by_hand"] else ""
-    losses = [f"{choice_name(n)} {_readable(v)}" for n, v in personal["validation_losses"].items()]
+    losses = [f"{choice_name(n)} {_readable(v)}" for n, v in personal["losses"].items()]
+    how = f", cross-validated in {personal['folds']} parts" if personal["folds"] else " of the validation share"
     return (
-        f"{choice_name(personal['choice'])} of run {personal['run']}{by_hand}; validation losses on "
-        f"{counted(personal['validation_samples'], 'sample')}: {', '.join(losses)}; took {personal['took_s']:.3g} s"
+        f"{choice_name(personal['choice'])} of run {personal['run']}{by_hand}; losses on "
+        f"{counted(personal['samples'], 'sample')}{how}: {', '.join(losses)}; took {personal['took_s']:.3g} s"
     )
 
 

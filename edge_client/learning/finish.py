@@ -8,6 +8,7 @@ has trained is trained again in the same way, with the validation samples beside
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ from edge_client.learning.personal import (
     ditto_recipe,
     is_trained,
     one_epoch,
-    preferred,
 )
 from edge_client.learning.scoring import sample_losses
 from edge_client.learning.update import BatchOrder
@@ -79,13 +79,15 @@ class Chosen:
     Attributes:
         choice: name of the chosen candidate; theta: its model, shape (d,), float32.
         losses: mean loss of each candidate in order on samples that it was not trained on, which may not be finite.
-        samples: number of samples on which candidates were compared.
+        samples: number of samples on which candidates were compared; folds: parts that these were divided into for
+            cross-validation, 0 if they are the validation share.
     """
 
     choice: str
     theta: Float32Vector
     losses: Mapping[str, float]
     samples: int
+    folds: int
 
 
 def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callable[[], bool]) -> Chosen:
@@ -93,7 +95,8 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
 
     Candidates are compared on the validation share; if that has fewer than `FEWEST_HELD_OUT` samples, on both shares, each sample
     by models that were trained without it. A candidate whose training diverges is left out. The chosen one's last training counts
-    unless it diverges, or the same test prefers what the device has without it: the first training's model, or the cluster's.
+    unless it diverges, or on all its samples has a larger mean loss than what the device has without it: the first training's
+    model, or the cluster's.
 
     Args:
         ended: the run.
@@ -106,13 +109,14 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
         TaskError: the cluster's model can't be scored.
     """
     share, labels = shares.validation, np.issubdtype(shares.validation.y.dtype, np.integer)
-    few = len(share) < FEWEST_HELD_OUT
+    few, folds = len(share) < FEWEST_HELD_OUT, 0
     if few:
         share = joined(shares.train, share)
+        folds = min(FOLDS, len(share))
     losses = {CLUSTER: sample_losses(ended.own, share, backend, cancelled)}
     leader = CLUSTER, ended.own
     if few:
-        losses |= _cross_validated(ended, share, backend, cancelled)
+        losses |= _cross_validated(ended, share, folds, backend, cancelled)
     else:
         for name, theta in _candidates(ended, shares.train, backend, cancelled):
             losses[name] = sample_losses(theta, share, backend, cancelled)
@@ -125,25 +129,22 @@ def finish(ended: Ended, shares: DataSplits, backend: Backend, cancelled: Callab
         whole = share if few else joined(shares.train, share)
         training_again = _Candidates(ended, whole, backend, cancelled)
         for name, again in _unless_diverged(training_again.of(choice), "the chosen one with the validation samples"):
-            if name != choice:
-                continue
-            last = sample_losses(again, share, backend, cancelled)
-            if not preferred(last, losses[leader[0]], labels=labels):
+            if name == choice and training_again.loss(again) <= training_again.loss(leader[1]):
                 leader = choice, again
-    return Chosen(*leader, {name: float(each.mean()) for name, each in losses.items()}, len(share))
+    return Chosen(*leader, {name: float(each.mean()) for name, each in losses.items()}, len(share), folds)
 
 
 def _cross_validated(
-    ended: Ended, samples: Dataset, backend: Backend, cancelled: Callable[[], bool]
+    ended: Ended, samples: Dataset, folds: int, backend: Backend, cancelled: Callable[[], bool]
 ) -> dict[str, NDArray[np.float64]]:
     """Return all candidates' losses but the cluster's model's, (n,) each: a sample's by a model that was trained on other folds.
 
     Samples are drawn for the folds, since files may hold one label after another. A loss is NaN where training diverged.
     """
-    folds = permutation(len(samples), f"{ended.plan.seed}/{ended.device}".encode()) % FOLDS
+    places = permutation(len(samples), f"{ended.plan.seed}/{ended.device}".encode()) % FOLDS
     losses: dict[str, NDArray[np.float64]] = {}
-    for fold in range(min(FOLDS, len(samples))):
-        held = folds == fold
+    for fold in range(folds):
+        held = places == fold
         rest, out = Dataset(samples.x[~held], samples.y[~held]), Dataset(samples.x[held], samples.y[held])
         for name, theta in _candidates(ended, rest, backend, cancelled):
             losses.setdefault(name, np.full(len(samples), np.nan))[held] = sample_losses(theta, out, backend, cancelled)
@@ -184,12 +185,12 @@ class _Candidates:
         Means of a round bear larger steps than one device's model. If the smallest step raises the loss too, the model stays.
         """
         ended, theta, recipe = self._ended, self._ended.own, one_epoch(self._ended.plan.local)
-        least, loss = recipe.lr / MOST_SHRUNK, self._loss(theta)
+        least, loss = recipe.lr / MOST_SHRUNK, self.loss(theta)
         for epoch in range(1, epochs + 1):
             while recipe.lr >= least:
                 with suppress(TaskError):
                     tried = self._trained(theta, recipe, ended.round + epoch - 1, ended.plan.rounds)
-                    if (found := self._loss(tried)) <= loss:
+                    if (found := self.loss(tried)) <= loss:
                         theta, loss = tried, found
                         break
                 recipe = replace(recipe, lr=recipe.lr / 2)
@@ -211,8 +212,10 @@ class _Candidates:
             theta = self._trained(theta, alone_recipe(plan.local), round_, round_ - 1)
         yield ALONE, theta
 
-    def _loss(self, theta: Float32Vector) -> float:
-        return self._backend.score(theta, self._batch.x, self._batch.y).mean_loss
+    def loss(self, theta: Float32Vector) -> float:
+        """Return the mean loss of a model (d,) on the samples; infinity if it is not finite."""
+        found = self._backend.score(theta, self._batch.x, self._batch.y).mean_loss
+        return found if math.isfinite(found) else math.inf
 
     def _trained(self, theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
         ended = self._ended

@@ -103,9 +103,6 @@ def preferred(own: NDArray[np.float64], other: NDArray[np.float64], *, labels: b
     For labels it is if these are at least `LEAST_RATIO` times as likely by `smoothed` losses: the logarithm of the ratio is the
     sum of the gains, in nats. Otherwise it is if ``other`` is `clearly_better`.
 
-    A second training keeps its result unless the first one's is preferred: it has learned from these samples too, so it should
-    not be worse on them, but a single unlucky epoch can spoil a model.
-
     Args:
         own: loss of each sample, shape (n,), float64.
         other: losses of the same samples by another model, shape (n,), float64.

@@ -83,13 +83,14 @@ def save(store: FinishedModels, model: FinishedModel, done: Chosen, *, took_s: f
         by_hand=False,
         fits=tuple(CandidateFit(name, loss if math.isfinite(loss) else None) for name, loss in done.losses.items()),
         samples=done.samples,
+        folds=done.folds,
         took_s=took_s,
         made_at_s=at_s,
         length=len(done.theta) if trained else 0,
     )
     store.save_personal(choice, done.theta if trained else None)
     losses = " ".join(f"{name}={loss:.4f}" for name, loss in done.losses.items())
-    facts = {"run": model.run, "choice": done.choice, "validation_losses": losses, "took_s": round(took_s, 2)}
+    facts = {"run": model.run, "choice": done.choice, "losses": losses, "took_s": round(took_s, 2)}
     LOG.info("personal finish done", extra={"kv": facts})
     return choice
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
-from shoal.protocol.codec import U16, U32, U64, Fixed16, decode_prefix, encode, message
+from shoal.protocol.codec import U8, U16, U32, U64, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
 from shoal.util.times import second
 
@@ -26,7 +26,7 @@ _CLUSTER: Final = "cluster"
 @message(79)
 @dataclass(frozen=True, slots=True)
 class CandidateFit:
-    """A candidate's mean loss on the validation share; None if it is not a finite number."""
+    """A candidate's mean loss on the samples that were compared; None if it is not a finite number."""
 
     name: str
     loss: float | None
@@ -43,7 +43,7 @@ class PersonalChoice:
         choice: name of the chosen candidate; see `edge_client.learning.personal`.
         by_hand: whether a person went back to the cluster's model, whatever the figures say.
         fits: the candidates that were compared, in order.
-        samples: size of the validation share.
+        samples, folds: see `edge_client.learning.finish.Chosen`.
         took_s: seconds that the finish took.
         made_at_s: unix seconds by the device's clock.
         length: coordinates of the model that follows, float32 little-endian; 0 if the choice is one of the run's own models.
@@ -55,6 +55,7 @@ class PersonalChoice:
     by_hand: bool
     fits: tuple[CandidateFit, ...]
     samples: U32
+    folds: U8
     took_s: float
     made_at_s: U64
     length: U32
@@ -68,8 +69,9 @@ class PersonalChoice:
         return {
             "choice": self.choice,
             "by_hand": self.by_hand,
-            "validation_losses": {fit.name: fit.loss for fit in self.fits},
-            "validation_samples": self.samples,
+            "losses": {fit.name: fit.loss for fit in self.fits},
+            "samples": self.samples,
+            "folds": self.folds,
             "took_s": round(self.took_s, 3),
             "made_at": second(self.made_at_s),
         }

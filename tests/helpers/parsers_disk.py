@@ -307,6 +307,7 @@ def _devices(disk):
         by_hand=False,
         fits=(CandidateFit("alone", 0.5),),
         samples=4,
+        folds=4,
         took_s=1.0,
         made_at_s=1,
         length=3,

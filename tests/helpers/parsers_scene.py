@@ -253,6 +253,7 @@ def _finished():
         by_hand=False,
         fits=(fit,),
         samples=10,
+        folds=5,
         took_s=1.5,
         made_at_s=1_800_000_000,
         length=0,

@@ -94,7 +94,7 @@ def chosen(
     for i, theta in enumerate(models):
         train, validation = population.train[i], population.validation[i]
         if not len(validation):
-            found.append(Chosen(CLUSTER, theta, {}, 0))
+            found.append(Chosen(CLUSTER, theta, {}, 0, 0))
             continue
         held = Dataset(validation.x, validation.y)
         shares = DataSplits(Dataset(train.x, train.y), held, held)

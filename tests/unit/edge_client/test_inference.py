@@ -144,6 +144,7 @@ def personal(directory, name, theta=None):
         by_hand=False,
         fits=(),
         samples=6,
+        folds=5,
         took_s=0.1,
         made_at_s=1,
         length=0 if theta is None else len(theta),

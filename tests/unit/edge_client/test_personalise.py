@@ -122,7 +122,7 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
 
     assert "personal" not in data("status", folder)
     made = data("personalise", folder, "--data", source)
-    assert made["choice"] in made["validation_losses"]
+    assert made["choice"] in made["losses"]
     assert made["choice"] != "cluster"
     assert data("status", folder)["personal"] == made
     answers = data("predict", folder, "--data", source)
@@ -130,9 +130,9 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
     written = data("export", folder, folder.parent / "m.onnx")
     assert written["choice"] == made["choice"]
     code, said = call("status", folder)
-    assert f"of run 1; validation losses on {made['validation_samples']} samples: the cluster's model" in said.out
+    assert f"of run 1; losses on {made['samples']} samples, cross-validated in 5 parts: the cluster's model" in said.out
     code, said = call("personalise", folder, "--cluster")
-    assert (code, said.out.startswith("the cluster's model of run 1, as asked; validation losses on")) == (0, True)
+    assert (code, said.out.startswith("the cluster's model of run 1, as asked; losses on")) == (0, True)
     assert data("predict", folder, "--data", source)["choice"] == "cluster"
     assert data("status", folder)["personal"]["by_hand"]
     code, said = call("personalise", folder)

@@ -42,6 +42,20 @@ def test_a_regression_model_without_a_usable_loss_is_listed_without_figures():
     assert status.model_line(document) == "run 1, round 9; finished then; cfl, cluster 3; validation 1 sample"
 
 
+def test_a_choice_says_what_was_compared():
+    personal = {
+        "choice": "alone",
+        "run": 3,
+        "by_hand": False,
+        "losses": {"alone": 0.25},
+        "samples": 48,
+        "folds": 5,
+        "took_s": 2.0,
+    }
+    line = "trained alone of run 3; losses on 48 samples, cross-validated in 5 parts: trained alone 0.25; took 2 s"
+    assert status.personal_line(personal) == line
+
+
 def test_errors_of_numbers_are_two_lines():
     document = of_numbers(np.array([1.0, 2.0]), np.array([1.0, 4.0])).document()
     assert status.evaluation_lines(document) == [

@@ -69,9 +69,9 @@ def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, b
     monkeypatch.setattr(
         "edge_client.learning.finish.choose", lambda losses, **_: choice if choice in losses else "cluster"
     )
-    done = finish(ended(weight=0.5), shares, backend, never)
+    done = finish(ended(weight=0.1), shares, backend, never)
     both = joined(shares.train, shares.validation)
-    more = finish(ended(weight=0.5), dataclasses.replace(shares, train=both), backend, never)
+    more = finish(ended(weight=0.1), dataclasses.replace(shares, train=both), backend, never)
     assert done.choice == choice
     assert done.losses[choice] != more.losses[choice]
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
@@ -98,11 +98,12 @@ def test_a_second_training_that_diverges_leaves_the_first(shares):
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
 
 
-def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_spoilt_second_training_leaves_the_first(shares, forgets):
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Spoiling:
-        """A backend that climbs the loss after the candidates with epochs on top."""
+        """After the candidates with epochs on top it climbs the loss, or learns the validation samples alone."""
 
         grads = 0
 
@@ -111,6 +112,8 @@ def test_a_second_training_that_spoils_the_model_leaves_the_first(shares):
 
         def grad(self, theta, x, y):
             self.grads += 1
+            if self.grads > steps and forgets:
+                return real.grad(theta, shares.validation.x, shares.validation.y)
             loss, gradient = real.grad(theta, x, y)
             return (loss, gradient) if self.grads <= steps else (loss, -20 * gradient)
 
@@ -178,7 +181,7 @@ def test_with_few_validation_samples_each_sample_is_scored_by_models_that_have_n
     done = finish(ended(), told, backend, never)
     whole = joined(told.train, told.validation)
     assert list(done.losses) == ["cluster", "1", "3", "10", "alone"]
-    assert done.samples == len(whole) == 24
+    assert (done.samples, done.folds) == (len(whole), 5) == (24, 5)
     assert done.losses["cluster"] == sample_losses(ORIGIN, whole, backend).mean()
     assert min(done.losses["10"], done.losses["alone"]) > np.log(CLASSES)
     learned = finish(dataclasses.replace(ended(), own=fresh()), told, backend, never)

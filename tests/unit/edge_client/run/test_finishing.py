@@ -59,7 +59,7 @@ def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
     assert found.choice != "cluster"
     (facts,) = logged(caplog, "personal finish done")
     assert facts["choice"] == found.choice
-    assert all(f"{fit.name}={fit.loss:.4f}" in facts["validation_losses"] for fit in found.fits)
+    assert all(f"{fit.name}={fit.loss:.4f}" in facts["losses"] for fit in found.fits)
     assert facts["took_s"] >= 0
     assert not finish_of(fleet, NAME)
     assert not fleet.devices[NAME].runtime.finishing

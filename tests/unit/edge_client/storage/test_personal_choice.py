@@ -24,6 +24,7 @@ CHOICE = PersonalChoice(
     by_hand=False,
     fits=(CandidateFit("cluster", None), CandidateFit("alone", 0.25)),
     samples=9,
+    folds=5,
     took_s=1.23456,
     made_at_s=1_800_000_000,
     length=len(THETA),
@@ -56,8 +57,9 @@ def test_a_choice_comes_back_with_its_model(store, tmp_path):
     assert found.document() == {
         "choice": "alone",
         "by_hand": False,
-        "validation_losses": {"cluster": None, "alone": 0.25},
-        "validation_samples": 9,
+        "losses": {"cluster": None, "alone": 0.25},
+        "samples": 9,
+        "folds": 5,
         "took_s": 1.235,
         "made_at": "2027-01-15T08:00:00Z",
     }
