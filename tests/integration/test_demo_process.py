@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.torch]
 START = "from shoal.cli import main; main()"
-DEVICES = 4
+DEVICES = 8
 START_S, STOP_S, POLL_S = 90.0, 20.0, 0.1
 
 
@@ -50,7 +50,7 @@ def family(root):
 
 
 def test_interrupted_demo_leaves_nothing(tmp_path):
-    """Status 130, no traceback, no process and no directory of ours, while four devices are at work."""
+    """Status 130, no traceback, no process and no directory of ours, while eight devices are at work."""
     log, folder = tmp_path / "log", tmp_path / "tmp"
     folder.mkdir()
     with log.open("wb") as handle:
