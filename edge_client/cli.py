@@ -240,11 +240,8 @@ def evaluate(
     _note_unfinished(live, chosen.live, chosen.own)
     names = chosen.bundle.manifest.data.labels
     document = figures.document(names) if isinstance(figures, ClassFigures) else figures.document()
-    if json:
-        say_json({**document, "no_better": figures.is_no_better, **chosen.document(node, ensemble=ensemble)})
-        return
-    for line in evaluation_lines(document):
-        say(line)
+    found = {**document, "no_better": figures.is_no_better, **chosen.document(node, ensemble=ensemble)}
+    say_result(found, *evaluation_lines(document), as_json=json)
     if figures.is_no_better:
         note("warning: the model is no better than a guess that looks at no sample")
 
@@ -282,12 +279,11 @@ def export(
     with working("writing the model"):
         write(chosen.bundle, model.theta, output, chosen.scale)
     _note_unfinished(live, chosen.live, model)
-    if json:
-        say_json({"file": str(output), **chosen.document(node)})
-        return
-    choice = chosen.document(node)["choice"]
+    found = chosen.document(node)
+    choice = found["choice"]
     own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {choice_name(choice)}"
-    say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}")
+    line = f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}"
+    say_result({"file": str(output), **found}, line, as_json=json)
 
 
 def _export_certified(directory: Path, output: Path, *, json: bool) -> None:
@@ -298,10 +294,7 @@ def _export_certified(directory: Path, output: Path, *, json: bool) -> None:
     DeviceMembership(directory)  # checks that it is a device's
     data, round_ = certified_file(directory)
     write_atomic(output, data)
-    if json:
-        say_json({"file": str(output), "round": round_})
-        return
-    say(f"{output}: certified models up to round {round_}")
+    say_result({"file": str(output), "round": round_}, f"{output}: certified models up to round {round_}", as_json=json)
     note("next: shoal-fleet run start DIR --from FILE on the owner's machine; it holds the model in clear")
 
 

@@ -9,11 +9,11 @@ import typer
 
 from shoal.errors import ConfigError
 from shoal.new import cli as new_cli
-from shoal.report.delivery import AsJson, BrokerName, SaveFile, broker_name, deliver, stop_cleanly, writable
+from shoal.report.delivery import BrokerName, SaveFile, broker_name, deliver, stop_cleanly, writable
 from shoal.util.console import add_version, forbid_inspection, note, run_program
 from shoal.util.extensions import COMMANDS_GROUP, extension_names, load_extension
 from shoal.util.files import write_atomic
-from shoal.util.options import new_app
+from shoal.util.options import AsJson, new_app
 
 LAB: Final = "shoal-lab"
 LAB_COMMANDS: Final = ("bench", "data", "simulate")

@@ -21,7 +21,6 @@ def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     return path
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SaveFile = Annotated[
     Path | None,
     typer.Option(

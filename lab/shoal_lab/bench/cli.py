@@ -18,9 +18,10 @@ import typer
 from shoal import limits
 from shoal.errors import UsageError
 from shoal.owner.runs.defaults import DEFAULT_MODE
-from shoal.report.delivery import AsJson, BrokerName, HtmlFile, SaveFile, broker_name, deliver, stop_cleanly
+from shoal.report.delivery import BrokerName, HtmlFile, SaveFile, broker_name, deliver, stop_cleanly
 from shoal.util.console import forbid_inspection, note, say
 from shoal.util.files import write_atomic
+from shoal.util.options import AsJson
 
 app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True, rich_markup_mode=None)
 

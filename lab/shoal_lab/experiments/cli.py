@@ -15,6 +15,7 @@ import typer
 
 from shoal.errors import ConfigError, ShoalError, UsageError
 from shoal.util.console import note, note_error, say, say_json
+from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
     from shoal_lab.experiments.common.experiment import Options, Study
@@ -118,7 +119,7 @@ def simulate(
         Path | None,
         typer.Option("--report", help="Write the runs' clusters, curves and cosines as one HTML page.", dir_okay=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs.
 

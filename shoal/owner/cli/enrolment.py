@@ -44,12 +44,8 @@ def invite(
     fleet = open_fleet(directory)
     now_s = int(time.time())
     made = TokenStore(fleet).issue(count, span, now_s)
-    if json:
-        lines = [token.to_line() for token in made]
-        say_json({"fleet": fleet.name, "lines": lines, "expires_at": second(now_s + span)})
-        return
-    for token in made:
-        say(token.to_line())
+    lines = [token.to_line() for token in made]
+    say_result({"fleet": fleet.name, "lines": lines, "expires_at": second(now_s + span)}, *lines, as_json=json)
     note(f"owner {made[0].owner}, aggregator {made[0].aggregator}, broker {fleet.broker}")
     note(f"holds for {expires}, one line for one device: shoal-edge enrol DIR, then paste the line")
     if count > 1:
@@ -72,11 +68,7 @@ def devices(
         if clear:
             connection.registrar.clear_refused()
         connection.flush()
-        if json:
-            say_json(data)
-            return
-        for line in _lines(data):
-            say(line)
+        say_result(data, *_lines(data), as_json=json)
         told = {_asked(r) for r in data["pending"]}
         while watch:
             connection.listen(1.0)
@@ -136,12 +128,12 @@ def approve(
                 _add_hint(error, f"it is signed and stored: {again} when the broker is back")
             raise
     enrolled = [{"name": member.name, "fingerprint": print_} for member, print_ in zip(members, wanted, strict=True)]
-    if json:
-        refused = [_refused(r) for r in registrar.refused.values()]
-        say_json({"fleet": fleet.name, "roster": fleet.roster.sequence, "devices": enrolled, "refused": refused})
-    else:
-        for device in enrolled:
-            say(f"{device['name']} {device['fingerprint']}")
+    refused = [_refused(r) for r in registrar.refused.values()]
+    say_result(
+        {"fleet": fleet.name, "roster": fleet.roster.sequence, "devices": enrolled, "refused": refused},
+        *(f"{device['name']} {device['fingerprint']}" for device in enrolled),
+        as_json=json,
+    )
     if fleet.roster.keys_since > keys_since:
         note(f"{drawn_for(fleet, len(members))}: published at the broker")
     names = ", ".join(member.name for member in members)

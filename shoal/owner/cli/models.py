@@ -11,7 +11,7 @@ from shoal.errors import NotReadyError, UsageError
 from shoal.owner.broker.address import settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import counted, note, say, say_json
+from shoal.util.console import counted, note, say, say_json, say_result
 from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
@@ -139,13 +139,8 @@ def get(
         note(
             f"{counted(private, 'private coordinate')} ({names}) have the task's initial values: each device has its own"
         )
-    if json:
-        say_json({"folder": str(out), **written})
-        return
-    for model in written["models"]:
-        say(str(out / model["onnx"]["file"]))
-        say(str(out / model["state"]["file"]))
-    say(str(out / LIST_FILE))
+    files = [model[form]["file"] for model in written["models"] for form in ("onnx", "state")]
+    say_result({"folder": str(out), **written}, *(str(out / file) for file in (*files, LIST_FILE)), as_json=json)
 
 
 @app.command()
@@ -174,11 +169,12 @@ def rollback(
     signed = sign_choice(fleet, run or 0, note)
     document, _ = ask(fleet, settings_of(directory).wait, note, RequestAction.CHOOSE, package=signed)
     known = decoded(RunPage, document).runs
-    if json:
-        say_json({"run": run, "newest": newest, "finished": None if not known else known[0].phase == "finished"})
-        return
-    if run is None:
-        say("the aggregator tells all devices to follow their own rule again")
-    else:
-        say(f"the aggregator tells all devices to answer with the model of run {run}, until a later run finishes")
+    rule = (
+        "follow their own rule again" if newest else f"answer with the model of run {run}, until a later run finishes"
+    )
+    say_result(
+        {"run": run, "newest": newest, "finished": known[0].phase == "finished" if known else None},
+        f"the aggregator tells all devices to {rule}",
+        as_json=json,
+    )
     note("devices that are off take it when they connect: shoal-fleet models list shows the effect")

@@ -15,7 +15,7 @@ from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
 from shoal.owner.broker.address import settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import note, say, say_json
+from shoal.util.console import note, say_result
 from shoal.util.options import AsJson
 from shoal.util.times import second
 
@@ -46,12 +46,13 @@ def status(
             trouble = error
     owner = _owner(fleet, pending, answered_at_s)
     record = _unanswered(fleet, trouble) if answer is None else answer
-    if json:
-        unknown = {"running": None, "connected": None} if answer is None else {}
-        say_json({**record.document(), **unknown, "owner": owner})
-        return
-    for line in (*_lines(record, answered=answer is not None), *_owner_lines(owner)):
-        say(line)
+    unknown = {"running": None, "connected": None} if answer is None else {}
+    say_result(
+        {**record.document(), **unknown, "owner": owner},
+        *_lines(record, answered=answer is not None),
+        *_owner_lines(owner),
+        as_json=json,
+    )
 
 
 def register(app: typer.Typer) -> None:

@@ -9,10 +9,9 @@ import typer
 
 from shoal.errors import UsageError
 from shoal.util.console import note, say, say_json
+from shoal.util.options import AsJson
 
 app = typer.Typer(help="The data sets of the experiments.", no_args_is_help=True, rich_markup_mode=None)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("list")
