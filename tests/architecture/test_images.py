@@ -55,7 +55,8 @@ def entry_point(dockerfile):
 
 
 @pytest.mark.parametrize("program", IMAGES)
-def test_an_image_starts_its_program_with_arguments_that_it_takes(program):
+def test_image_starts_with_valid_arguments(program):
+    """An image starts its program with arguments that it takes."""
     dockerfile = IMAGES[program]
     assert entry_point(dockerfile) == PROGRAMS[program]
     command, values = parsed(program, json.loads(last(dockerfile, "CMD")))
@@ -64,7 +65,8 @@ def test_an_image_starts_its_program_with_arguments_that_it_takes(program):
 
 
 @pytest.mark.parametrize("program", IMAGES)
-def test_an_image_has_a_health_check_that_asks_its_program(program):
+def test_image_has_a_health_check(program):
+    """An image has a health check that asks its program."""
     check = last(IMAGES[program], "HEALTHCHECK")
     _, _, script, *words = json.loads(check[check.index("[") :])
     assert script == json.loads(last(IMAGES[program], "ENTRYPOINT"))[2]
@@ -73,7 +75,7 @@ def test_an_image_has_a_health_check_that_asks_its_program(program):
 
 
 @pytest.mark.parametrize("program", IMAGES)
-def test_the_files_that_an_image_copies_are_there_and_sent_to_the_builder(program):
+def test_copied_files_reach_the_builder(program):
     """The ignore file leaves everything out but what it names."""
     dockerfile = IMAGES[program]
     sent = [line[1:] for line in (DOCKER / f"{dockerfile}.dockerignore").read_text().split() if line.startswith("!")]
@@ -88,13 +90,15 @@ def test_the_files_that_an_image_copies_are_there_and_sent_to_the_builder(progra
 
 
 @pytest.mark.parametrize("program", IMAGES)
-def test_an_images_python_is_one_that_we_support(program):
+def test_images_python_is_supported(program):
+    """An images python is one that we support."""
     (default,) = [rest for name, rest in lines(IMAGES[program]) if name == "ARG" and rest.startswith("PYTHON_IMAGE=")]
     version = re.fullmatch(r"PYTHON_IMAGE=python:(3\.\d+)-slim", default)[1]
     assert f"Programming Language :: Python :: {version}" in (ROOT / "pyproject.toml").read_text()
 
 
-def test_compose_has_a_broker_an_aggregator_and_two_devices():
+def test_compose_has_a_small_fleet():
+    """Compose has a broker an aggregator and two devices."""
     assert {name: service["image"] for name, service in SERVICES.items()} == {
         "broker": "eclipse-mosquitto:2",
         "aggregator": "shoal-aggregator",

@@ -15,7 +15,7 @@ def imports():
     return graphs.module_graph()
 
 
-def test_the_page_shows_the_imports_as_they_are():
+def test_page_shows_the_imports_as_they_are():
     page = graphs.PAGE.read_text()
     assert page == graphs.with_diagram(page, graphs.diagram()), "run: python docs/import_graph.py --write"
 
@@ -30,7 +30,7 @@ def test_no_cycle_between_packages(imports):
     assert graphs.cycles(graphs.contract(imports, graphs.package_of)) == []
 
 
-def test_no_cycle_between_the_children_of_a_package(imports):
+def test_no_cycle_between_children(imports):
     """The children of ``shoal`` are packages, and checked above."""
     found = {
         package: graphs.cycles(graphs.contract(imports, graphs.child_of(package)))
@@ -46,11 +46,13 @@ def test_no_folder_is_too_large():
     assert len(sizes) > LARGEST_FOLDER, "the search finds the folders"
 
 
-def test_imports_inside_functions_and_for_type_checkers_count(imports):
+def test_deferred_imports_count(imports):
+    """Imports inside functions and for type checkers count."""
     assert "shoal_lab.bench.rounds" in imports["shoal_lab.bench.cli"]
     assert "shoal.owner.keys.directory" in imports["shoal.owner.keys.run_list"]
 
 
-def test_a_cycle_is_found_and_an_arrow_that_follows_is_left_out():
+def test_cycle_is_found():
+    """A cycle is found and an arrow that follows is left out."""
     assert graphs.cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
     assert graphs.reduced({"a": {"b", "c"}, "b": {"c"}, "c": frozenset()}) == {"a": {"b"}, "b": {"c"}, "c": frozenset()}

@@ -45,25 +45,25 @@ def test_a_devices_help_loads_nothing_heavy():
     assert loaded("shoal-edge", DEVICE_HEAVY, "--help") == (0, [])
 
 
-def test_a_device_is_made_without_anything_heavy(tmp_path):
+def test_device_is_made_without_weight(tmp_path):
     """`shoal-edge init` makes keys with neither numpy nor ONNX Runtime."""
     assert loaded("shoal-edge", DEVICE_HEAVY, "init", tmp_path / "d", "--name", "dev-1") == (0, [])
 
 
-def test_a_device_joins_without_anything_heavy(tmp_path, fleet):
+def test_device_joins_without_anything_heavy(tmp_path, fleet):
     """`shoal-edge join` opens its grant with neither numpy nor ONNX Runtime."""
     grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     assert loaded("shoal-edge", DEVICE_HEAVY, "join", tmp_path / "d", grant, "--owner", fleet.fingerprint) == (0, [])
 
 
-def test_a_device_enrols_without_numpy_and_onnxruntime(tmp_path, fleet):
+def test_enrols_without_heavy_packages(tmp_path, fleet):
     """`shoal-edge enrol` up to its connection: it needs the MQTT client and nothing else that is heavy."""
     (tmp_path / "line").write_text(TokenStore(fleet).issue(1, 600, 2**40)[0].to_line())
     heavy = DEVICE_HEAVY.replace("paho,", "")
     assert loaded("shoal-edge", heavy, "enrol", tmp_path / "d", tmp_path / "line", "--name", "dev-1") == (5, [])
 
 
-def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
+def test_devices_status_loads_nothing_heavy(tmp_path, fleet):
     """`shoal-edge status` reads files and nothing more."""
     grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
     enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
@@ -71,7 +71,7 @@ def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
 
 
 @pytest.mark.parametrize(("command", "status"), [("models", 0), ("rollback", 3)])
-def test_a_devices_list_of_models_loads_nothing_heavy(tmp_path, fleet, command, status):
+def test_list_of_models_loads_nothing_heavy(tmp_path, fleet, command, status):
     """`shoal-edge models` and `rollback` read the list alone: neither numpy nor ONNX Runtime."""
     grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
     enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
@@ -84,7 +84,7 @@ def test_showing_a_fleet_loads_nothing_heavy(fleet, tmp_path):
 
 
 @pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-fleet"])
-def test_the_other_programs_help_loads_nothing_heavy(program):
+def test_other_help_loads_nothing_heavy(program):
     """`shoal-aggregator --help` and `shoal-fleet --help` answer without numpy and torch."""
     assert loaded(program, "numpy,torch,onnx,onnxruntime,scipy,paho", "--help") == (0, [])
 
@@ -121,7 +121,7 @@ SERVING_UNUSED = (
 
 
 @pytest.mark.parametrize("member", [False, True])
-def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, member):
+def test_serving_device_loads_what_it_uses(tmp_path, fleet, member):
     """`shoal-edge run` up to its first connection: web clients, TLS, numpy's generators and the command line cost 12 MB.
 
     The executors come with the first run: a device needs one of them.
@@ -138,7 +138,7 @@ def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, me
     assert done.stdout.splitlines()[-1] == "loaded: paho.mqtt.client edge_client.daemon"
 
 
-def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fleet):
+def test_senseless_run_is_refused_sans_torch(tmp_path, fleet):
     """`shoal-fleet run start` checks its options before it loads torch to draw the origins."""
     fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")

@@ -45,7 +45,8 @@ def imported_in_lab():
     return found
 
 
-def test_modules_with_logic_have_a_unit_file_or_are_listed():
+def test_modules_have_a_unit_file():
+    """Modules with logic have a unit file or are listed."""
     modules = [path.relative_to(ROOT) for path in sources() if has_logic(path.read_text())]
     assert {m.as_posix() for m in modules if not has_unit_file(m)} == WITHOUT
 

@@ -14,13 +14,14 @@ INCOMPLETE = Path(__file__).with_name("results_incomplete.txt")
 MOST_BYTES = 4_000_000
 
 
-def test_the_page_holds_the_table_of_the_kept_results():
+def test_page_holds_table_of_kept_results():
     page = table.PAGE.read_text()
     shown = page.partition(table.BEGIN)[2].partition(table.END)[0].strip()
     assert shown == table.block(RUNS), "run python -m shoal_lab.experiments.table --write"
 
 
-def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
+def test_page_of_wild_fleets_has_its_tables():
+    """The page of wild fleets holds the tables of the kept results."""
     page, results = wild_page.PAGE.read_text(), wild_page.load()
     assert results
     for name, made in wild_page.TABLES.items():
@@ -29,7 +30,8 @@ def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
         assert shown == made(results), "run python -m shoal_lab.experiments.wild.page --write"
 
 
-def test_the_page_for_researchers_has_the_figures_of_the_race():
+def test_page_for_researchers_has_the_race():
+    """The page for researchers has the figures of the race."""
     (race,) = record.read_lines(table.RESULTS / "race.jsonl")
     rows = race["data"]["rows"]
     page = (table.RESULTS.parent / "docs" / "researcher" / "simulate.md").read_text()
@@ -39,13 +41,14 @@ def test_the_page_for_researchers_has_the_figures_of_the_race():
         assert f"| {' | '.join(cells)} |\n" in page, task
 
 
-def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
+def test_results_name_no_place_of_a_machine():
+    """Kept results name no place of the machine that they are from."""
     for file, document in record.load(table.RESULTS):
         assert {"command", "commit", "date", "machine", "data"} <= document.keys(), file
         assert not [w for w in document["command"] if w.startswith("/") or "=/" in w], file
 
 
-def test_every_result_names_cpu_libraries_and_a_clean_commit():
+def test_results_name_cpu_and_commit():
     """Results that lack one of them are listed beside this test: a new one may not, and one made again leaves the list."""
     found = [
         f"{' '.join(record.key_of(document))}: {', '.join(record.lacking(document))}"
@@ -68,7 +71,7 @@ def test_every_kept_run_has_its_parameters():
         assert run.data["parameters"] if "parameters" in run.data else len(run.data) > 12, run.file
 
 
-def test_no_kept_load_lost_an_upload_or_a_chunk():
+def test_no_kept_load_lost_upload_or_a_chunk():
     kept = {record.key_of(run): run["data"] for run in record.read_lines(load_table.ROOT / load_table.FILE)}
     in_table = {
         load_table.command_of(model, algorithm, devices)

@@ -58,13 +58,14 @@ def files_of(home):
     return sorted(str(path.relative_to(home)) for path in home.rglob("*"))
 
 
-def test_training_leaves_no_file_of_the_telemetry(tmp_path):
+def test_training_leaves_no_telemetry(tmp_path):
+    """Training leaves no file of the telemetry."""
     told = run(WATCH + TRAIN, tmp_path)
     assert told.splitlines() == ["imported with 1", "ended with 1"]
     assert files_of(tmp_path) == []
 
 
-def test_without_the_switch_onnx_runtime_writes_an_identifier(tmp_path):
+def test_onnx_runtime_writes_an_identifier(tmp_path):
     """Otherwise the test above could not fail. Releases before 1.31 have no telemetry on Linux."""
     run("import onnxruntime", tmp_path)
     if not any(name.endswith("deviceid") for name in files_of(tmp_path)):
@@ -72,13 +73,14 @@ def test_without_the_switch_onnx_runtime_writes_an_identifier(tmp_path):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_switches_it_off_for_itself_and_its_children(tmp_path, program):
+def test_programs_switch_it_off_for_children(tmp_path, program):
     """A library that a program uses may import ONNX Runtime by itself."""
     told = run(f"{WATCH}{PROGRAMS[program]}\nmain()", tmp_path, "--help")
     assert "ended with 1" in told.splitlines()
 
 
-def test_no_module_imports_onnx_runtime_by_itself():
+def test_onnx_runtime_is_not_imported_alone():
+    """No module imports onnx runtime by itself."""
     found = [
         str(path.relative_to(ROOT))
         for package in (*PACKAGES, LAB)
@@ -105,7 +107,8 @@ def test_the_search_finds_an_import(text):
     assert names_it(ast.parse(text))
 
 
-def test_the_tests_switch_it_off_before_any_import():
+def test_tests_switch_it_off_first():
+    """The tests switch it off before any import."""
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 

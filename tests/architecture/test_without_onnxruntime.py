@@ -39,6 +39,7 @@ print("served")
 """
 
 
-def test_a_device_takes_part_in_a_run_without_onnx_runtime(tmp_path):
+def test_device_takes_part_without_it(tmp_path):
+    """A device takes part in a run without onnx runtime."""
     done = python(SCRIPT, tmp_path)
     assert done.stdout.endswith("served\n"), done.stderr

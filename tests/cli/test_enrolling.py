@@ -26,7 +26,7 @@ def line(call, fleet):
     return call("shoal-fleet", "invite", "owner").out.strip()
 
 
-def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
+def test_token_is_one_line(call, fleet):
     """Broker, fleet, both fingerprints and a secret; stderr repeats all but the secret."""
     made = call("shoal-fleet", "invite", "owner", "--expires", "2h")
     (text,) = made.out.splitlines()
@@ -37,7 +37,7 @@ def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
     assert "holds for 2h" in made.err
 
 
-def test_the_name_of_earlier_versions_still_works(call, fleet):
+def test_earlier_name_still_works(call, fleet):
     """It is an alias that --help does not list."""
     assert Token.from_line(call("shoal-fleet", "invite", "owner").out.strip()).fleet == "reef"
     assert "token " not in call("shoal-fleet", "--help").out
@@ -52,13 +52,13 @@ def test_many_lines_are_one_a_device(call, fleet):
 
 
 @pytest.mark.parametrize("span", ["0m", "30", "m", "31d", "-5m", "1e3s"])
-def test_a_span_that_is_none_is_a_usage_error(call, fleet, span):
+def test_span_that_is_none_is_a_usage_error(call, fleet, span):
     """And no token is made."""
     call("shoal-fleet", "invite", "owner", f"--expires={span}", status=2)
     assert not (call.home / "owner" / "tokens").exists()
 
 
-def test_a_device_takes_the_line_from_a_file_and_says_who_it_is(call, line):
+def test_device_takes_the_line_from_a_file(call, line):
     """No program listens at the broker's port: keys and fingerprint are there all the same, and the line is nowhere."""
     (call.home / "line").write_text(line + "\n")
     asked = call("shoal-edge", "enrol", "dev-9", "line", status=5)
@@ -70,7 +70,7 @@ def test_a_device_takes_the_line_from_a_file_and_says_who_it_is(call, line):
 
 
 @pytest.mark.parametrize("text", ["", "shoal1-", "shoal1-AAAA", "shoal1-!!!", "nothing"])
-def test_a_line_that_is_none_is_refused_without_repeating_it(call, fleet, text):
+def test_bad_line_is_not_repeated(call, fleet, text):
     """Stdin is empty here."""
     made = call("shoal-edge", "enrol", "dev-9", *([text] if text else []), status=3)
     assert "line" in made.err
@@ -105,7 +105,7 @@ def test_without_a_broker_the_owner_is_told(call, fleet, command):
     call("shoal-fleet", command[0], "owner", *command[1:], status=5)
 
 
-def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
+def test_revocation_holds_without_a_broker(call, fleet):
     """It is signed first and published after."""
     made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
     assert made.out.startswith("dev-1 revoked by roster ")
@@ -117,7 +117,7 @@ def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
     assert "opens the next round under the new keys" in told
 
 
-def test_rotate_draws_new_secrets_for_everybody(call, fleet):
+def test_rotate_draws_new_secrets(call, fleet):
     """Unreachable broker: signed all the same, and `publish` is named; the roster says since when the secrets hold."""
     before = FleetDirectory(call.home / "owner").secrets
     made = call("shoal-fleet", "rotate", "owner", status=5)
@@ -131,7 +131,7 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
     assert before.broadcast_key != after.broadcast_key
 
 
-def test_damaged_files_of_the_owners_are_named_with_what_to_do(call, fleet):
+def test_damaged_files_say_what_to_do(call, fleet):
     """A token's stops nothing but itself; secrets' and roster's stop everything."""
     call("shoal-fleet", "invite", "owner")
     (file,) = (call.home / "owner" / "tokens").glob("*.token")
@@ -144,13 +144,14 @@ def test_damaged_files_of_the_owners_are_named_with_what_to_do(call, fleet):
         assert "backup" in told.err
 
 
-def test_renewing_the_roster_says_how_it_gets_to_the_others(call, fleet):
+def test_renewing_says_how_rosters_travel(call, fleet):
+    """Renewing the roster says how it gets to the others."""
     told = call("shoal-fleet", "renew", "owner")
     assert told.out == "owner/roster.signed\n"
     assert "next: shoal-fleet publish owner" in told.err
 
 
-def test_broker_config_says_what_it_made_and_no_password(call, fleet):
+def test_broker_config_shows_no_password(call, fleet):
     """And warns of a broker without TLS."""
     made = call("shoal-fleet", "broker-config", "owner", "broker", "--device", "dev-2")
     assert made.out == "broker/shoal.conf\n"
@@ -163,7 +164,7 @@ def test_broker_config_says_what_it_made_and_no_password(call, fleet):
     assert shown.data["broker"] == BROKER
 
 
-def test_who_comes_and_who_goes_is_for_the_broker_to_learn(call, fleet):
+def test_broker_learns_who_comes_and_goes(call, fleet):
     """Once it has users, it admits only those in its files."""
     call("shoal-edge", "init", "dev-2", "--name", "dev-2")
     added = ("shoal-fleet", "add-device", "owner", "dev-2/dev-2.card")
@@ -216,7 +217,7 @@ def test_a_short_passphrase_is_refused(call):
     assert not (call.home / "owner").exists()
 
 
-def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(call):
+def test_passphrase_is_asked_for_unseen(call):
     """Twice when it is made; the input is not echoed."""
     pid, terminal = pty.fork()
     if pid == 0:

@@ -41,7 +41,7 @@ def data_of(done):
     return document["data"]
 
 
-def test_the_result_is_one_object_with_the_fixed_names():
+def test_result_is_one_object():
     """Algorithm, seed and mask default to the experiment's first, 0 and permutation; not a word on stderr."""
     done = shoal("simulate", "toy", "--json")
     data = data_of(done)
@@ -85,7 +85,8 @@ def test_every_option_reaches_the_experiment():
     }
 
 
-def test_the_table_has_the_published_number_beside_ours():
+def test_table_has_the_published_number():
+    """The table has the published number beside ours."""
     lines = shoal("simulate", "toy", "--algorithm", "all").out.splitlines()
     assert lines[0] == "toy: a toy (a paper, table 1); seed 0, mask permutation"
     (row,) = (line.split() for line in lines if line.startswith("ifca "))
@@ -100,7 +101,8 @@ def test_all_runs_every_algorithm():
     assert [r["algorithm"] for r in data["results"]] == ["ifca", "fedavg"]
 
 
-def test_the_result_is_saved_with_where_it_is_from(tmp_path):
+def test_result_is_saved_with_its_origin(tmp_path):
+    """The result is saved with where it is from."""
     shoal("simulate", "toy", "--seed", "3", "--save", tmp_path / "toy.json", "--json")
     saved = json.loads((tmp_path / "toy.json").read_text())
     assert saved["command"][:5] == ["shoal", "simulate", "toy", "--seed", "3"]
@@ -113,7 +115,7 @@ def test_the_figure_is_drawn(tmp_path):
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_of_all_algorithms_is_written(tmp_path):
+def test_page_of_all_algorithms_is_written(tmp_path):
     page = tmp_path / "toy.html"
     shoal("simulate", "toy", "--algorithm", "all", "--report", page)
     data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])

@@ -81,7 +81,7 @@ def start(stage, folder):
 
 
 @pytest.mark.parametrize("only_3_1_1", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_copied_directories_are_found_and_the_originals_go_on(tmp_path, only_3_1_1):
+def test_copied_directories_are_found(tmp_path, only_3_1_1):
     """Of a device and of the aggregator: the program that began later ends, with a status after which units start it again."""
     write_data(tmp_path)
     with (
@@ -114,7 +114,7 @@ def test_copied_directories_are_found_and_the_originals_go_on(tmp_path, only_3_1
         pytest.param(["message_size_limit 9000"], None, marks=pytest.mark.long),
     ],
 )
-def test_a_broker_that_takes_small_packets_only_is_found_out(tmp_path, lines, limits):
+def test_small_packets_are_found_out(tmp_path, lines, limits):
     """It tells its limit to nobody: it refuses a packet, or hangs up."""
     write_data(tmp_path, WIDE)
     with (
@@ -131,7 +131,8 @@ def test_a_broker_that_takes_small_packets_only_is_found_out(tmp_path, lines, li
             assert "takes no larger packets" in program.log.read_text()
 
 
-def test_a_link_that_drops_again_and_again_ends_no_program(tmp_path):
+def test_dropping_link_ends_no_program(tmp_path):
+    """A link that drops again and again ends no program."""
     write_data(tmp_path)
     with (
         mosquitto(tmp_path) as port,
@@ -154,7 +155,8 @@ def test_a_link_that_drops_again_and_again_ends_no_program(tmp_path):
         until(lambda: stage.closed(run) >= closed + 2, device)
 
 
-def test_a_broker_without_retained_messages_is_named_by_every_program(tmp_path):
+def test_missing_retention_is_named_by_all(tmp_path):
+    """A broker without retained messages is named by every program."""
     write_data(tmp_path)
     with (
         mosquitto(tmp_path, "retain_available false") as port,

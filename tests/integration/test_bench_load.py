@@ -71,7 +71,8 @@ def bench_load(*arguments):
     "options",
     [pytest.param((), id="devices"), pytest.param(("--prepared",), id="prepared", marks=pytest.mark.long)],
 )
-def test_every_upload_of_every_device_is_counted_once(options):
+def test_every_upload_is_counted_once(options):
+    """Every upload of every device is counted once."""
     data = bench_load(*options)
     assert [name for name in data if name != "uploads_per_s_median"] == FIELDS
     assert ("uploads_per_s_median" in data) == ("--prepared" in options)
@@ -97,14 +98,15 @@ def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [2, 3])
-def test_prepared_parts_are_counted_once_and_the_coordinator_stores_none(shards):
+def test_prepared_parts_are_counted_once(shards):
+    """Prepared parts are counted once and the coordinator stores none."""
     found = measure(6, rounds=2, prepared=True, shards=shards, core_each=True)
     assert found["uploads_counted"] == found["uploads_expected"] == 6 * 3
     assert found["shards"] == shards
     assert found["coordinator_vector_bytes"] == 0
 
 
-def test_the_limit_on_open_files_is_the_aggregators():
+def test_limit_on_open_files_is_aggregators():
     with LoadFleet(devices=1, open_files=77) as fleet:
         limits = Path(f"/proc/{fleet.start_aggregator().pid}/limits").read_text()
     (line,) = [x for x in limits.splitlines() if x.startswith("Max open files")]
@@ -114,14 +116,16 @@ def test_the_limit_on_open_files_is_the_aggregators():
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["aggregator", "broker"])
-def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
+def test_kill_in_mid_round_costs_no_upload(fault):
+    """A process killed in the middle of a round costs no upload."""
     found = measure(FAULT_DEVICES, rounds=3, fault=fault, spread_s=SPREAD_S)
     assert found["uploads_counted"] == found["uploads_expected"] == FAULT_DEVICES * 4
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_every_round_closes_though_devices_leave_and_return_in_each():
+def test_rounds_close_though_devices_leave():
+    """Every round closes though devices leave and return in each."""
     found = measure(FAULT_DEVICES, rounds=4, churn=0.1)
     assert found["churn"] == 0.1
     assert found["uploads_fewest"] >= 0.8 * FAULT_DEVICES
@@ -129,7 +133,8 @@ def test_every_round_closes_though_devices_leave_and_return_in_each():
 
 
 @pytest.mark.long
-def test_a_short_soak_has_samples_in_both_thirds_and_a_figure(tmp_path):
+def test_short_soak_has_samples(tmp_path):
+    """A short soak has samples in both thirds and a figure."""
     data = soak.measure(4, 0.05)
     assert len(data["samples"]) >= 4
     assert data["rounds"] > 0

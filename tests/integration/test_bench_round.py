@@ -20,7 +20,8 @@ MODEL_BYTES = 4 * (784 * 200 + 200 + 200 * 10 + 10)
 
 
 @pytest.mark.long
-def test_it_times_rounds_and_what_bounds_them(compile_once, monkeypatch):
+def test_rounds_and_their_bounds_are_timed(compile_once, monkeypatch):
+    """It times rounds and what bounds them."""
     monkeypatch.setattr(rounds, "compile_task", compile_once)
     data = rounds.measure(2, "mosquitto", rounds=3, mode="permutation")
     assert (data["devices"], data["rounds"], data["broker"], data["mode"]) == (2, 3, "mosquitto", "permutation")

@@ -126,7 +126,7 @@ COMMON = [
 ]
 
 
-def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
+def test_device_reaches_nothing_of_others(any_reef):
     """It receives only messages to all and to itself, and its publishes to other topics reach no client."""
     reef = any_reef
     owner, aggregator = reef.client("owner"), reef.client("aggregator")
@@ -162,7 +162,8 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(any_reef):
             client.transport.close()
 
 
-def test_each_party_sends_and_hears_exactly_what_the_table_of_channels_lists(any_reef):
+def test_parties_have_the_listed_channels(any_reef):
+    """Each party sends and hears exactly what the table of channels lists."""
     reef = any_reef
     clients = {name: reef.client(name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
     clients["new"] = reef.client("enrol", client_id=access.TOKEN)
@@ -202,7 +203,7 @@ def test_nobody_unknown_gets_in(any_reef):
     reef.client("dev-3").start().transport.close()
 
 
-def test_a_device_enrols_through_the_guarded_broker(any_reef):
+def test_device_enrols_through_the_guard(any_reef):
     """Line and grant carry the users: `enrol` to ask with, its own afterwards; who asks sees no other's grant."""
     reef = any_reef
     owner = reef.client("owner")
@@ -230,7 +231,7 @@ def test_a_device_enrols_through_the_guarded_broker(any_reef):
         owner.transport.close()
 
 
-def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
+def test_owner_connects_as_its_own_user(reef):
     """`devices`, `approve`, `revoke` and `publish` reach the aggregator and a device."""
     aggregator, device = reef.client("aggregator"), reef.client("dev-1")
     try:
@@ -256,7 +257,7 @@ def drained(events):
     return found
 
 
-def test_what_the_broker_gets_holds_no_password_and_no_key_of_the_fleet(reef):
+def test_broker_gets_no_password_or_key(reef):
     """Hashes only; the CA's key stays with the owner; every file is private; a second time changes no password."""
     folder = reef.root / "broker"
     files = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and "mosquitto.db" not in p.name}
@@ -282,7 +283,8 @@ def test_a_revoked_device_loses_its_user(reef):
 
 
 @pytest.mark.parametrize("name", ["owner", "enrol", "aggregator", "no/name"])
-def test_no_device_to_come_takes_somebody_elses_user(reef, name):
+def test_no_newcomer_takes_anothers_user(reef, name):
+    """No device to come takes somebody elses user."""
     with pytest.raises(ConfigError):
         write_broker_config(reef.owner, reef.root / "broker", expected=(name,))
 
@@ -305,7 +307,7 @@ def retained_after_a_restart(reef, start, kill):
 
 
 @pytest.mark.parametrize("power_cut", [False, True], ids=["stopped", "killed"])
-def test_the_broker_finds_retained_messages_again_after_a_restart(reef, power_cut):
+def test_retained_messages_are_found_again(reef, power_cut):
     """It saves beside its configuration, every 5 s and when it is stopped, in whichever directory it was started."""
 
     def end():
@@ -327,7 +329,7 @@ def test_the_broker_finds_retained_messages_again_after_a_restart(reef, power_cu
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes the user mosquitto")
-def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
+def test_root_starts_it_as_mosquitto(tmp_path):
     """As docs/operator/broker.md has it: a copy of the files that belongs to mosquitto."""
     try:
         user = pwd.getpwnam("mosquitto")
@@ -355,7 +357,7 @@ def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
         assert (place / "mosquitto.db").stat().st_uid == user.pw_uid
 
 
-def test_approve_and_revoke_change_the_users_of_a_running_broker(dynamic_reef):
+def test_users_change_while_it_runs(dynamic_reef):
     """A new device's user works at once, a revoked one's client is disconnected, and a restart forgets neither."""
     reef = dynamic_reef
     assert (reef.root / "broker" / "dynamic-security.json").exists()
@@ -396,7 +398,8 @@ def test_no_device_administers_the_broker(dynamic_reef):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_home_assistant_reads_its_sensors_and_nothing_of_the_fleet(tmp_path, dynamic):
+def test_home_assistant_reads_sensors_only(tmp_path, dynamic):
+    """Home assistant reads its sensors and nothing of the fleet."""
     if find_mosquitto() is None or (dynamic and not debian_plugin().exists()):
         pytest.skip("mosquitto or its plugin is not installed")
     made = Reef(tmp_path, dynamic=dynamic)

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.long
-def test_a_run_is_driven_from_the_owners_machine(tmp_path):
+def test_run_is_driven_from_owners_machine(tmp_path):
     with console_of(tmp_path) as (console, broker):
         stage, owner = console.stage, console.stage.fleet.path
         assert console.sign() == 1

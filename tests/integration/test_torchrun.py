@@ -42,7 +42,7 @@ def torchrun(*arguments, world=2, timeout_s=120.0):
     "settings",
     [pytest.param(v, id=k, marks=[pytest.mark.long] if "Gram" not in k else []) for k, v in FLEETS.items()],
 )
-def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
+def test_two_ranks_give_one_result(tmp_path, settings):
     """The models of each strategy after six rounds to 1e-6, all clusters, and the accuracy; only rank 0 writes them."""
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     saves = {rank: ("--save", str(tmp_path / f"rank-{rank}.json")) for rank in (0, 1)}
@@ -71,14 +71,15 @@ def test_two_ranks_give_the_result_of_one_process(tmp_path, settings):
 
 
 @pytest.mark.long
-def test_more_ranks_than_devices_of_a_round_leave_some_idle(tmp_path):
+def test_surplus_ranks_are_idle(tmp_path):
+    """More ranks than devices of a round leave some idle."""
     done = ended(start_ranks(tmp_path, "--set", "cohort=0.2", "--json", world=4))
     assert [status for status, _, _ in done] == [0] * 4, done[0][2]
     assert data_of(done[0][1])["world"] == 4
 
 
 @pytest.mark.long
-def test_torchrun_prints_one_object_of_an_experiment_of_the_papers():
+def test_torchrun_prints_one_object():
     """And one rank of torchrun says so too."""
     arguments = ("-m", "shoal", "simulate", "cfl-toys", "--rounds", "2", "--json")
     two, one = torchrun(*arguments), torchrun(*arguments, world=1)
@@ -97,7 +98,8 @@ def until(rank, line, limit_s=60.0):
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_rank_that_is_killed_ends_the_other_with_an_error(tmp_path, killed):
+def test_killed_rank_ends_the_other(tmp_path, killed):
+    """A rank that is killed ends the other with an error."""
     processes = start_ranks(tmp_path, "--rounds", "100000", "--json")
     other = processes[1 - killed]
     until(processes[killed], f"rank {killed} closed 3")
@@ -115,7 +117,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_an_error(tmp_path, killed):
         assert "rank 1:" in errors
 
 
-def test_a_rank_that_stands_still_ends_the_other_in_time(tmp_path):
+def test_stalled_rank_ends_the_other(tmp_path):
+    """A rank that stands still ends the other in time."""
     processes = start_ranks(tmp_path, "--rounds", "100000", wait_s=2.0)
     until(processes[1], "rank 1 closed 3")
     processes[1].send_signal(signal.SIGSTOP)
@@ -130,7 +133,8 @@ def test_a_rank_that_stands_still_ends_the_other_in_time(tmp_path):
 
 
 @pytest.mark.long
-def test_torchrun_ends_soon_after_one_of_its_processes():
+def test_torchrun_ends_with_a_process():
+    """Torchrun ends soon after one of its processes."""
     command = [*TORCHRUN, "2", "-m", "tests.helpers.ranks_study", "simulate", "tiny", "--rounds", "100000", "--json"]
     agent = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -150,7 +154,8 @@ def test_torchrun_ends_soon_after_one_of_its_processes():
 
 
 @pytest.mark.parametrize("name", ["--seed", pytest.param("--rounds", marks=pytest.mark.long)])
-def test_ranks_with_other_options_are_refused(tmp_path, name):
+def test_unlike_options_of_ranks_are_refused(tmp_path, name):
+    """Ranks with other options are refused."""
     done = ended(start_ranks(tmp_path, "--json", each={1: (name, "7")}))
     assert [status for status, _, _ in done] == [7, 7]
     error = json.loads(done[0][1])["error"]
@@ -161,7 +166,8 @@ def test_ranks_with_other_options_are_refused(tmp_path, name):
 
 
 @pytest.mark.long
-def test_a_rank_that_never_comes_ends_the_others_in_time(tmp_path):
+def test_missing_rank_ends_the_others(tmp_path):
+    """A rank that never comes ends the others in time."""
     processes = start_ranks(tmp_path, "--rounds", "2", wait_s=3.0)
     processes[1].kill()
     status, _, errors = ended(processes[:1], timeout_s=60.0)[0]
@@ -171,7 +177,8 @@ def test_a_rank_that_never_comes_ends_the_others_in_time(tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_run_goes_on_with_its_checkpoint_on_another_number_of_ranks(tmp_path, monkeypatch):
+def test_checkpoint_fits_other_ranks(tmp_path, monkeypatch):
+    """A stopped run goes on with its checkpoint on another number of ranks."""
     from shoal.simulation.engine import checkpoint
 
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)

@@ -47,7 +47,8 @@ def test_runs_in_a_row_all_end():
 
 @pytest.mark.timeout(HOUR_S)
 @pytest.mark.parametrize("fault", ["aggregator", "broker"])
-def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
+def test_kill_in_mid_round_costs_no_upload(fault):
+    """A process killed in the middle of a round costs no upload."""
     data = measure(DEVICES, rounds=ROUNDS, fault=fault, spread_s=SPREAD_S)
     keep(f"kill-{fault}", {"killed": fault, **data})
     assert data["uploads_counted"] == data["uploads_expected"] == DEVICES * (ROUNDS + 1)

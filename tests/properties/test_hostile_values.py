@@ -54,7 +54,7 @@ def hostile(engine, state, device, random):
 @pytest.mark.parametrize("name", STRATEGIES)
 @few
 @given(random=st.randoms(use_true_random=False))
-def test_whatever_devices_report_the_run_goes_on(name, random):
+def test_whatever_devices_report_run_goes_on(name, random):
     """Four rounds in which every upload that the rules let pass counts; the state can be dumped and loaded after each."""
     engine = engine_of(plan_of(name))
     state, _ = engine.begin(DEVICES)
@@ -161,7 +161,7 @@ controls = st.builds(
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(stream=st.lists(announcements | controls, max_size=6))
-def test_whatever_an_aggregator_says_a_device_refuses_it_or_goes_on(stream):
+def test_false_aggregator_ends_no_device(stream):
     """Any sequence of an aggregator's announcements and answers: the watermark never decreases, and refusals change nothing."""
     state, _ = agent.step(agent.RoundState(0), agent.Planned(PLAN))
     for said in stream:

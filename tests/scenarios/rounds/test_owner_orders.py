@@ -135,7 +135,8 @@ def test_a_paused_run_goes_on_where_it_was(at, restarted):
     ("restarted", "now"),
     with_long([(False, False), (True, False), (False, True), (True, True)], (True, False)),
 )
-def test_a_stopped_run_ends_with_a_final_round_and_every_device_has_its_model(at, restarted, now):
+def test_stop_leaves_every_device_its_model(at, restarted, now):
+    """A stopped run ends with a final round and every device has its model."""
     fleet, let_go, phase = at
     before = dict(fleet.service.state.received)
     order(fleet, STOP, now=now)
@@ -164,7 +165,7 @@ def test_a_stopped_run_ends_with_a_final_round_and_every_device_has_its_model(at
     assert len(set(thetas(fleet).values())) == 1
 
 
-def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
+def test_owner_gets_models_of_a_stopped_run(tmp_path):
     with made(tmp_path, rounds=50, min_contributors=3) as fleet:
         fleet.run_until(lambda: fleet.closed() == 3, WITHIN_S)
         order(fleet, STOP)
@@ -175,7 +176,7 @@ def test_the_owner_gets_the_models_of_a_stopped_run(tmp_path):
         assert {model.own.state.theta.tobytes()} == set(thetas(fleet).values())
 
 
-def test_the_longest_run_can_be_stopped_and_its_models_are_had(tmp_path):
+def test_longest_run_can_be_stopped(tmp_path):
     """Devices and owner skip from its beginning to its final round, whose number is one above the last."""
     with made(tmp_path, rounds=limits.MAX_ROUNDS, count=1) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
@@ -216,7 +217,8 @@ def test_every_algorithm_ends_early(tmp_path, algorithm, settings, before, pause
         assert all(FinishedModels(fleet.stage.device_dir(name)).standing().models for name in fleet.stage.devices)
 
 
-def test_orders_that_a_run_does_not_allow_are_refused_and_say_why(tmp_path):
+def test_forbidden_orders_say_why(tmp_path):
+    """Orders that a run does not allow are refused and say why."""
     with made(tmp_path) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         unknown = fleet.ask(PAUSE, 7)
@@ -239,7 +241,7 @@ def test_the_log_has_the_last_rounds(tmp_path):
         assert page.runs[0].phase == "finished"
 
 
-def test_a_run_with_too_many_rounds_left_is_not_stopped(tmp_path):
+def test_run_with_too_many_rounds_goes_on(tmp_path):
     """Devices skip at most so many rounds of the key chain."""
     with made(tmp_path, rounds=200_000) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
@@ -250,7 +252,7 @@ def test_a_run_with_too_many_rounds_left_is_not_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["ifca", pytest.param("fedavg", marks=pytest.mark.long)])
-def test_devices_that_were_not_drawn_lately_have_a_model_of_a_stopped_run_too(tmp_path, algorithm):
+def test_undrawn_devices_have_a_model_too(tmp_path, algorithm):
     """No last round of training was planned, in which devices seal checkpoints of all models for those."""
     settings = {"k": "2"} if algorithm == "ifca" else {}
     options = {"participation": 0.34, "rounds": 30, "count": 6, "quorum": 0.5, "min_contributors": 2}
@@ -263,7 +265,8 @@ def test_devices_that_were_not_drawn_lately_have_a_model_of_a_stopped_run_too(tm
         assert reader_of(fleet).finished_run().missing == {}
 
 
-def test_keys_that_are_replaced_in_a_pause_are_in_force_after_it(tmp_path):
+def test_keys_of_a_pause_hold_after_it(tmp_path):
+    """Keys that are replaced in a pause are in force after it."""
     with made(tmp_path) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
         order(fleet, PAUSE)

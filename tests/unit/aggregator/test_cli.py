@@ -13,7 +13,8 @@ def parties(tmp_path):
     return Parties(tmp_path, "dev-1")
 
 
-def test_init_prints_the_card_for_programs_and_the_fingerprint_for_people(tmp_path, capsys):
+def test_init_prints_card_and_fingerprint(tmp_path, capsys):
+    """Init prints the card for programs and the fingerprint for people."""
     cli.init(tmp_path / "new", "harbour")
     said = capsys.readouterr()
     assert said.out == f"{tmp_path / 'new' / 'harbour.card'}\n"
@@ -31,7 +32,7 @@ def test_join_says_where_run_files_belong(parties, tmp_path, capsys):
     assert err.startswith(f"next: shoal-aggregator serve {parties.server.directory}")
 
 
-def test_join_names_the_grant_that_is_refused(parties, tmp_path):
+def test_join_names_grant_that_is_refused(parties, tmp_path):
     grant = parties.owner.path / "grants" / "aggregator.grant"
     stranger = fingerprint(parties.members["dev-1"].identity.member)
     with pytest.raises(UntrustedError, match=r"^this grant is from owner "):
@@ -43,7 +44,8 @@ def test_join_names_the_grant_that_is_refused(parties, tmp_path):
     assert "shoal-fleet add-aggregator prints the path of the grant" in caught.value.hint
 
 
-def test_config_prints_each_value_with_its_source(tmp_path, capsys):
+def test_config_prints_each_source(tmp_path, capsys):
+    """Config prints each value with its source."""
     file = tmp_path / "a.toml"
     file.write_text('[aggregator]\ndevice = "cpu"\n')
     cli.show_config(config=file, dir=tmp_path)

@@ -39,7 +39,8 @@ def checks(place):
     return {c.name: c for c in diagnose(AggregatorConfig(place.server))}
 
 
-def test_a_fresh_aggregator_lacks_only_its_broker_its_start_and_a_backup(place):
+def test_fresh_one_lacks_broker_and_backup(place):
+    """A fresh aggregator lacks only its broker its start and a backup."""
     found = checks(place)
     assert {name: c.result for name, c in found.items() if c.result != "ok"} == {
         "broker": "failure",
@@ -50,7 +51,8 @@ def test_a_fresh_aggregator_lacks_only_its_broker_its_start_and_a_backup(place):
     assert found["versions"].detail.startswith(f"shoal {VERSION}, Python 3.")
 
 
-def test_a_backup_is_asked_for_until_there_is_one_of_the_newest_roster(place, tmp_path):
+def test_backup_of_the_newest_is_asked_for(place, tmp_path):
+    """A backup is asked for until there is one of the newest roster."""
     check = checks(place)["backup"]
     assert check.detail == "none was made: without this directory the owner has to replace the aggregator"
     assert check.advice == f"shoal-aggregator backup {place.server} FILE, and store it on another machine"
@@ -64,13 +66,15 @@ def test_a_backup_is_asked_for_until_there_is_one_of_the_newest_roster(place, tm
     assert again.result == "ok"
 
 
-def test_a_directory_of_no_fleet_has_the_checks_that_need_none(tmp_path):
+def test_no_fleet_has_basic_checks(tmp_path):
+    """A directory of no fleet has the checks that need none."""
     found = diagnose(AggregatorConfig(tmp_path))
     assert [c.name for c in found] == ["membership", "directory", "disk"]
     assert found[0].result == "failure"
 
 
-def test_damaged_runs_and_files_that_are_none(place):
+def test_damaged_and_foreign_runs(place):
+    """Damaged runs and files that are none."""
     plan = place.sign()
     place.finish(plan)
     assert checks(place)["runs"].detail == "1 readable"
@@ -81,14 +85,17 @@ def test_damaged_runs_and_files_that_are_none(place):
     assert checks(place)["runs"].result == "failure"
 
 
-def test_problems_of_the_service_are_told_with_their_advice():
+def test_services_problems_have_advice():
+    """Problems of the service are told with their advice."""
     assert doctor._service(STATUS).result == "ok"
     found = doctor._service(dataclasses.replace(STATUS, connected=False, problems=(Problem("it is away", "start it"),)))
     assert (found.result, found.advice) == ("warning", "start it")
     assert "it is away" in found.detail
 
 
-def test_devices_with_a_problem_are_grouped_by_reason():
+def test_devices_are_grouped_by_reason():
+    """Devices with a problem are grouped by reason."""
+
     def of(*devices):
         return doctor._devices(dataclasses.replace(STATUS, devices=devices))
 
@@ -97,7 +104,8 @@ def test_devices_with_a_problem_are_grouped_by_reason():
     assert (found.result, found.detail) == ("warning", "offline: dev-1; odd: dev-2, dev-3")
 
 
-def test_devices_of_other_versions_are_counted():
+def test_other_versions_are_counted():
+    """Devices of other versions are counted."""
     assert (
         doctor._versions(dataclasses.replace(STATUS, devices=(device("dev-1"), device("dev-2", version="")))).result
         == "ok"

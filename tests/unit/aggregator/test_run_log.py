@@ -54,7 +54,7 @@ def test_new_round_says_nothing_yet(caplog):
     assert not caplog.records
 
 
-def test_the_line_lasts_until_the_run_goes_on():
+def test_line_lasts_until_the_run_goes_on():
     engine, state = opened()
     lines = RunLog(run_plan())
     lines.opened(0)

@@ -51,7 +51,8 @@ def data(said):
 # ----------------------------------------------------------------------------------------------------------- status
 
 
-def test_a_device_that_has_not_run_yet_has_its_identity_and_disk(directory, said):
+def test_new_device_has_identity_and_disk(directory, said):
+    """A device that has not run yet has its identity and disk."""
     cli.status(directory, json=True)
     found = data(said)
     liveness = {"running": False, "connected": False, "broker": "mqtt://loopback:1883", "since": None}
@@ -60,7 +61,8 @@ def test_a_device_that_has_not_run_yet_has_its_identity_and_disk(directory, said
     assert (found["device"], found["fleet"]) == ("dev-1", "reef")
 
 
-def test_the_figures_of_the_running_program_are_added(directory, said):
+def test_running_figures_are_added(directory, said):
+    """The figures of the running program are added."""
     DeviceState(directory).save_status({"stage": "working", "rounds": 3, "connection": CONNECTED})
     with exclusive(directory, wait_s=0, hint=""):
         cli.status(directory)
@@ -70,7 +72,7 @@ def test_the_figures_of_the_running_program_are_added(directory, said):
     assert not [line for line in lines if line.startswith(("connect", "broker", "since"))]
 
 
-def test_a_killed_device_is_not_running_whatever_its_file_says(directory, said):
+def test_killed_device_is_not_running(directory, said):
     """It stayed ``working`` for ever."""
     DeviceState(directory).save_status({"stage": "working", "connection": CONNECTED})
     os.utime(directory / "status.json", (1795000000, 1795000000))
@@ -88,7 +90,7 @@ def test_a_killed_device_is_not_running_whatever_its_file_says(directory, said):
     assert "not running since 2026-11-18T11:06:40Z" in said()[0]
 
 
-def test_a_device_whose_broker_is_away_says_so(directory, said):
+def test_device_whose_broker_is_away_says_so(directory, said):
     lost = {**CONNECTED, "connected": False, "reason": "Connection refused"}
     DeviceState(directory).save_status({"stage": "sending", "connection": lost})
     with exclusive(directory, wait_s=0, hint=""):
@@ -110,7 +112,8 @@ def test_a_damaged_connection_counts_as_none(directory, said, connection):
     assert found["stage"] == "idle"
 
 
-def test_a_device_that_its_disk_stopped_says_why_and_when(directory, said):
+def test_stopped_by_its_disk_says_why(directory, said):
+    """A device that its disk stopped says why and when."""
     files = DeviceState(directory)
     files.save_status({"stage": "working"})
     files.clear_trouble()
@@ -121,7 +124,8 @@ def test_a_device_that_its_disk_stopped_says_why_and_when(directory, said):
     assert found["stopped_at"] == "2026-01-02"
 
 
-def test_a_disk_that_is_full_now_is_an_error_though_the_device_could_not_record_it(directory, said, monkeypatch):
+def test_full_disk_is_an_error_unrecorded(directory, said, monkeypatch):
+    """A disk that is full now is an error though the device could not record it."""
     monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: limits.LOW_DISK_BYTES - 1)
     cli.status(directory, json=True)
     assert data(said)["error"] == f"the disk is full: {limits.LOW_DISK_BYTES - 1} bytes are free in {directory}"
@@ -130,7 +134,8 @@ def test_a_disk_that_is_full_now_is_an_error_though_the_device_could_not_record_
     assert "error" not in data(said)
 
 
-def test_a_revoked_device_is_revoked_whatever_its_last_stage_was(tmp_path, said):
+def test_revoked_device_stays_revoked(tmp_path, said):
+    """A revoked device is revoked whatever its last stage was."""
     parties = Parties(tmp_path, "dev-1")
     member = parties.members["dev-1"]
     DeviceState(member.directory).save_status({"stage": "working"})
@@ -140,7 +145,8 @@ def test_a_revoked_device_is_revoked_whatever_its_last_stage_was(tmp_path, said)
     assert data(said)["stage"] == "revoked"
 
 
-def test_a_directory_of_no_device_is_an_error_for_every_command(tmp_path):
+def test_no_device_is_an_error_everywhere(tmp_path):
+    """A directory of no device is an error for every command."""
     for command in (cli.status, cli.models, lambda d: cli.rollback(d, None)):
         with pytest.raises(NotEnrolledError):
             command(tmp_path)
@@ -155,7 +161,8 @@ def finish(directory, bundle, run, correct, cluster=0):
     FinishedModels(directory).add(own, [], bundle, algorithm="fedavg", at_s=0, figures=figures)
 
 
-def test_finished_models_are_listed_with_the_one_that_answers(directory, logistic, said):
+def test_finished_models_are_listed(directory, logistic, said):
+    """Finished models are listed with the one that answers."""
     cli.models(directory)
     assert said() == ([], ["no run has finished on this device yet"])
     finish(directory, logistic(4, 3), 1, 6, cluster=4)
@@ -168,7 +175,8 @@ def test_finished_models_are_listed_with_the_one_that_answers(directory, logisti
     ]
 
 
-def test_a_rollback_pins_a_model_and_says_until_when(directory, logistic, said):
+def test_rollback_pins_a_model(directory, logistic, said):
+    """A rollback pins a model and says until when."""
     for run, correct in ((1, 4), (2, 6)):
         finish(directory, logistic(4, 3), run, correct)
     cli.rollback(directory, None)
@@ -211,7 +219,8 @@ def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
     assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False, **CHOICE}
 
 
-def test_outputs_of_several_numbers_share_a_line(monkeypatch, tmp_path, inputs, said):
+def test_several_outputs_share_a_line(monkeypatch, tmp_path, inputs, said):
+    """Outputs of several numbers share a line."""
     outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
     bundle = SimpleNamespace(manifest=SimpleNamespace(data=NO_DECLARATION))
     made = SimpleNamespace(live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs)
@@ -223,9 +232,8 @@ def test_outputs_of_several_numbers_share_a_line(monkeypatch, tmp_path, inputs, 
 @pytest.mark.parametrize(
     ("unfinished", "asked", "noted"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_an_unfinished_model_that_answers_unasked_is_noted_on_stderr(
-    chosen, inputs, tmp_path, said, unfinished, asked, noted
-):
+def test_unfinished_answer_is_noted(chosen, inputs, tmp_path, said, unfinished, asked, noted):
+    """An unfinished model that answers unasked is noted on stderr."""
     chosen.live = unfinished
     cli.predict(tmp_path, inputs, live=asked)
     _, notes = said()
@@ -234,14 +242,15 @@ def test_an_unfinished_model_that_answers_unasked_is_noted_on_stderr(
     assert chosen.asked == [asked]
 
 
-def test_an_export_names_the_file_and_the_model_in_it(chosen, tmp_path, said):
+def test_export_names_file_and_model_in_it(chosen, tmp_path, said):
     file = tmp_path / "m.onnx"
     cli.export(tmp_path, file)
     assert said()[0] == [f"{file}: cluster 4 of run 1, round 9"]
     assert file.stat().st_size > 0
 
 
-def test_an_export_of_a_node_that_is_not_held_writes_nothing(chosen, tmp_path):
+def test_export_of_an_absent_node(chosen, tmp_path):
+    """An export of a node that is not held writes nothing."""
     with pytest.raises(ConfigError, match="node 7"):
         cli.export(tmp_path, tmp_path / "m.onnx", node=7)
     assert not (tmp_path / "m.onnx").exists()
@@ -250,7 +259,8 @@ def test_an_export_of_a_node_that_is_not_held_writes_nothing(chosen, tmp_path):
 # --------------------------------------------------------------------------------------------------- other commands
 
 
-def test_init_prints_the_card_for_programs_and_the_fingerprint_for_people(tmp_path, said):
+def test_init_prints_card_and_fingerprint(tmp_path, said):
+    """Init prints the card for programs and the fingerprint for people."""
     cli.init(tmp_path / "new", "dev-9")
     out, err = said()
     assert out == [str(tmp_path / "new" / "dev-9.card")]
@@ -258,7 +268,7 @@ def test_init_prints_the_card_for_programs_and_the_fingerprint_for_people(tmp_pa
     assert "shoal-fleet add-device" in err[1]
 
 
-def test_join_names_the_file_that_is_no_grant(directory, tmp_path):
+def test_join_names_file_that_is_no_grant(directory, tmp_path):
     junk = tmp_path / "junk.grant"
     junk.write_bytes(b"junk")
     with pytest.raises(IntegrityError, match=r"junk\.grant is damaged") as caught:
@@ -266,7 +276,7 @@ def test_join_names_the_file_that_is_no_grant(directory, tmp_path):
     assert caught.value.hint == "a grant is what shoal-fleet add-device prints the path of"
 
 
-def test_join_warns_where_onnx_runtime_can_not_be_used(tmp_path, said, monkeypatch):
+def test_join_warns_of_onnx_runtime(tmp_path, said, monkeypatch):
     """The device has joined all the same: it can take part with numpy."""
     parties = Parties(tmp_path)
     card = membership.init(tmp_path / "dev-9", "dev-9")
@@ -278,14 +288,16 @@ def test_join_warns_where_onnx_runtime_can_not_be_used(tmp_path, said, monkeypat
     assert err == ["warning: ONNX Runtime ended its process with SIGILL", f"hint: {trial.HINT}"]
 
 
-def test_config_takes_the_brokers_address_from_the_grant_and_names_it_as_the_source(directory, said):
+def test_config_names_the_grant_as_source(directory, said):
+    """Config takes the brokers address from the grant and names it as the source."""
     cli.show_config(dir=directory)
     lines, _ = said()
     assert [line for line in lines if line.startswith("broker")] == ["broker = mqtt://loopback:1883  # the grant"]
     assert "data = (not set)" in lines
 
 
-def test_config_works_in_a_directory_that_has_not_joined_and_shows_no_password(tmp_path, said, monkeypatch):
+def test_config_works_before_joining(tmp_path, said, monkeypatch):
+    """Config works in a directory that has not joined and shows no password."""
     cli.show_config(dir=tmp_path)
     assert "the grant" not in "\n".join(said()[0])
     monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://dev-1:s3cret@broker")
@@ -314,7 +326,7 @@ def table(tmp_path, *labels):
     return tmp_path / "d.csv"
 
 
-def test_answers_have_the_names_of_the_labels(named, tmp_path, said):
+def test_answers_have_names_of_the_labels(named, tmp_path, said):
     source = table(tmp_path, "cat", "dog", "fox")
     cli.predict(tmp_path, source)
     assert said()[0] == ["cat", "dog", "fox"]
@@ -327,7 +339,8 @@ def test_answers_have_the_names_of_the_labels(named, tmp_path, said):
     assert [round(sum(row), 6) for row in data(said)["probabilities"]] == [1, 1, 1]
 
 
-def test_an_evaluation_has_the_figures_beside_the_majoritys(named, tmp_path, said):
+def test_evaluation_has_the_majority_too(named, tmp_path, said):
+    """An evaluation has the figures beside the majoritys."""
     source = table(tmp_path, "cat", "dog", "dog")
     cli.evaluate(tmp_path, source)
     lines, notes = said()

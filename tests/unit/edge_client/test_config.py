@@ -32,17 +32,19 @@ def test_the_executor_is_one_of_three(setting):
         config(executor=f"x{setting}")
 
 
-def test_the_brokers_address_is_not_shown_since_it_may_hold_a_password():
+def test_brokers_address_is_not_shown():
+    """The brokers address is not shown since it may hold a password."""
     assert "s3cret" not in repr(config(broker="mqtts://dev-1:s3cret@broker"))
 
 
-def test_by_default_a_device_stays_and_takes_the_grants_broker():
+def test_default_is_the_grants_broker():
+    """By default a device stays and takes the grants broker."""
     made = config()
     assert (made.broker, made.threads, made.once, made.log) == ("", 1, False, "info")
 
 
 @pytest.mark.parametrize(("text", "weight"), [("on", 0.0), ("off", 0.0), ("0.5", 0.5), ("1e6", 1e6)])
-def test_the_personal_finish_is_on_off_or_a_weight(text, weight):
+def test_personal_finish_is_on_off_or_weight(text, weight):
     made = config(personal=text)
     assert ditto_weight(made.personal) == weight
     assert made.finishes == (text != "off")
@@ -61,7 +63,7 @@ def test_an_impossible_rate_is_refused(rate):
     assert config(max_kbps=8.0).max_kbps == 8
 
 
-def test_metered_hours_are_checked_at_the_start():
+def test_metered_hours_are_checked_at_start():
     assert config(metered="22:00-06:00").metered == "22:00-06:00"
     with pytest.raises(ConfigError, match="metered is two different times of day"):
         config(metered="22-06")

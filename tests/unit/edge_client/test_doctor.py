@@ -33,7 +33,8 @@ def checks(directory, data=None, executor="auto"):
     return {c.name: c for c in found}
 
 
-def test_a_fresh_device_lacks_its_broker_its_start_and_its_data(directory):
+def test_fresh_device_lacks_three_things(directory):
+    """A fresh device lacks its broker its start and its data."""
     found = checks(directory)
     assert {name: c.result for name, c in found.items() if c.result != "ok"} == {
         "broker": "failure",
@@ -43,7 +44,8 @@ def test_a_fresh_device_lacks_its_broker_its_start_and_its_data(directory):
     assert not [name for name in PENDING_FILES if (directory / name).exists()], "it only reads"
 
 
-def test_a_directory_of_no_device_has_the_checks_that_need_none(tmp_path):
+def test_no_device_has_basic_checks(tmp_path):
+    """A directory of no device has the checks that need none."""
     assert list(checks(tmp_path)) == ["membership", "directory", "disk"]
 
 
@@ -54,7 +56,8 @@ def test_a_revoked_device_is_told_so(parties, directory):
 
 
 @pytest.mark.slow
-def test_the_service_runs_is_connected_or_was_stopped_by_its_disk(directory):
+def test_service_states_are_told(directory):
+    """The service runs is connected or was stopped by its disk."""
     files = DeviceState(directory)
     with exclusive(directory, wait_s=0, hint=""):
         assert checks(directory)["service"].result == "ok"
@@ -70,7 +73,8 @@ def test_the_service_runs_is_connected_or_was_stopped_by_its_disk(directory):
     )
 
 
-def test_a_running_device_has_found_its_clock_wrong(directory):
+def test_running_device_knows_its_clock(directory):
+    """A running device has found its clock wrong."""
     files = DeviceState(directory)
     files.save_status({"clock": "at least 2 h behind the aggregator's; set it"})
     assert checks(directory)["clock"].result == "ok", "what a stopped one has found is over"
@@ -95,7 +99,8 @@ def test_data_are_found_or_not(tmp_path, directory):
     assert checks(directory, tmp_path / "gone.npz")["data"].result == "failure"
 
 
-def test_doubts_about_the_data_are_a_warning_with_the_thing_to_do(tmp_path, directory, monkeypatch, logistic):
+def test_doubts_about_data_are_a_warning(tmp_path, directory, monkeypatch, logistic):
+    """Doubts about the data are a warning with the thing to do."""
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32) * np.array([1, 1, 0, 1e4], np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=np.zeros(9, np.int64))
     plan = SimpleNamespace(run=1, task_digest=bytes(32))
@@ -106,7 +111,8 @@ def test_doubts_about_the_data_are_a_warning_with_the_thing_to_do(tmp_path, dire
     assert found.advice == "check the file"
 
 
-def test_a_finished_model_that_has_learned_nothing_is_a_warning(tmp_path, directory, monkeypatch, logistic):
+def test_ignorant_model_is_a_warning(tmp_path, directory, monkeypatch, logistic):
+    """A finished model that has learned nothing is a warning."""
     bundle = logistic(4, 3)
     x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=np.zeros(20, np.int64))

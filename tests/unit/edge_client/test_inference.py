@@ -52,7 +52,8 @@ def directory(tmp_path):
 PATH = (model(0, 0, 0, 0), model(2, 0, 1, 1), model(5, 0, 1, 2))
 
 
-def test_the_model_of_the_devices_own_cluster_answers_by_default(bundle, data):
+def test_own_clusters_model_answers(bundle, data):
+    """The model of the devices own cluster answers by default."""
     chosen = Chosen(bundle, PATH, live=False)
     assert chosen.own is PATH[-1]
     answer = chosen.predict(data)
@@ -61,19 +62,20 @@ def test_the_model_of_the_devices_own_cluster_answers_by_default(bundle, data):
 
 
 @pytest.mark.parametrize(("node", "answer"), [(0, [0, 0, 0]), (2, [0, 1, 1]), (5, [0, 1, 2])])
-def test_a_node_on_the_path_answers_if_asked_for(bundle, data, node, answer):
+def test_node_on_path_answers_if_asked_for(bundle, data, node, answer):
     chosen = Chosen(bundle, PATH, live=False)
     assert chosen.predict(data, node=node).tolist() == answer
     choice = "cluster" if node == 5 else f"node-{node}"
     assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False, "choice": choice}
 
 
-def test_the_ensemble_answers_by_the_sum_of_all_outputs(bundle, data):
+def test_ensemble_sums_all_outputs(bundle, data):
     """The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1."""
     assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
 
 
-def test_an_ensemble_for_regression_is_the_mean_of_the_outputs(bundle, data):
+def test_regression_ensemble_is_the_mean(bundle, data):
+    """An ensemble for regression is the mean of the outputs."""
     manifest = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
     regression = dataclasses.replace(bundle, manifest=manifest)
     found = Chosen(regression, PATH, live=False).predict(data, ensemble=True)
@@ -83,20 +85,23 @@ def test_an_ensemble_for_regression_is_the_mean_of_the_outputs(bundle, data):
     np.testing.assert_array_equal(alone[1], [0, 1, 0])
 
 
-def test_one_node_and_the_ensemble_contradict_each_other(bundle, data):
+def test_node_and_ensemble_contradict(bundle, data):
+    """One node and the ensemble contradict each other."""
     with pytest.raises(ConfigError, match=r"^one node or the ensemble of all, not both$") as caught:
         Chosen(bundle, PATH, live=False).predict(data, node=0, ensemble=True)
     assert "--node" in caught.value.hint
 
 
-def test_a_node_that_the_device_does_not_hold_is_refused(bundle, data):
+def test_absent_node_is_refused(bundle, data):
+    """A node that the device does not hold is refused."""
     chosen = Chosen(bundle, PATH, live=False)
     for ask in (lambda: chosen.at(7), lambda: chosen.predict(data, node=7), lambda: chosen.document(7)):
         with pytest.raises(ConfigError, match="7"):
             ask()
 
 
-def test_samples_that_do_not_fit_the_task_are_refused(bundle, tmp_path):
+def test_unfit_samples_are_refused(bundle, tmp_path):
+    """Samples that do not fit the task are refused."""
     np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5)))
     with pytest.raises(DataError, match=r"bad\.npz"):
         Chosen(bundle, PATH, live=False).predict(tmp_path / "bad.npz")
@@ -127,7 +132,8 @@ def live(directory, bundle, monkeypatch):
     return files
 
 
-def test_a_finished_model_answers_though_a_run_is_under_way(directory, bundle, live, data):
+def test_finished_model_answers_meanwhile(directory, bundle, live, data):
+    """A finished model answers though a run is under way."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     chosen = choose(directory)
     assert (chosen.live, chosen.own.cluster, [m.cluster for m in chosen.models]) == (False, 5, [0, 2, 5])
@@ -152,7 +158,8 @@ def personal(directory, name, theta=None):
     FinishedModels(directory).save_personal(choice, theta)
 
 
-def test_the_model_that_the_device_trained_answers_unless_a_node_is_asked_for(directory, bundle, live, data, tmp_path):
+def test_trained_model_answers(directory, bundle, live, data, tmp_path):
+    """The model that the device trained answers unless a node is asked for."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "10", theta(2, 2, 1))
     assert predict(directory, data).tolist() == [2, 2, 1]
@@ -168,33 +175,37 @@ def test_the_model_that_the_device_trained_answers_unless_a_node_is_asked_for(di
     assert session.run(None, {"x": X})[0].argmax(1).tolist() == [2, 2, 1]
 
 
-def test_a_model_above_answers_if_the_device_chose_it(directory, bundle, live, data):
+def test_chosen_model_above_answers(directory, bundle, live, data):
+    """A model above answers if the device chose it."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "node-2")
     assert predict(directory, data).tolist() == [0, 1, 1]
     assert choose(directory).document() == {"run": 1, "round": 9, "cluster": 2, "live": False, "choice": "node-2"}
 
 
-def test_a_personal_model_of_another_length_is_refused(directory, bundle, live):
+def test_model_of_another_length_is_refused(directory, bundle, live):
+    """A personal model of another length is refused."""
     finish(directory, bundle, model(5, 0, 1, 2))
     personal(directory, "10", theta(2)[:-1])
     with pytest.raises(IntegrityError, match="has 14 coordinates, not 15"):
         choose(directory)
 
 
-def test_the_model_under_way_answers_if_asked_for(directory, bundle, live, data):
+def test_live_model_answers_if_asked(directory, bundle, live, data):
+    """The model under way answers if asked for."""
     finish(directory, bundle, model(5, 0, 1, 2))
     chosen = choose(directory, live=True)
     assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
     assert predict(directory, data, live=True).tolist() == [2, 2, 2]
 
 
-def test_the_model_under_way_answers_while_no_run_has_finished(directory, live, data):
+def test_live_model_answers_at_first(directory, live, data):
+    """The model under way answers while no run has finished."""
     assert choose(directory).live
     assert predict(directory, data).tolist() == [2, 2, 2]
 
 
-def test_a_model_of_another_run_than_the_task_is_refused(directory, live):
+def test_model_of_another_run_is_refused(directory, live):
     """A new run has begun, and no round of it has ended: its task may differ."""
     live.save_model(model(4, run=7, run_id=b"o" * 16), durable=False)
     with pytest.raises(IntegrityError, match=r"^the model is of run 7, the task of run 8$") as caught:
@@ -202,7 +213,8 @@ def test_a_model_of_another_run_than_the_task_is_refused(directory, live):
     assert caught.value.hint == "let the device finish a round of the new run"
 
 
-def test_a_device_without_a_model_or_a_run_says_which_is_missing(directory):
+def test_missing_model_or_run_is_named(directory):
+    """A device without a model or a run says which is missing."""
     with pytest.raises(IntegrityError, match=r"this device has no model yet$"):
         choose(directory)
     DeviceState(directory).save_model(model(4), durable=False)
@@ -248,7 +260,8 @@ def test_probabilities_are_of_classes(bundle, data):
     assert softmax(np.array([[1e4, 0.0]], np.float32)).tolist() == [[1.0, 0.0]]
 
 
-def test_a_regression_model_is_evaluated_by_its_errors(bundle, tmp_path):
+def test_regression_is_evaluated_by_errors(bundle, tmp_path):
+    """A regression model is evaluated by its errors."""
     task = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
     regression = dataclasses.replace(bundle, manifest=task)
     np.savez(tmp_path / "d.npz", x=X, y=np.eye(3))

@@ -51,7 +51,8 @@ def source(tmp_path):
     return tmp_path / "d.npz"
 
 
-def test_the_command_chooses_as_the_running_device_does(ended, folder, source, niceness):
+def test_command_chooses_as_the_device_does(ended, folder, source, niceness):
+    """The command chooses as the running device does."""
     finish_of(ended, NAME)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
@@ -60,7 +61,8 @@ def test_the_command_chooses_as_the_running_device_does(ended, folder, source, n
     assert niceness == [(personalise.os.PRIO_PROCESS, 0, 19)]
 
 
-def test_a_task_that_standardises_is_finished_in_the_scale_of_its_run(tmp_path, niceness):
+def test_finish_is_in_the_runs_scale(tmp_path, niceness):
+    """A task that standardises is finished in the scale of its run."""
     plain = logistic_bundle(INPUTS, CLASSES)
     task = dataclasses.replace(plain.manifest, data=DataDeclaration(standardise="local"))
     data = {name: Dataset(d.x * np.float32(1000) + np.float32(7), d.y) for name, d in grouped_data(4, 2).items()}
@@ -81,7 +83,7 @@ def test_a_weight_adds_dittos_model(folder, source, niceness):
     assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "ditto", "alone"]
 
 
-def test_other_samples_lead_to_another_choice(folder, tmp_path, niceness):
+def test_other_samples_change_the_choice(folder, tmp_path, niceness):
     """Samples on which the cluster's model is always right: nothing is clearly better."""
     x = grouped_data(4, 2)[NAME].x
     np.savez(tmp_path / "x.npz", x=x)
@@ -94,7 +96,8 @@ def test_other_samples_lead_to_another_choice(folder, tmp_path, niceness):
     assert other.choice != "cluster"
 
 
-def test_a_device_without_a_finished_model_says_so(tmp_path):
+def test_without_a_model_it_says_so(tmp_path):
+    """A device without a finished model says so."""
     with make_fleet(tmp_path / "fleet") as fleet:
         directory = fleet.stage.device_dir(NAME)
         with pytest.raises(ConfigError, match="no finished model yet"):
@@ -103,7 +106,8 @@ def test_a_device_without_a_finished_model_says_so(tmp_path):
             personalise.back_to_cluster(FinishedModels(directory))
 
 
-def test_there_is_nothing_to_go_back_from_before_a_choice(folder):
+def test_nothing_to_go_back_from(folder):
+    """There is nothing to go back from before a choice."""
     with pytest.raises(ConfigError, match="has not made a choice after run 1"):
         personalise.back_to_cluster(FinishedModels(folder))
 
@@ -144,7 +148,8 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
     assert "a weight above 0" in said.err
 
 
-def test_a_damaged_choice_is_reported_by_status(folder, source, niceness, capsys):
+def test_damaged_choice_is_reported(folder, source, niceness, capsys):
+    """A damaged choice is reported by status."""
     personalise.personalise(EdgeConfig(folder, source))
     (path,) = (folder / "finished").glob("personal-*")
     path.write_bytes(b"x" * 50)

@@ -83,7 +83,7 @@ class Place:
 # --------------------------------------------------------------------------------------------------------- figures
 
 
-def test_the_figures_of_a_run_grow_with_its_rounds(place):
+def test_figures_of_run_grow_with_its_rounds(place):
     place.begin()
     place.note(round=2, result={"loss": 0.75})
     place.note(round=4, result={"correct": 3, "tested": 4})
@@ -99,7 +99,8 @@ def test_the_figures_of_a_run_grow_with_its_rounds(place):
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
 
 
-def test_a_round_without_a_test_leaves_the_accuracy_of_the_last_one(place):
+def test_untested_round_keeps_the_accuracy(place):
+    """A round without a test leaves the accuracy of the last one."""
     place.begin()
     place.note(result={"correct": 3, "tested": 4})
     place.note(round=5)
@@ -123,7 +124,8 @@ def test_another_run_starts_at_zero(place):
     assert "loss" not in found
 
 
-def test_the_status_is_written_once_a_second_unless_forced(place):
+def test_status_is_written_once_a_second(place):
+    """The status is written once a second unless forced."""
     place.begin()
     for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
         place.results.publish(at(Stage.WORKING), now_s)
@@ -132,7 +134,7 @@ def test_the_status_is_written_once_a_second_unless_forced(place):
     assert place.status()["rounds"] == 3
 
 
-def test_the_status_is_written_when_the_session_has_changed(place):
+def test_status_follows_the_session(place):
     """So that a device that is stuck shows what it waits for."""
     place.begin()
     place.results.keep_status(at(Stage.FETCHING), 10.0)
@@ -144,7 +146,8 @@ def test_the_status_is_written_when_the_session_has_changed(place):
     assert place.files.load_status()["stage"] == "sending"
 
 
-def test_the_status_is_written_when_the_connection_has_changed(place):
+def test_status_follows_the_connection(place):
+    """The status is written when the connection has changed."""
     place.begin()
     place.results.connected("mqtt://reef:1883")
     place.results.keep_status(at(Stage.FETCHING), 10.0)
@@ -167,7 +170,8 @@ def test_the_line_for_the_service_manager(place):
     assert line(following) == "not connected to mqtt://reef:1883"
 
 
-def test_an_unchanged_status_shows_once_a_minute_that_the_device_is_alive(place):
+def test_unchanged_status_shows_life(place):
+    """An unchanged status shows once a minute that the device is alive."""
     place.begin()
     place.results.keep_status(at(Stage.FETCHING), 10.0)
     path = place.files.directory / STATUS_FILE
@@ -184,7 +188,8 @@ def test_an_unchanged_status_shows_once_a_minute_that_the_device_is_alive(place)
 # ------------------------------------------------------------------------------------------------------ end of a run
 
 
-def test_the_figures_of_a_finished_run_are_closed_and_move_to_those_that_ended(place):
+def test_finished_figures_are_closed(place):
+    """The figures of a finished run are closed and move to those that ended."""
     plan = place.begin()
     place.note()
     assert place.results.finish(plan, at(Stage.IDLE), 5.0)
@@ -195,7 +200,8 @@ def test_the_figures_of_a_finished_run_are_closed_and_move_to_those_that_ended(p
     assert found["ended"]["1"]["rounds"] == 1
 
 
-def test_the_end_of_a_run_counts_as_told_only_after_it_was_remembered(place):
+def test_end_counts_once_remembered(place):
+    """The end of a run counts as told only after it was remembered."""
     plan = place.begin()
     assert place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.restart()
@@ -209,7 +215,8 @@ def test_the_end_of_a_run_counts_as_told_only_after_it_was_remembered(place):
     assert place.files.was_told(plan.run_id)
 
 
-def test_a_restart_finds_the_figures_of_the_finished_run_again(place):
+def test_restart_finds_finished_figures(place):
+    """A restart finds the figures of the finished run again."""
     plan = place.begin()
     place.note()
     place.results.finish(plan, at(Stage.IDLE), 5.0)
@@ -225,7 +232,8 @@ def test_only_the_latest_runs_are_remembered(place):
 
 
 @pytest.mark.parametrize("ended", [None, 7, [1], {"1": 7}, {"1": None}])
-def test_damaged_figures_of_an_earlier_process_are_left_out(place, ended):
+def test_damaged_figures_are_left_out(place, ended):
+    """Damaged figures of an earlier process are left out."""
     place.files.save_status({"ended": ended})
     place.restart()
     place.begin()
@@ -235,7 +243,8 @@ def test_damaged_figures_of_an_earlier_process_are_left_out(place, ended):
 # ----------------------------------------------------------------------------------------------------------- models
 
 
-def test_the_model_of_a_training_round_is_saved_every_half_minute(place):
+def test_model_is_saved_every_half_minute(place):
+    """The model of a training round is saved every half minute."""
     place.begin()
     place.note(now_s=100.0)
     assert place.saved() is None
@@ -248,7 +257,7 @@ def test_the_model_of_a_training_round_is_saved_every_half_minute(place):
     assert place.saved() == (0, 5)
 
 
-def test_a_round_that_only_scores_leaves_the_model_as_it_was(place):
+def test_scoring_round_keeps_the_model(place):
     """A trial's scoring may name the model of another half as the best."""
     place.begin()
     place.note()
@@ -257,7 +266,8 @@ def test_a_round_that_only_scores_leaves_the_model_as_it_was(place):
     assert place.saved() == (3, 4)
 
 
-def test_a_model_stays_due_until_it_is_saved_durably(place, monkeypatch):
+def test_model_stays_due_until_durable(place, monkeypatch):
+    """A model stays due until it is saved durably."""
     saves = []
     place.begin()
     place.note()
@@ -267,7 +277,8 @@ def test_a_model_stays_due_until_it_is_saved_durably(place, monkeypatch):
     assert saves == [False, False, True]
 
 
-def test_the_final_model_is_durable_at_once_and_joins_the_finished_ones(place):
+def test_final_model_is_durable_at_once(place):
+    """The final model is durable at once and joins the finished ones."""
     place.begin()
     place.note(REPORT, finished=True, round=9)
     assert place.saved() == (3, 9)
@@ -277,7 +288,8 @@ def test_the_final_model_is_durable_at_once_and_joins_the_finished_ones(place):
     assert "path" not in place.status()
 
 
-def test_a_run_with_paths_keeps_the_models_above_the_devices_own(place):
+def test_paths_keep_the_models_above(place):
+    """A run with paths keeps the models above the devices own."""
     place.begin()
     place.note(KEEP, finished=True, round=9)
     (found,) = FinishedModels(place.files.directory).models()
@@ -285,7 +297,8 @@ def test_a_run_with_paths_keeps_the_models_above_the_devices_own(place):
     assert place.status()["path"] == [0, 3]
 
 
-def test_a_watermark_before_the_final_round_lacks_nothing(place):
+def test_mark_before_the_end_lacks_nothing(place):
+    """A watermark before the final round lacks nothing."""
     plan = place.begin()
     final = ReplayWatermark(3, 1, 9, b"n" * 16)
     for mark in (ReplayWatermark(3, 1, 8, b"n" * 16), ReplayWatermark(3, 2, 9, b"n" * 16)):
@@ -294,7 +307,7 @@ def test_a_watermark_before_the_final_round_lacks_nothing(place):
 
 
 @pytest.mark.parametrize("lost", [MODEL_FILE, "finished/list.bin"])
-def test_a_final_model_is_lacking_unless_both_files_are_there(place, lost):
+def test_final_model_needs_both_files(place, lost):
     """A power cut may come between the two."""
     plan, final = place.begin(), ReplayWatermark(3, 1, 9, b"n" * 16)
     place.note(REPORT, finished=True, round=9)
@@ -306,7 +319,8 @@ def test_a_final_model_is_lacking_unless_both_files_are_there(place, lost):
 # -------------------------------------------------------------------------------------------------------- warnings
 
 
-def test_doubts_are_logged_and_shown_once_until_the_next_run(place, caplog):
+def test_doubts_are_shown_once(place, caplog):
+    """Doubts are logged and shown once until the next run."""
     place.begin()
     assert "warnings" not in place.status()
     place.results.warn(["scale it; now", "check it; now"])
@@ -317,7 +331,8 @@ def test_doubts_are_logged_and_shown_once_until_the_next_run(place, caplog):
     assert "warnings" not in place.status()
 
 
-def test_a_clock_that_is_behind_the_aggregators_is_shown_and_logged_once_until_it_is_right(place, caplog):
+def test_slow_clock_is_shown_until_right(place, caplog):
+    """A clock that is behind the aggregators is shown and logged once until it is right."""
     now_s = 1_800_000_000  # the clock of `Place`
     for sent_at_s in (now_s - 10**6, now_s, now_s + CLOCK_OFF_S):
         place.results.compare_clock(sent_at_s)
@@ -330,14 +345,16 @@ def test_a_clock_that_is_behind_the_aggregators_is_shown_and_logged_once_until_i
     assert "clock" not in place.status()
 
 
-def test_a_finished_model_that_is_no_better_is_shown(place):
+def test_model_no_better_is_shown(place):
+    """A finished model that is no better is shown."""
     place.begin()
     place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
     assert place.status()["warnings"] == ["it has learned nothing; train longer"]
 
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])
-def test_the_status_file_names_the_executor_if_there_is_one(place, executor):
+def test_status_names_the_executor(place, executor):
+    """The status file names the executor if there is one."""
     results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
     results.publish(at(Stage.IDLE), 0.0, force=True)
     assert place.files.load_status().get("executor", "") == executor

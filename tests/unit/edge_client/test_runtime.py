@@ -80,14 +80,16 @@ def reasons(caplog):
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
-def test_a_device_listens_to_what_is_for_all_and_to_its_own_topics_alone(place):
+def test_device_listens_to_its_topics_alone(place):
+    """A device listens to what is for all and to its own topics alone."""
     read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE)
     own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
     assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
     assert place.line.sent == [], "nothing is published before the connection"
 
 
-def test_a_connection_publishes_presence_and_receiving_keys_now_and_once_more(place):
+def test_connection_publishes_twice(place):
+    """A connection publishes presence and receiving keys now and once more."""
     both = [TOPICS.state("dev-1"), TOPICS.receiving("dev-1")]
     place.runtime.on_event(CONNECTED, 10.0)
     assert place.line.take() == both
@@ -128,7 +130,7 @@ def test_vitals_while_connected(tmp_path, monkeypatch):
     assert [v.uptime_s for v in told_vitals(parties, line)] == [3]
 
 
-def test_without_the_option_no_vitals_are_told(place):
+def test_without_option_no_vitals_are_told(place):
     place.runtime.on_event(CONNECTED, 10.0)
     assert told_vitals(place.parties, place.line) == [None]
 
@@ -156,14 +158,16 @@ def control(device="dev-1", fleet="reef"):
     ],
     ids=["signer", "purpose", "device", "fleet"],
 )
-def test_a_message_that_is_not_for_us_is_refused_with_its_reason(place, caplog, channel, plain, changes, reason):
+def test_foreign_message_is_refused(place, caplog, channel, plain, changes, reason):
+    """A message that is not for us is refused with its reason."""
     before = place.runtime.session.round
     place.hear(TOPICS.ctl("dev-1"), broadcast(place.parties, channel, plain, recipient="dev-1", **changes))
     assert reasons(caplog) == [reason]
     assert place.runtime.session.round is before
 
 
-def test_junk_on_every_topic_is_refused_and_raises_nothing(place, caplog):
+def test_junk_raises_nothing(place, caplog):
+    """Junk on every topic is refused and raises nothing."""
     before = place.runtime.session.round
     for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), "no/topic"):
         place.hear(topic, b"junk")
@@ -172,7 +176,8 @@ def test_junk_on_every_topic_is_refused_and_raises_nothing(place, caplog):
     assert place.runtime.following is None
 
 
-def test_an_optional_kind_of_a_later_version_is_skipped(place, caplog):
+def test_later_kind_is_skipped(place, caplog):
+    """An optional kind of a later version is skipped."""
     before = place.runtime.session.round
     for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")):
         place.hear(topic, forge(kind=200))
@@ -180,13 +185,15 @@ def test_an_optional_kind_of_a_later_version_is_skipped(place, caplog):
     assert place.runtime.session.round is before
 
 
-def test_a_cleared_message_is_ignored_and_not_logged(place, caplog):
+def test_cleared_message_is_ignored(place, caplog):
+    """A cleared message is ignored and not logged."""
     place.hear(TOPICS.round, b"")
     place.runtime.on_event(Disconnected("gone"), 0.0)
     assert reasons(caplog) == []
 
 
-def test_an_announcement_without_its_run_is_held_and_the_run_is_asked_for_again(place):
+def test_unknown_run_is_asked_for(place):
+    """An announcement without its run is held and the run is asked for again."""
     place.announce()
     place.line.filters.clear()
     for now_s in range(1, 20):
@@ -198,7 +205,8 @@ def test_an_announcement_without_its_run_is_held_and_the_run_is_asked_for_again(
     assert place.declines() == []
 
 
-def test_a_revoked_device_ignores_all_events_and_sends_nothing(place):
+def test_revoked_device_sends_nothing(place):
+    """A revoked device ignores all events and sends nothing."""
     place.parties.owner.revoke("dev-1")
     head = channels.REVOCATION.head("reef", "aggregator", "dev-1")
     key, signed = place.member.identity.member.seal_key, place.parties.owner.roster_bytes
@@ -220,7 +228,7 @@ def test_a_revoked_device_ignores_all_events_and_sends_nothing(place):
     [({}, True), ({"nonce": b"o" * 16}, False), ({"round": 2}, False), ({"run": 2}, False)],
     ids=["this round", "another nonce", "another round", "another run"],
 )
-def test_the_result_of_another_round_is_dropped(place, changes, handled):
+def test_result_of_another_round_is_dropped(place, changes, handled):
     """A newer round was announced while the job ran."""
     mark = place.runtime.session.round.mark
     fields = {"run": mark.run, "round": mark.round, "nonce": mark.nonce, **changes}
@@ -231,7 +239,7 @@ def test_the_result_of_another_round_is_dropped(place, changes, handled):
 # -------------------------------------------------------------------------------------------------- a disk that fails
 
 
-def test_a_disk_that_fails_between_rounds_declines_the_next_one_before_the_device_ends(place, monkeypatch):
+def test_failing_disk_declines_next_round(place, monkeypatch):
     """The aggregator then knows why the device is missing."""
     place.disk_fails(monkeypatch)
     place.hear(TOPICS.plan, b"x", 5.0)
@@ -244,7 +252,8 @@ def test_a_disk_that_fails_between_rounds_declines_the_next_one_before_the_devic
     assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
 
 
-def test_without_a_next_round_the_device_ends_after_a_while(place, monkeypatch):
+def test_without_a_next_round_it_ends(place, monkeypatch):
+    """Without a next round the device ends after a while."""
     place.disk_fails(monkeypatch)
     place.hear(TOPICS.plan, b"x", 5.0)
     with pytest.raises(StorageError) as caught:
@@ -252,7 +261,8 @@ def test_without_a_next_round_the_device_ends_after_a_while(place, monkeypatch):
     assert caught.value is FULL
 
 
-def test_a_disk_that_fails_while_a_round_waits_for_us_declines_it_at_once(place, monkeypatch):
+def test_failing_disk_declines_at_once(place, monkeypatch):
+    """A disk that fails while a round waits for us declines it at once."""
     place.announce(nonce=b"a" * 16)
     place.disk_fails(monkeypatch)
     with pytest.raises(StorageError):
@@ -260,7 +270,7 @@ def test_a_disk_that_fails_while_a_round_waits_for_us_declines_it_at_once(place,
     assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
 
 
-def test_a_result_after_the_disk_failed_is_dropped(place, monkeypatch):
+def test_result_after_disk_failed_is_dropped(place, monkeypatch):
     place.disk_fails(monkeypatch)
     place.hear(TOPICS.plan, b"x")
     mark = place.runtime.session.round.mark
@@ -272,13 +282,15 @@ def test_a_result_after_the_disk_failed_is_dropped(place, monkeypatch):
 # ------------------------------------------------------------------------------------------------------------ the end
 
 
-def test_a_device_that_closes_stops_its_work_says_goodbye_and_disconnects(place):
+def test_closing_device_says_goodbye(place):
+    """A device that closes stops its work says goodbye and disconnects."""
     place.runtime.close()
     assert (place.worker.closed, place.line.closed) == (True, True)
     assert place.line.take() == [TOPICS.state("dev-1")]
 
 
-def test_a_device_that_was_taken_over_ends_without_an_error(tmp_path):
+def test_taken_over_device_ends_well(tmp_path):
+    """A device that was taken over ends without an error."""
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run(100)
         device = fleet.devices["dev-01"]
@@ -289,7 +301,8 @@ def test_a_device_that_was_taken_over_ends_without_an_error(tmp_path):
         twin.close()
 
 
-def test_a_device_says_goodbye_even_if_its_model_can_t_be_written(tmp_path, monkeypatch):
+def test_goodbye_without_a_written_model(tmp_path, monkeypatch):
+    """A device says goodbye even if its model can t be written."""
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.records(), 100)
         device = fleet.devices["dev-01"]

@@ -27,7 +27,8 @@ def serve(tmp_path, monkeypatch):
     return lambda as_json: serving.serve_and_report(config, as_json=as_json)
 
 
-def test_nothing_is_printed_unless_it_is_asked_for(serve, capsys):
+def test_nothing_is_printed_unasked(serve, capsys):
+    """Nothing is printed unless it is asked for."""
     serve(False)
     assert capsys.readouterr().out == ""
 
@@ -38,7 +39,8 @@ def test_the_runs_that_have_ended_as_json(serve, capsys):
     assert data == {"device": "dev-1", "fleet": "reef", "ended": {"1": {"rounds": 4}}}
 
 
-def test_a_number_of_the_environment_reaches_the_libraries(monkeypatch):
+def test_number_reaches_the_libraries(monkeypatch):
+    """A number of the environment reaches the libraries."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"):
         monkeypatch.setenv(name, "7")
     path = Path("/proc/self/comm")

@@ -22,11 +22,13 @@ from edge_client.learning.evaluation import of_numbers
         ({"ended": {}}, []),
     ],
 )
-def test_each_figure_of_a_status_is_a_line_with_its_label(figures, lines):
+def test_each_figure_is_a_line(figures, lines):
+    """Each figure of a status is a line with its label."""
     assert status.status_lines(figures) == lines
 
 
-def test_a_regression_model_without_a_usable_loss_is_listed_without_figures():
+def test_unusable_loss_has_no_figures():
+    """A regression model without a usable loss is listed without figures."""
     document = {
         "run": 1,
         "round": 9,

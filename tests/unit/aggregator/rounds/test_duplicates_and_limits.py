@@ -50,14 +50,15 @@ def test_validate_refuses(case):
     assert expected in reason
 
 
-def test_validate_refuses_everything_between_rounds():
+def test_nothing_is_taken_between_rounds():
+    """Validate refuses everything between rounds."""
     engine, state = opened(devices=("dev-1",))
     upload, _ = upload_of(engine, state, "dev-1")
     closed = dataclasses.replace(state, plan=None)
     assert engine.validate(closed, upload, DIGEST) == (Decision.REFUSE, "the round is not open")
 
 
-def test_validate_tells_a_resend_from_a_second_upload():
+def test_resend_is_no_second_upload():
     """Exactly once: the same bytes are a duplicate, other bytes are refused."""
     engine, state = opened()
     state, _ = give(engine, state, "dev-1")
@@ -67,7 +68,8 @@ def test_validate_tells_a_resend_from_a_second_upload():
     assert engine.validate(state, other[0], digest_of(*other)) == (Decision.REFUSE, "another upload was stored before")
 
 
-def test_validate_wants_no_vector_where_none_was_ordered():
+def test_unordered_vector_is_refused():
+    """Validate wants no vector where none was ordered."""
     engine, state = opened(devices=("dev-1",), rounds=1)
     state, _ = give(engine, state, "dev-1")
     assert state.plan.final
@@ -76,7 +78,7 @@ def test_validate_wants_no_vector_where_none_was_ordered():
     assert engine.validate(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
 
 
-def test_validate_wants_counts_exactly_where_the_order_asks_to_evaluate():
+def test_counts_are_wanted_if_ordered():
     """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
     engine, state = opened(devices=("dev-1",), evaluate_every=1)
     assert state.plan.assignments["dev-1"].evaluate
@@ -87,7 +89,8 @@ def test_validate_wants_counts_exactly_where_the_order_asks_to_evaluate():
         assert engine.validate(state, changed, DIGEST) == (Decision.REFUSE, "impossible counts")
 
 
-def test_validate_wants_as_many_margins_as_candidates():
+def test_one_margin_a_candidate():
+    """Validate wants as many margins as candidates."""
     engine, state = opened(devices=("dev-1",))
     assignment = dataclasses.replace(state.plan.assignments["dev-1"], candidates=(0, 1), train=False, margins=True)
     state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, assignments={"dev-1": assignment}))
@@ -96,7 +99,8 @@ def test_validate_wants_as_many_margins_as_candidates():
     assert engine.validate(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
 
 
-def test_the_nearest_model_is_one_of_those_to_compare_with():
+def test_nearest_is_one_to_compare_with():
+    """The nearest model is one of those to compare with."""
     engine, state = opened()
     assignment = dataclasses.replace(state.plan.assignments["dev-1"], compare=(1, 2))
     plan = dataclasses.replace(state.plan, assignments={**state.plan.assignments, "dev-1": assignment})
@@ -106,7 +110,8 @@ def test_the_nearest_model_is_one_of_those_to_compare_with():
         assert engine.validate(state, dataclasses.replace(upload, nearest=model), DIGEST)[0] is decision
 
 
-def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
+def test_stored_upload_counts_once():
+    """A stored upload counts once even if it is told twice."""
     engine, state = opened()
     upload, body = upload_of(engine, state, "dev-1")
     event = stored(upload, body)
@@ -115,7 +120,7 @@ def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
     assert twice.contributions == once.contributions
 
 
-def test_a_run_that_is_over_knows_what_came_last():
+def test_finished_run_knows_what_came_last():
     """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
     devices = DEVICES
     engine, state = opened(devices=devices, rounds=1)
@@ -135,7 +140,8 @@ def test_a_run_that_is_over_knows_what_came_last():
         assert engine.handle(over, CameOnline(away)) == (over, ())
 
 
-def test_every_round_has_its_own_key_whose_id_the_aggregator_does_not_know():
+def test_every_round_has_its_own_key():
+    """Every round has its own key whose id the aggregator does not know."""
     engine, state = opened()
     upload, _ = upload_of(engine, state, "dev-1")
     for key_id in (b"a" * 16, b"b" * 16):
@@ -143,7 +149,8 @@ def test_every_round_has_its_own_key_whose_id_the_aggregator_does_not_know():
         assert engine.validate(state, given, DIGEST) == (Decision.STORE, "")
 
 
-def test_a_device_may_attach_the_checkpoints_that_were_ordered_or_none():
+def test_ordered_checkpoints_or_none():
+    """A device may attach the checkpoints that were ordered or none."""
     engine, state = opened(participation=0.2)
     (device,) = state.plan.assignments
     upload, _ = upload_of(engine, state, device)

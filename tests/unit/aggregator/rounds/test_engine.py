@@ -31,7 +31,8 @@ def test_the_first_round_waits_for_everybody():
     assert (state.round, state.waiting) == (1, DEVICES)
 
 
-def test_after_the_deadline_the_first_round_opens_with_whoever_is_there():
+def test_first_round_opens_after_deadline():
+    """After the deadline the first round opens with whoever is there."""
     engine = engine_of(run_plan())
     state, _ = engine.begin(DEVICES)
     state, _ = online(engine, state, "dev-2", "dev-4")
@@ -39,7 +40,7 @@ def test_after_the_deadline_the_first_round_opens_with_whoever_is_there():
     assert set(open_.plan.assignments) == {"dev-2", "dev-4"}
 
 
-def test_the_deadline_alone_opens_nothing_without_enough_devices():
+def test_deadline_opens_nothing_for_too_few():
     """A mean of fewer than min_contributors could not be used: it waits on, and opens as soon as there are enough."""
     engine = engine_of(run_plan(min_contributors=3))
     state, _ = engine.begin(DEVICES)
@@ -51,7 +52,8 @@ def test_the_deadline_alone_opens_nothing_without_enough_devices():
     assert kinds(actions) == ["OpenRound"]
 
 
-def test_a_device_that_left_before_the_start_is_waited_for_again():
+def test_early_leaver_is_waited_for_again():
+    """A device that left before the start is waited for again."""
     engine = engine_of(run_plan())
     state, _ = engine.begin(("dev-1", "dev-2"))
     state, _ = online(engine, state, "dev-1")
@@ -62,7 +64,8 @@ def test_a_device_that_left_before_the_start_is_waited_for_again():
     assert kinds(actions) == ["OpenRound"]
 
 
-def test_a_round_closes_when_everybody_has_answered():
+def test_closes_when_all_have_answered():
+    """A round closes when everybody has answered."""
     engine, state = opened()
     state, actions = give(engine, state, *DEVICES[:4])
     assert actions == ()
@@ -73,7 +76,7 @@ def test_a_round_closes_when_everybody_has_answered():
     assert state.round == 2
 
 
-def test_the_deadline_closes_a_round_on_its_quorum():
+def test_deadline_closes_round_on_its_quorum():
     """Quorum 0.6 of five is three: two and the deadline wait on, the third closes at once."""
     engine, state = opened()
     state, _ = give(engine, state, "dev-1", "dev-2")
@@ -84,7 +87,8 @@ def test_the_deadline_closes_a_round_on_its_quorum():
     assert isinstance(open_, OpenRound)
 
 
-def test_a_quorum_that_is_there_at_the_deadline_closes_then():
+def test_quorum_at_the_deadline_closes():
+    """A quorum that is there at the deadline closes then."""
     engine, state = opened()
     state, actions = give(engine, state, "dev-1", "dev-2", "dev-3")
     assert actions == ()
@@ -92,7 +96,8 @@ def test_a_quorum_that_is_there_at_the_deadline_closes_then():
     assert closed.record.contributed == 3
 
 
-def test_a_deadline_of_another_round_means_nothing():
+def test_deadline_of_another_round():
+    """A deadline of another round means nothing."""
     engine, state = opened()
     state, _ = give(engine, state, *DEVICES)
     assert state.round == 2
@@ -101,7 +106,7 @@ def test_a_deadline_of_another_round_means_nothing():
     assert not state.deadline_passed
 
 
-def test_the_deadline_is_reset_by_the_next_round():
+def test_deadline_is_reset_by_the_next_round():
     engine, state = opened()
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.deadline_passed
@@ -110,7 +115,8 @@ def test_the_deadline_is_reset_by_the_next_round():
     assert not state.deadline_passed
 
 
-def test_nobody_waits_for_a_device_that_is_gone():
+def test_gone_device_is_not_waited_for():
+    """Nobody waits for a device that is gone."""
     engine, state = opened()
     state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
     state, actions = engine.handle(state, WentOffline("dev-4"))
@@ -119,7 +125,8 @@ def test_nobody_waits_for_a_device_that_is_gone():
     assert closed.record.missing == ("dev-4", "dev-5")
 
 
-def test_a_device_that_came_back_is_waited_for_again():
+def test_returned_device_is_waited_for():
+    """A device that came back is waited for again."""
     engine, state = opened()
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, _ = engine.handle(state, CameOnline("dev-5"))
@@ -128,7 +135,7 @@ def test_a_device_that_came_back_is_waited_for_again():
     assert state.waiting == ("dev-5",)
 
 
-def test_gone_devices_do_not_lower_the_quorum():
+def test_gone_devices_do_not_lower_quorum():
     engine, state = opened()
     for device in DEVICES[1:]:
         state, _ = engine.handle(state, WentOffline(device))
@@ -138,7 +145,7 @@ def test_gone_devices_do_not_lower_the_quorum():
     assert actions == ()
 
 
-def test_a_revoked_device_is_neither_waited_for_nor_counted():
+def test_revoked_device_is_not_counted():
     """The open round closes on the quorum of those who are left, the next one opens without it and asks it for nothing."""
     engine, state = opened(quorum=1.0)
     state, actions = give(engine, state, *DEVICES[:4])
@@ -149,7 +156,7 @@ def test_a_revoked_device_is_neither_waited_for_nor_counted():
     assert engine.handle(state, Left("dev-5")) == (state, ())
 
 
-def test_a_revoked_device_that_had_answered_still_counts_in_its_round():
+def test_revoked_after_its_answer_counts():
     """Its upload was durable before."""
     engine, state = opened(quorum=1.0)
     state, _ = give(engine, state, "dev-5")
@@ -160,7 +167,7 @@ def test_a_revoked_device_that_had_answered_still_counts_in_its_round():
     assert set(state.plan.assignments) == set(DEVICES[:4])
 
 
-def test_an_answer_of_a_gone_device_still_counts():
+def test_answer_of_gone_device_still_counts():
     engine, state = opened()
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, actions = give(engine, state, "dev-5", *DEVICES[:3])
@@ -176,7 +183,7 @@ def offline(engine, state, *devices):
     return state
 
 
-def test_later_rounds_open_with_the_quorums_share_of_the_fleet():
+def test_later_rounds_open_by_quorum():
     """Quorum 0.6 of five is three: they need not wait for the other two."""
     engine, state = opened()
     state = offline(engine, state, "dev-4", "dev-5")
@@ -194,7 +201,7 @@ def gathering():
     return engine, state
 
 
-def test_with_nobody_there_it_gathers_until_the_quorums_share_has_come():
+def test_empty_fleet_gathers_a_quorum():
     """A restarted broker must not have one device train alone while the others reconnect."""
     engine, state = gathering()
     state, actions = online(engine, state, "dev-2", "dev-4")
@@ -203,7 +210,7 @@ def test_with_nobody_there_it_gathers_until_the_quorums_share_has_come():
     assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2", "dev-4", "dev-5"})
 
 
-def test_after_the_deadline_a_later_round_opens_with_whoever_is_there():
+def test_later_round_opens_after_deadline():
     """`Gather` asks for the deadline of the round that has closed: the run goes on with min_contributors devices."""
     engine, state = gathering()
     state, actions = online(engine, state, "dev-2")
@@ -212,7 +219,8 @@ def test_after_the_deadline_a_later_round_opens_with_whoever_is_there():
     assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2"})
 
 
-def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
+def test_gathering_may_outlast_its_deadline():
+    """The deadline of the gathering may pass before anybody comes."""
     engine, state = gathering()
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
@@ -221,7 +229,8 @@ def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
     assert not state.deadline_passed
 
 
-def test_a_new_device_takes_part_once_others_have_sealed_the_model_for_it():
+def test_new_device_joins_by_checkpoint():
+    """A new device takes part once others have sealed the model for it."""
     engine, state = opened(devices=("dev-1", "dev-2"))
     state, _ = online(engine, state, "dev-9")
     assert "dev-9" not in state.plan.assignments
@@ -232,7 +241,8 @@ def test_a_new_device_takes_part_once_others_have_sealed_the_model_for_it():
     assert set(open_.plan.assignments) == {"dev-1", "dev-2", "dev-9"}
 
 
-def test_the_final_round_asks_everybody_to_report_and_ends_the_run():
+def test_final_round_asks_everybody():
+    """The final round asks everybody to report and ends the run."""
     engine, state = opened(devices=("dev-1", "dev-2"), rounds=1)
     state, (_, open_) = give(engine, state, "dev-1", "dev-2")
     assert open_.plan.final
@@ -252,7 +262,7 @@ def test_the_final_round_asks_everybody_to_report_and_ends_the_run():
     assert engine.handle(state, CameOnline("dev-7")) == (state, ())
 
 
-def test_a_record_weights_the_loss_by_samples():
+def test_record_weights_the_loss_by_samples():
     engine, state = opened(devices=("dev-1", "dev-2"))
     state, _ = give(engine, state, "dev-1", loss=1.0, samples=30)
     _, (closed, _) = give(engine, state, "dev-2", loss=3.0, samples=10)
@@ -260,7 +270,7 @@ def test_a_record_weights_the_loss_by_samples():
     assert closed.record.norms == pytest.approx({"dev-1": np.sqrt(6), "dev-2": np.sqrt(6)})
 
 
-def test_the_same_transitions_give_the_same_state():
+def test_same_transitions_give_same_state():
     """Pure: neither the engine nor an earlier state remembers anything."""
     engine, state = opened()
     before = dataclasses.replace(state)
@@ -285,12 +295,14 @@ def test_uploads_may_arrive_in_any_order():
 
 
 @pytest.mark.parametrize(("participation", "expected"), [(0.4, 2), (0.5, 2), (0.1, 1), (1.0, 5)])
-def test_partial_participation_draws_a_share_of_those_present(participation, expected):
+def test_participation_draws_a_share(participation, expected):
+    """Partial participation draws a share of those present."""
     _, state = opened(participation=participation)
     assert len(state.plan.assignments) == expected
 
 
-def test_participation_varies_by_round_and_not_by_run():
+def test_participation_varies_by_round():
+    """Participation varies by round and not by run."""
     draws = []
     for _ in range(2):
         engine, state = opened(participation=0.4)
@@ -330,7 +342,7 @@ def durable(engine, state, device):
     return stored(upload, body)
 
 
-def test_uploads_that_became_durable_together_count_in_one_round():
+def test_durable_together_count_in_one_round():
     """After the deadline the first of them already makes the quorum; the others must not fall into the next round."""
     engine, state = opened(quorum=0.6)
     state, _ = give(engine, state, *DEVICES[:2])
@@ -344,7 +356,8 @@ def test_uploads_that_became_durable_together_count_in_one_round():
     assert (after.round, len(after.received)) == (2, 0)
 
 
-def test_the_two_steps_of_a_transition_give_what_handle_gives():
+def test_two_steps_give_what_handle_gives():
+    """The two steps of a transition give what handle gives."""
     engine, state = opened(quorum=1.0)
     for device in DEVICES:
         event = durable(engine, state, device)

@@ -25,7 +25,8 @@ def round_of(engine, state, *, factor=100.0, samples=10):
     return state, record
 
 
-def test_a_hundredfold_update_is_left_out_in_the_first_round_and_in_later_ones():
+def test_hundredfold_update_is_left_out():
+    """A hundredfold update is left out in the first round and in later ones."""
     engine, state = opened()
     for _ in range(3):
         state, record = round_of(engine, state)
@@ -43,7 +44,8 @@ def test_an_honest_round_is_complete():
     assert state.held.steps[-1].means[0].contributors == len(DEVICES)
 
 
-def test_a_weight_above_the_cap_is_reduced_and_recorded():
+def test_weight_above_the_cap_is_reduced():
+    """A weight above the cap is reduced and recorded."""
     engine, state = opened()
     _, record = round_of(engine, state, factor=1.0, samples=100_000)
     assert record.capped == {GIANT: 30.0}
@@ -52,7 +54,8 @@ def test_a_weight_above_the_cap_is_reduced_and_recorded():
     assert record.capped == {}
 
 
-def test_the_level_of_the_last_round_outlives_a_restart():
+def test_level_outlives_a_restart():
+    """The level of the last round outlives a restart."""
     engine, state = opened()
     state, _ = round_of(engine, state, factor=1.0)
     again = engine_of(engine.run)
@@ -64,7 +67,7 @@ def test_the_level_of_the_last_round_outlives_a_restart():
     assert mean_of(first).tobytes() == mean_of(second).tobytes()
 
 
-def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
+def test_refused_upload_is_in_no_quorum():
     """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
     engine, state = opened(quorum=0.9)
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
@@ -76,7 +79,7 @@ def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
     assert state.round == 2
 
 
-def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once():
+def test_refused_and_revoked_counts_once():
     """Of 4 devices that remain, all must answer with a quorum of .8."""
     engine, state = opened(quorum=0.8)
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
@@ -85,7 +88,8 @@ def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once
     assert state.able == len(DEVICES) - 1
 
 
-def test_under_uniform_weighting_a_sample_count_is_refused():
+def test_uniform_weighting_refuses_counts():
+    """Under uniform weighting a sample count is refused."""
     engine, state = opened(weighting="uniform")
     upload, body = upload_of(engine, state, GIANT, samples=1)
     assert engine.validate(state, upload, digest_of(upload, body))[0] is Decision.STORE

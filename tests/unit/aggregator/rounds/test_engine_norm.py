@@ -25,7 +25,8 @@ def second_round(eta):
     return engine, state
 
 
-def test_validate_wants_a_norm_where_the_order_asks_for_it():
+def test_ordered_norm_is_wanted():
+    """Validate wants a norm where the order asks for it."""
     engine, state = second_round(0.1)
     assert state.plan.assignments["dev-1"].norm
     upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
@@ -34,7 +35,8 @@ def test_validate_wants_a_norm_where_the_order_asks_for_it():
         assert engine.validate(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Decision.REFUSE
 
 
-def test_validate_wants_none_where_it_does_not():
+def test_unordered_norm_is_refused():
+    """Validate wants none where it does not."""
     engine, state = second_round(0)
     upload, _ = upload_of(engine, state, "dev-1")
     assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")

@@ -29,7 +29,8 @@ def looks(engine, state, event):
 
 @pytest.mark.parametrize("algorithm", CASES)
 @pytest.mark.parametrize("count", [30, 300])
-def test_an_upload_or_a_departure_walks_over_no_fleet(algorithm, count):
+def test_events_walk_over_no_fleet(algorithm, count):
+    """An upload or a departure walks over no fleet."""
     settings, changes = CASES[algorithm]
     devices = tuple(Name(f"dev-{i:04}") for i in range(count))
     engine = engine_of(run_plan(algorithm, settings, quorum=1.0, **changes))

@@ -153,7 +153,9 @@ def test_the_uploads_of_a_round(compare, algorithm):
     compare(measured)
 
 
-def test_a_storm_of_departures_and_returns_while_a_round_is_open(compare):
+def test_storm_while_a_round_is_open(compare):
+    """A storm of departures and returns while a round is open."""
+
     def measured(count):
         engine, state, devices = opened(count)
         cost = Cost()
@@ -179,7 +181,9 @@ def test_a_storm_while_the_run_gathers(compare):
     compare(measured)
 
 
-def test_devices_that_decline_and_are_revoked(compare):
+def test_devices_decline_and_are_revoked(compare):
+    """Devices that decline and are revoked."""
+
     def measured(count):
         engine, state, devices = opened(count)
         nonce = engine.nonce(1)
@@ -193,7 +197,9 @@ def test_devices_that_decline_and_are_revoked(compare):
     compare(measured)
 
 
-def test_presences_after_the_deadline_of_a_round_that_all_have_declined(compare):
+def test_presences_after_a_declined_deadline(compare):
+    """Presences after the deadline of a round that all have declined."""
+
     def measured(count):
         engine, state, devices = opened(count)
         for device in devices:

@@ -14,7 +14,8 @@ FALSE = DEVICES[-1]
 APART, IN_LINE = Finding(True, {0: True}), Finding(False, {0: False})
 
 
-def test_the_third_round_in_a_row_names_the_device_once():
+def test_third_round_names_the_device_once():
+    """The third round in a row names the device once."""
     known, named = Standings(), []
     for round_ in range(1, 6):
         known, events = observed(known, {"a": APART, "b": IN_LINE}, round_, "filter")
@@ -25,7 +26,8 @@ def test_the_third_round_in_a_row_names_the_device_once():
     assert known.rounds == {"a": 5}
 
 
-def test_a_round_in_line_starts_the_count_again_and_a_round_elsewhere_does_not():
+def test_round_in_line_restarts_the_count():
+    """A round in line starts the count again and a round elsewhere does not."""
     known = Standings()
     for found in ({"a": APART}, {"a": APART}, {"b": APART}, {}, {"a": IN_LINE}, {"a": APART}, {"a": APART}):
         known, events = observed(known, found, 1, "filter")
@@ -55,7 +57,7 @@ def play(engine, state):
     return state, [e["device"] for e in record.events if e["kind"] == STANDS_APART]
 
 
-def test_the_record_of_the_third_round_names_the_device():
+def test_record_of_third_round_names_device():
     engine, state = opened(DEVICES, robust="filter")
     named = []
     for _ in range(5):

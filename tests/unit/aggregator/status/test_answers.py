@@ -36,7 +36,7 @@ def test_anything_else_is_malformed(data):
         decoded(RunPage, data)
 
 
-def test_an_answer_of_another_version_is_read():
+def test_answer_of_another_version_is_read():
     """A later aggregator adds fields, an earlier one lacks those that have a default."""
     document = json.loads(encoded(RunPage((RUN,))))
     document["forecast"] = [1, 2]
@@ -48,7 +48,7 @@ def test_an_answer_of_another_version_is_read():
         decoded(RunPage, json.dumps(document).encode())
 
 
-def test_nothing_in_an_answer_controls_the_terminal():
+def test_nothing_in_answer_controls_terminal():
     entry = dataclasses.replace(RUN, algorithm="cfl\x1b[2J", obstacle="two\nlines")
     (found,) = decoded(RunPage, encoded(RunPage((entry,)))).runs
     assert (found.algorithm, found.obstacle, found.run_id) == ("cfl?[2J", "two?lines", RUN.run_id)

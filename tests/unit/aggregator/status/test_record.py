@@ -77,7 +77,8 @@ def test_a_fleet_at_work_has_no_problem():
     assert missing.advice == "wait: the deadline is 2026-11-18T11:08:20Z"
 
 
-def test_a_device_that_was_killed_is_offline_since_its_will():
+def test_killed_device_is_offline_by_will():
+    """A device that was killed is offline since its will."""
     gone = dataclasses.replace(HERE, online=False, since_s=NOW - 5)
     built = status(live(devices={"dev-2": gone}))
     found = device(built)
@@ -89,7 +90,7 @@ def test_a_device_that_was_killed_is_offline_since_its_will():
     assert built.problems == ()
 
 
-def test_with_the_broker_down_no_device_is_blamed():
+def test_broker_down_blames_no_device():
     """Not even one that was offline before, or past the deadline: nobody can know."""
     down = ConnectionFacts(
         broker="mqtt://reef:1883", connected=False, since_s=NOW - 30, reason="Connection refused", lost_s=NOW - 30
@@ -106,7 +107,8 @@ def test_with_the_broker_down_no_device_is_blamed():
     assert (built.run.phase, built.run.received) == ("round", 2), "what is known stays"
 
 
-def test_after_the_broker_is_back_devices_have_time_to_return():
+def test_devices_have_time_to_return():
+    """After the broker is back devices have time to return."""
     back = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - 20, lost_s=NOW - 60)
     with_it = dataclasses.replace(HERE, online=False, since_s=NOW - 61)
     before = dataclasses.replace(HERE, online=False, since_s=NOW - 600)
@@ -121,7 +123,8 @@ def test_after_the_broker_is_back_devices_have_time_to_return():
     assert device(later).reason == "offline"
 
 
-def test_a_deadline_that_passed_with_too_few_says_what_to_do():
+def test_passed_deadline_says_what_to_do():
+    """A deadline that passed with too few says what to do."""
     late = dataclasses.replace(
         ROUND, deadline_at_s=NOW - 3, deadline_passed=True, shortage="2 answered and 3 must", advice="start dev-2 again"
     )
@@ -134,7 +137,8 @@ def test_a_deadline_that_passed_with_too_few_says_what_to_do():
     assert blamed(built) == {"dev-2"}
 
 
-def test_a_device_that_was_revoked_while_off_is_listed_as_such():
+def test_device_revoked_while_off_is_listed():
+    """A device that was revoked while off is listed as such."""
     gone = dataclasses.replace(HERE, online=False, since_s=NOW - 5)
     built = status(live(devices={"dev-2": gone}), active=("dev-1", "dev-3"), revoked=("dev-2",))
     found = device(built)
@@ -144,7 +148,8 @@ def test_a_device_that_was_revoked_while_off_is_listed_as_such():
     assert [c.members for c in built.run.clusters] == [("dev-1",), ("dev-3",)]
 
 
-def test_a_full_disk_stays_the_reason_after_the_device_has_ended():
+def test_full_disk_stays_the_reason():
+    """A full disk stays the reason after the device has ended."""
     full = dataclasses.replace(HERE, online=False, since_s=NOW - 5, declined="disk")
     found = device(status(live(devices={"dev-2": full})))
     assert found.reason == "offline: its disk is full or fails"
@@ -152,7 +157,8 @@ def test_a_full_disk_stays_the_reason_after_the_device_has_ended():
 
 
 @pytest.mark.parametrize("reason", DeclineReason)
-def test_a_device_that_declined_says_why_and_each_reason_has_an_advice(reason):
+def test_declined_device_has_an_advice(reason):
+    """A device that declined says why and each reason has an advice."""
     odd = dataclasses.replace(HERE, declined=reason.name.lower())
     found = device(status(live(devices={"dev-2": odd})))
     assert (found.reason, found.online) == (DECLINE_REASONS[reason], True)
@@ -163,7 +169,8 @@ def test_a_device_that_declined_says_why_and_each_reason_has_an_advice(reason):
     ("ahead_s", "words"),
     [(7500, "its clock is 2 h 5 min ahead of the aggregator's"), (-400, "its clock is 6 min behind the aggregator's")],
 )
-def test_a_wrong_clock_of_one_device_is_its_own(ahead_s, words):
+def test_wrong_clock_is_the_devices(ahead_s, words):
+    """A wrong clock of one device is its own."""
     wrong = dataclasses.replace(HERE, clock_ahead_s=ahead_s)
     right = dataclasses.replace(HERE, clock_ahead_s=-2)
     built = status(live(devices={"dev-1": right, "dev-2": wrong, "dev-3": right}))
@@ -172,7 +179,8 @@ def test_a_wrong_clock_of_one_device_is_its_own(ahead_s, words):
     assert (device(built, "dev-1").reason, built.problems) == ("", ())
 
 
-def test_a_clock_that_most_devices_contradict_is_the_aggregators():
+def test_contradicted_clock_is_aggregators():
+    """A clock that most devices contradict is the aggregators."""
     ahead = {name: dataclasses.replace(HERE, clock_ahead_s=86400 + i) for i, name in enumerate(NAMES)}
     built = status(live(devices=ahead))
     assert [d.reason for d in built.devices] == ["", "", ""]
@@ -181,12 +189,13 @@ def test_a_clock_that_most_devices_contradict_is_the_aggregators():
     assert "this machine" in problem.advice
 
 
-def test_a_small_difference_of_clocks_is_none():
+def test_small_difference_of_clocks_is_none():
     late = dataclasses.replace(HERE, clock_ahead_s=-limits.CLOCK_OFF_S)
     assert device(status(live(devices={"dev-2": late}))).reason == ""
 
 
-def test_a_killed_daemon_is_not_running_since_its_last_sign_of_life():
+def test_killed_daemon_is_not_running():
+    """A killed daemon is not running since its last sign of life."""
     built = status(live(alive_s=50), running=False)
     assert (built.running, built.connected, built.since_s) == (False, False, NOW - 50)
     (problem,) = built.problems
@@ -217,27 +226,29 @@ def test_a_daemon_that_ended_says_how(ended, words):
 
 
 @pytest.mark.parametrize("run", [None, dataclasses.replace(RUN, finished=True)], ids=["no run", "a finished run"])
-def test_a_daemon_that_was_stopped_after_its_work_is_no_problem(run):
+def test_stopped_daemon_is_no_problem(run):
     """As `serve --once` ends."""
     assert status(live(ended_at_s=NOW - 9), running=False, run=run).problems == ()
     assert status(live(), running=False, run=run).problems != (), "but one that was killed is"
 
 
-def test_a_daemon_that_never_ran_is_no_problem():
+def test_daemon_that_never_ran_is_no_problem():
     built = status(running=False, live=None)
     assert (built.running, built.since_s, built.problems) == (False, None, ())
     assert built.broker == "mqtt://granted:1883"
 
 
 @pytest.mark.parametrize("found", [None, live(ended_at_s=NOW - 9)], ids=["the first", "its predecessor's file"])
-def test_a_daemon_that_has_just_started_is_not_connected_yet(found):
+def test_new_daemon_is_not_connected_yet(found):
+    """A daemon that has just started is not connected yet."""
     built = status(running=True, live=found)
     assert (built.running, built.connected, built.since_s) == (True, False, None)
     assert built.problems[0].reason == "not connected to the broker at mqtt://granted:1883 yet"
     assert blamed(built) == set()
 
 
-def test_a_daemon_whose_loop_is_stuck_says_so_and_blames_no_device():
+def test_stuck_loop_blames_no_device():
+    """A daemon whose loop is stuck says so and blames no device."""
     gone = dataclasses.replace(HERE, online=False, since_s=NOW - 500)
     built = status(live(alive_s=record.SILENT_S + 1, devices={"dev-2": gone}))
     (problem,) = built.problems
@@ -250,7 +261,8 @@ def test_a_full_disk_of_the_aggregator():
     assert problem.reason == "the aggregator's disk is full: 4096 bytes are free"
 
 
-def test_keys_that_are_awaited_are_a_problem_of_the_run():
+def test_awaited_keys_are_the_runs_problem():
+    """Keys that are awaited are a problem of the run."""
     built = status(live(run=dataclasses.replace(ROUND, obstacle="the newer ones have not arrived yet")))
     (problem,) = built.problems
     assert problem.reason == "the newer ones have not arrived yet"
@@ -258,13 +270,15 @@ def test_keys_that_are_awaited_are_a_problem_of_the_run():
 
 
 @pytest.mark.parametrize(("age_s", "online"), [(record.FIRST_PRESENCES_S, False), (1, None)])
-def test_a_device_of_which_the_broker_retains_nothing_has_never_connected(age_s, online):
+def test_unretained_device_never_connected(age_s, online):
+    """A device of which the broker retains nothing has never connected."""
     young = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - age_s)
     found = device(status(live(connection=young, devices={"dev-2": DeviceStatus(name="")})))
     assert (found.online, found.reason) == (online, "" if online is None else "has not connected yet")
 
 
-def test_figures_of_clusters_are_those_of_their_devices():
+def test_clusters_have_their_devices_figures():
+    """Figures of clusters are those of their devices."""
     tests = {"dev-1": (1, 2), "dev-2": (3, 4), "dev-3": (1, 4)}
     built = status(run=dataclasses.replace(RUN, tests=tests, losses={1: 0.25}))
     first, second = built.run.clusters
@@ -272,7 +286,8 @@ def test_figures_of_clusters_are_those_of_their_devices():
     assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
 
 
-def test_devices_whose_model_is_a_guess_are_a_problem():
+def test_guessed_models_are_a_problem():
+    """Devices whose model is a guess are a problem."""
     guess, good = DeviceStatus(name="", online=True, doubted=True), DeviceStatus(name="", online=True)
     built = status(live(devices={"dev-1": guess, "dev-2": good, "dev-3": guess, "gone": guess}))
     assert [p.reason for p in built.problems] == [
@@ -282,7 +297,8 @@ def test_devices_whose_model_is_a_guess_are_a_problem():
     assert status(live(devices={"dev-1": good})).problems == ()
 
 
-def test_a_device_has_the_accuracy_on_its_own_test_share():
+def test_device_has_its_own_accuracy():
+    """A device has the accuracy on its own test share."""
     tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
     built = status(run=dataclasses.replace(RUN, tests=tests))
     found = {d.name: d.accuracy for d in built.devices}
@@ -290,21 +306,22 @@ def test_a_device_has_the_accuracy_on_its_own_test_share():
     assert {d.accuracy for d in status(run=None).devices} == {None}
 
 
-def test_a_run_that_is_finished_or_comes_next():
+def test_run_that_is_finished_or_comes_next():
     last = status(live(run=None), run=dataclasses.replace(RUN, closed=21, finished=True)).run
     assert (last.phase, last.round, last.missing) == ("finished", 20, ())
     assert status(live(run=None), run=dataclasses.replace(RUN, closed=0)).run.phase == NOT_SERVED
     assert status(run=None).run is None
 
 
-def test_a_run_that_was_stopped_has_its_last_round_of_training_also_while_it_is_served():
+def test_stopped_run_has_its_last_training():
     """Its final round has the number after the last one planned."""
     over = live(run=dataclasses.replace(ROUND, phase="finished", round=21, waiting=()))
     last = status(over, run=dataclasses.replace(RUN, closed=7, finished=True)).run
     assert (last.phase, last.round, last.rounds) == ("finished", 7, 20)
 
 
-def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
+def test_document_has_the_interfaces_names():
+    """The document has the names of the interface and times in iso 8601."""
     document = status().document()
     assert {"running", "connected", "broker", "since", "run", "devices"} <= set(document)
     assert document["since"] == "2026-11-18T08:36:40Z"
@@ -330,7 +347,8 @@ def test_the_document_has_the_names_of_the_interface_and_times_in_iso_8601():
     assert document["devices"][0]["clock_ahead_s"] is None
 
 
-def test_the_condition_that_a_device_reports_is_in_the_record():
+def test_reported_condition_is_recorded():
+    """The condition that a device reports is in the record."""
     vitals = Vitals(disk_free_bytes=1 << 40, load=0.5, cores=4, temperature_c=48.5)
     reporting = dataclasses.replace(HERE, vitals=vitals, vitals_at_s=NOW - 30, model_run=3)
     built = status(live(devices={"dev-2": reporting}))
@@ -352,7 +370,8 @@ def test_the_condition_that_a_device_reports_is_in_the_record():
     }
 
 
-def test_a_device_whose_disk_is_almost_full_says_so_before_it_stops():
+def test_nearly_full_disk_is_told_before():
+    """A device whose disk is almost full says so before it stops."""
     full = dataclasses.replace(HERE, vitals=Vitals(disk_free_bytes=1000), vitals_at_s=NOW)
     found = device(status(live(devices={"dev-2": full})))
     assert found.reason == "its disk is almost full: 1000 bytes were free"
@@ -360,14 +379,16 @@ def test_a_device_whose_disk_is_almost_full_says_so_before_it_stops():
 
 
 @pytest.mark.parametrize(("version", "state"), [("0.1.0", "same"), ("0.0.9", "older"), ("0.2.0", "newer")])
-def test_a_device_of_another_version_is_marked_and_not_blamed(version, state):
+def test_other_version_is_marked_only(version, state):
+    """A device of another version is marked and not blamed."""
     found = status(live(devices={"dev-2": dataclasses.replace(HERE, version=version, wire=1)}))
     marked = device(found)
     assert (marked.version_state, bool(marked.version_advice), marked.reason) == (state, state != "same", "")
     assert (found.version, marked.wire) == ("0.1.0", 1)
 
 
-def test_a_device_that_does_not_speak_the_runs_wire_version_is_told_as_such():
+def test_other_wire_version_is_told():
+    """A device that does not speak the runs wire version is told as such."""
     old = live(devices={"dev-2": dataclasses.replace(HERE, wire=1)})
     run = dataclasses.replace(RUN, wire=2)
     assert device(status(old, run=run)).reason == (
@@ -387,7 +408,8 @@ SHARDED = dataclasses.replace(
 )
 
 
-def test_a_missing_worker_is_a_problem_with_advice():
+def test_missing_worker_is_a_problem():
+    """A missing worker is a problem with advice."""
     assert status().workers == ()
     built = status(live(run=SHARDED))
     here, gone = built.workers
@@ -414,7 +436,8 @@ def test_a_missing_worker_is_a_problem_with_advice():
         dataclasses.replace(UP, since_s=NOW - 1),
     ],
 )
-def test_no_worker_is_blamed_before_its_presence_can_be_here(connection):
+def test_no_worker_is_blamed_early(connection):
+    """No worker is blamed before its presence can be here."""
     built = status(live(run=SHARDED, connection=connection))
     assert built.workers[1].online is None
     assert not any("worker" in problem.reason for problem in built.problems)

@@ -89,7 +89,7 @@ def test_a_serving_aggregator_says_so(place):
         assert place.data()["serving"]
 
 
-def test_the_groups_that_a_strategy_has_found(place):
+def test_groups_that_a_strategy_has_found(place):
     """The last decision counts: refused groups are one group. Other strategies have none."""
     tried = {"k": 3, "silhouette": 0.412, "sizes": [14, 4, 2], "models": 2}
     refused = ({"kind": "groups-tried", **tried}, {"kind": "groups-refused", "gain": 0.5, **tried})
@@ -107,7 +107,7 @@ def test_the_groups_that_a_strategy_has_found(place):
     assert ["groups found: 3 (silhouette 0.41)" in line for line in lines] == [False, False, True]
 
 
-def test_the_last_split_that_was_refused_says_why(place):
+def test_last_refused_split_says_why(place):
     """A later split makes it old news."""
     refused = {"kind": "split-refused", "cluster": 0, "reason": "gains may be chance"}
     made = {"kind": "split", "cluster": 0}
@@ -133,14 +133,16 @@ def test_a_run_that_has_not_begun(place):
     )
 
 
-def test_a_run_in_its_middle_shows_clusters_and_accuracy_of_its_last_round(place):
+def test_run_shows_clusters_and_accuracy(place):
+    """A run in its middle shows clusters and accuracy of its last round."""
     place.run(records=[{"clusters": {}}, {"correct": 1, "clusters": {"dev-1": 4, "dev-2": 7}}])
     assert place.status() == [
         "run 1: fedavg, mask permutation, 2 of 20 rounds closed, clusters: 1+1 devices, accuracy 25.0%"
     ]
 
 
-def test_clusters_are_those_of_the_last_round_that_had_any_and_accuracy_of_the_very_last(place):
+def test_clusters_are_the_last_ones(place):
+    """Clusters are those of the last round that had any and accuracy of the very last."""
     apart = {"dev-1": 4, "dev-2": 7}
     place.run(records=[{}, {"clusters": apart}, {"clusters": {}, "tested": 0, "correct": 0}])
     (run,) = place.data()["runs"]
@@ -159,7 +161,8 @@ def test_runs_are_listed_by_number(place):
     assert [r["run"] for r in place.data()["runs"]] == [9, 10]
 
 
-def test_declined_and_too_small_clusters_are_named_in_the_line_of_the_run(place):
+def test_declined_and_small_are_named(place):
+    """Declined and too small clusters are named in the line of the run."""
     place.run(records=[{"declined": {"dev-2": "data"}, "clusters": {"dev-1": 0, "dev-2": 1}}], min_contributors=2)
     (line,) = place.status()
     assert line.endswith("; data do not fit the task: dev-2; too small to be averaged: 2")
@@ -169,13 +172,15 @@ def still(cluster):
     return {"cluster": cluster, "devices": 2, "rounds": 5, "reason": "it has 2 devices", "hint": "add devices"}
 
 
-def test_clusters_that_stand_still_are_shown_with_reason_and_hint(place):
+def test_standstill_has_reason_and_hint(place):
+    """Clusters that stand still are shown with reason and hint."""
     place.run(records=[{"still": [still(7)]}])
     assert place.status()[1:] == ["run 1 stands still: cluster 7 for 5 rounds: it has 2 devices", "  hint: add devices"]
     assert place.data()["runs"][0]["still"] == [still(7)]
 
 
-def test_of_many_clusters_that_stand_still_some_are_shown_and_the_others_counted(place):
+def test_many_standstills_are_counted(place):
+    """Of many clusters that stand still some are shown and the others counted."""
     place.run(records=[{"still": [still(c) for c in range(NAMES_SHOWN + 3)]}])
     lines = place.status()[1:]
     assert len(lines) == 2 * NAMES_SHOWN + 1
@@ -183,7 +188,8 @@ def test_of_many_clusters_that_stand_still_some_are_shown_and_the_others_counted
     assert len(place.data()["runs"][0]["still"]) == NAMES_SHOWN + 3
 
 
-def test_limits_are_counted_over_all_rounds_and_each_has_its_hint(place):
+def test_limits_are_counted_with_hints(place):
+    """Limits are counted over all rounds and each has its hint."""
     place.run(records=[{"capped": {"dev-1": 3.0}}, {"capped": {"dev-1": 3.0}, "refused_norm": {"dev-2": 9.0}}])
     assert place.status()[1:] == [
         "run 1 limits: left out, norm above ten times the median: dev-2 (rounds: 1); weight capped: dev-1 (rounds: 2)",
@@ -192,7 +198,8 @@ def test_limits_are_counted_over_all_rounds_and_each_has_its_hint(place):
     ]
 
 
-def test_devices_out_of_step_are_counted_and_the_hint_says_what_they_do(place):
+def test_out_of_step_devices_are_counted(place):
+    """Devices out of step are counted and the hint says what they do."""
     place.run(records=[{"out_of_step": {"dev-1": 0}}, {"out_of_step": {"dev-1": 2, "dev-2": 0}}])
     assert place.status()[1:] == [
         "run 1 limits: left out, trained from another state than most: dev-1 (rounds: 2), dev-2 (rounds: 1)",
@@ -200,7 +207,8 @@ def test_devices_out_of_step_are_counted_and_the_hint_says_what_they_do(place):
     ]
 
 
-def test_devices_that_stand_apart_are_counted(place):
+def test_devices_standing_apart_are_counted(place):
+    """Devices that stand apart are counted."""
     apart = {"kind": "stands-apart", "device": "dev-1", "margin": -5.0, "others": 0.1}
     place.run(records=[{"events": [apart]}, {"events": [apart, {"kind": "split", "cluster": 0}]}])
     assert place.status()[1:] == [
@@ -209,7 +217,8 @@ def test_devices_that_stand_apart_are_counted(place):
     ]
 
 
-def test_records_of_an_earlier_version_without_limits_are_shown(place):
+def test_earlier_records_lack_limits(place):
+    """Records of an earlier version without limits are shown."""
     place.run(records=[{}])
     store = Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
     old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step", "still")}
@@ -219,7 +228,7 @@ def test_records_of_an_earlier_version_without_limits_are_shown(place):
     assert (run["closed"], run["declined"], run["capped"]) == (2, {}, {})
 
 
-def test_a_killed_aggregator_waits_for_nothing(place):
+def test_killed_aggregator_waits_for_nothing(place):
     """It leaves its line behind."""
     place.run(records=[{}])
     line = "round 2: 1 of 2, waiting for dev-2"
@@ -232,7 +241,8 @@ def test_a_killed_aggregator_waits_for_nothing(place):
     assert (run["waiting"], run["shortage"]) == (line, {"here": 1})
 
 
-def test_an_unfinished_run_that_a_later_one_has_overtaken_says_why_it_waits_for_nothing(place):
+def test_overtaken_run_waits_for_nothing(place):
+    """An unfinished run that a later one has overtaken says why it waits for nothing."""
     place.run(1, records=[{}])
     place.run(2, records=[{}])
     first, second = place.status()
@@ -240,13 +250,15 @@ def test_an_unfinished_run_that_a_later_one_has_overtaken_says_why_it_waits_for_
     assert "older" not in second
 
 
-def test_a_finished_run_is_never_called_too_old(place):
+def test_finished_run_is_never_too_old(place):
+    """A finished run is never called too old."""
     place.run(1, records=[{"final": True}])
     place.run(2, records=[{}])
     assert place.data()["runs"][0]["older"] == ""
 
 
-def test_a_damaged_run_is_shown_as_damaged_and_the_others_as_they_are(place):
+def test_damaged_run_is_shown_beside_others(place):
+    """A damaged run is shown as damaged and the others as they are."""
     place.run(1, records=[{}])
     place.run(2, records=[{}])
     (place.folder(1) / DATABASE).write_bytes(b"no database " * 100)
@@ -258,7 +270,8 @@ def test_a_damaged_run_is_shown_as_damaged_and_the_others_as_they_are(place):
     assert second.startswith("run 2: fedavg, mask permutation, 1 of 20")
 
 
-def test_a_record_that_lacks_its_figures_is_damage_not_a_traceback(place):
+def test_record_without_figures_is_damage(place):
+    """A record that lacks its figures is damage not a traceback."""
     plan = place.run()
     store = Store(place.folder(), plan)
     store.record(1, {"round": 1})
@@ -266,7 +279,8 @@ def test_a_record_that_lacks_its_figures_is_damage_not_a_traceback(place):
     assert "can't be read: KeyError" in place.data()["runs"][0]["damage"]
 
 
-def test_a_file_that_is_no_run_of_this_owner_is_named_with_the_reason(place):
+def test_foreign_run_is_named_with_reason(place):
+    """A file that is no run of this owner is named with the reason."""
     (place.directory / "runs" / "x.run").write_bytes(b"junk")
     (line,) = place.status()
     assert line.startswith("x.run is no run of this fleet: ")

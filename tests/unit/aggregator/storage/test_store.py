@@ -64,7 +64,8 @@ def append(store, *devices, round_=1):
         append_upload(store, header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
 
 
-def test_what_was_committed_comes_back_as_it_was(open_store):
+def test_committed_comes_back_as_it_was(open_store):
+    """What was committed comes back as it was."""
     store = open_store()
     append(store, "dev-2", "dev-1")
     given = store.commit()
@@ -78,7 +79,8 @@ def test_what_was_committed_comes_back_as_it_was(open_store):
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
 
 
-def test_uploads_come_back_in_order_of_device(open_store):
+def test_uploads_are_in_order_of_device(open_store):
+    """Uploads come back in order of device."""
     store = open_store()
     append(store, "dev-3", "dev-1", "dev-2")
     store.commit()
@@ -132,7 +134,8 @@ def test_an_altered_vector_is_refused(open_store, folder, at):
         store.uploads(1)
 
 
-def test_a_report_without_a_vector_takes_no_bytes(open_store, folder):
+def test_report_without_vector_is_empty(open_store, folder):
+    """A report without a vector takes no bytes."""
     store = open_store()
     header, _ = upload("dev-1")
     header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
@@ -144,7 +147,7 @@ def test_a_report_without_a_vector_takes_no_bytes(open_store, folder):
     assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
 
 
-def test_the_same_upload_twice_never_gets_two_rows(open_store):
+def test_same_upload_has_one_row(open_store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
     store = open_store()
     append(store, "dev-1")
@@ -196,11 +199,12 @@ def test_a_snapshot_comes_back_as_it_was(open_store):
     assert len(list((store.directory / "vectors").iterdir())) == 2
 
 
-def test_there_is_no_snapshot_before_the_first(open_store):
+def test_there_is_no_snapshot_before_first(open_store):
     assert open_store().restore() is None
 
 
-def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
+def test_altered_vector_is_noticed(open_store, folder):
+    """An altered or missing vector is noticed."""
     store = open_store()
     store.snapshot(2, DEVICES, Encoded({}, {"mean": VECTORS["dev-1"]}), METADATA)
     (file,) = (folder / "vectors").iterdir()
@@ -214,7 +218,7 @@ def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
         store.restore()
 
 
-def test_sealed_checkpoints_come_back_as_bytes_and_go_when_no_state_refers_to_them(open_store, folder):
+def test_checkpoints_go_with_their_states(open_store, folder):
     """One of 5 bytes, so that it is no vector of float32."""
     store, sealed = open_store(), np.frombuffer(b"seal!", np.uint8)
     store.snapshot(1, DEVICES, Encoded({}, {"a": sealed, "b": VECTORS["dev-1"]}), METADATA)
@@ -231,7 +235,8 @@ def test_sealed_checkpoints_come_back_as_bytes_and_go_when_no_state_refers_to_th
     assert list(vectors.iterdir()) == []
 
 
-def test_the_digests_of_a_rounds_uploads_stay_when_their_files_are_erased(open_store):
+def test_digests_outlast_their_files(open_store):
+    """The digests of a rounds uploads stay when their files are erased."""
     store = open_store()
     append(store, "dev-2", "dev-1")
     store.commit()
@@ -266,7 +271,7 @@ def test_updates_of_the_open_round_stay(open_store, folder):
     assert [c.device for c in store.uploads(3)] == list(DEVICES)
 
 
-def test_the_end_of_a_run_erases_every_update(open_store, folder):
+def test_end_of_a_run_erases_every_update(open_store, folder):
     """Those of the last round and the spares; records stay."""
     store = open_store()
     for round_ in (1, 2):
@@ -279,7 +284,8 @@ def test_the_end_of_a_run_erases_every_update(open_store, folder):
     assert store.records() == [{"round": 1}]
 
 
-def test_a_swept_round_does_not_keep_its_file_open(open_store, folder):
+def test_swept_round_closes_its_file(open_store, folder):
+    """A swept round does not keep its file open."""
     store = open_store()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for round_ in range(1, 8):
@@ -292,7 +298,8 @@ def test_a_swept_round_does_not_keep_its_file_open(open_store, folder):
 # ---------------------------------------------------------------------------------------------------- records
 
 
-def test_records_come_back_in_order_and_the_last_word_counts(open_store, folder):
+def test_last_record_of_a_round_counts(open_store, folder):
+    """Records come back in order and the last word counts."""
     store = open_store()
     assert read_records(folder) == []
     for round_, loss in ((2, 0.5), (1, 0.9), (2, 0.4)):
@@ -301,13 +308,14 @@ def test_records_come_back_in_order_and_the_last_word_counts(open_store, folder)
     assert store.records() == read_records(folder) == expected
 
 
-def test_records_of_a_run_that_does_not_exist_are_empty(tmp_path):
+def test_missing_run_has_no_records(tmp_path):
+    """Records of a run that does not exist are empty."""
     assert read_records(tmp_path / "nowhere") == []
     (tmp_path / "run.sqlite").touch()
     assert read_records(tmp_path) == []
 
 
-def test_open_files_do_not_grow_with_the_uploads(open_store):
+def test_open_files_do_not_grow_with_uploads(open_store):
     """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
     store = open_store()
     header, body = upload("dev-1")

@@ -83,7 +83,7 @@ def _quick(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["cfl", "fedavg", "ifca"])
-def test_ten_thousand_rounds_leave_a_small_database(tmp_path, algorithm):
+def test_many_rounds_leave_a_small_database(tmp_path, algorithm):
     """Six hundred rounds, and what ten thousand take if each later one takes as much as those after the first 200."""
     run = Run(tmp_path / "run", algorithm)
     sizes = {}
@@ -109,7 +109,8 @@ def test_the_log_of_the_database_stays_small(tmp_path):
 
 
 @pytest.mark.slow
-def test_packed_rounds_lack_nothing_but_the_figures_of_single_devices(tmp_path):
+def test_packed_rounds_lack_devices_figures(tmp_path):
+    """Packed rounds lack nothing but the figures of single devices."""
     run = Run(tmp_path / "run")
     for _ in range(3 * BLOCK_ROUNDS + 5):
         run.round()
@@ -127,7 +128,8 @@ def test_packed_rounds_lack_nothing_but_the_figures_of_single_devices(tmp_path):
     run.store.close()
 
 
-def test_a_state_is_found_again_after_many_rounds(tmp_path):
+def test_state_is_found_after_many_rounds(tmp_path):
+    """A state is found again after many rounds."""
     run = Run(tmp_path / "run", "cfl")
     for round_ in range(1, 30):
         run.round()
@@ -160,7 +162,8 @@ def test_a_damaged_block_of_records_is_told(tmp_path, block):
         read_records(run.folder)
 
 
-def test_a_block_that_unpacks_to_too_much_is_told(tmp_path, monkeypatch):
+def test_oversized_block_is_told(tmp_path, monkeypatch):
+    """A block that unpacks to too much is told."""
     run = Run(tmp_path / "run", devices=DEVICES[:1])
     for _ in range(2 * BLOCK_ROUNDS):
         run.round()
@@ -171,7 +174,7 @@ def test_a_block_that_unpacks_to_too_much_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_directory_of_an_earlier_version_is_refused_with_what_to_do(tmp_path, version):
+def test_earlier_directory_is_refused(tmp_path, version):
     """Version 4 had the updates of each mask epoch in a folder of its own."""
     run = Run(tmp_path / "run")
     run.store.close()

@@ -13,7 +13,8 @@ def refuse(answers, device, round_=LAST, transfer=bytes(16)):
     answers.answer(UploadRef(device, transfer), round_, UploadEvent.REJECTED, "the run is over")
 
 
-def test_a_finished_run_is_answered_for_until_every_missing_device_asked():
+def test_finished_run_answers_the_missing():
+    """A finished run is answered for until every missing device asked."""
     answers = Acknowledgements(Recorder(), Membership(), run_plan(), UploadTable())
     assert not answers.complete
     answers.end(LAST, ["dev-1", "dev-2"])
@@ -26,7 +27,7 @@ def test_a_finished_run_is_answered_for_until_every_missing_device_asked():
     assert answers.complete
 
 
-def test_a_device_outside_the_roster_is_sent_nothing():
+def test_unlisted_device_is_sent_nothing():
     """Its committed upload is acknowledged all the same: it counts."""
     publisher, table = Recorder(), UploadTable()
     refuse(Acknowledgements(publisher, Membership(), run_plan(), table), "stranger")

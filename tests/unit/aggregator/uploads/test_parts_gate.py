@@ -23,7 +23,8 @@ def report(worker, round_=3, device="dev-1", digest=None, squared=9.0):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_header_and_reports_come_in_any_order(first):
+def test_parts_come_in_any_order(first):
+    """Header and reports come in any order."""
     gate = PartsGate()
     if first:
         assert gate.hold(upload()) is None
@@ -36,7 +37,8 @@ def test_header_and_reports_come_in_any_order(first):
     assert gate.held == ()
 
 
-def test_another_digest_or_round_completes_nothing():
+def test_another_digest_completes_nothing():
+    """Another digest or round completes nothing."""
     gate = PartsGate()
     assert gate.hold(upload()) is None
     assert gate.report(report(0)) == []
@@ -46,7 +48,8 @@ def test_another_digest_or_round_completes_nothing():
     assert gate.report(report(1)) != []
 
 
-def test_an_upload_whose_round_has_closed_is_forgotten():
+def test_upload_of_a_closed_round_is_gone():
+    """An upload whose round has closed is forgotten."""
     gate = PartsGate()
     held = upload()
     gate.hold(held)

@@ -87,11 +87,13 @@ def scene():
     return Scene()
 
 
-def test_all_chunks_of_an_upload_are_requested_if_none_arrived(scene):
+def test_all_chunks_are_requested_if_none(scene):
+    """All chunks of an upload are requested if none arrived."""
     assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
 
 
-def test_the_missing_chunks_of_an_upload_are_requested_at_once(scene):
+def test_missing_chunks_are_wanted_at_once(scene):
+    """The missing chunks of an upload are requested at once."""
     scene.chunks.add("dev-1", CHUNKS[1], 0.0)
     assert scene.remind() == [("dev-1", TRANSFER, (0, 2))]
 
@@ -104,7 +106,8 @@ def test_an_answer_is_repeated(scene, event, action):
     assert scene.remind() == [(action, TRANSFER)]
 
 
-def test_an_upload_on_its_way_to_the_disk_is_neither_answered_nor_requested(scene):
+def test_upload_on_its_way_is_left_alone(scene):
+    """An upload on its way to the disk is neither answered nor requested."""
     scene.queue(bytes(16))
     assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
     scene.queue()
@@ -113,17 +116,19 @@ def test_an_upload_on_its_way_to_the_disk_is_neither_answered_nor_requested(scen
     assert scene.remind(now_s=2.0, turn=7) == []
 
 
-def test_an_upload_stored_before_a_restart_is_acknowledged(scene):
+def test_upload_before_a_restart_is_answered(scene):
+    """An upload stored before a restart is acknowledged."""
     assert scene.remind(received={"dev-1": (Phase.TRAIN, DIGEST)}) == [(Action.ACK, TRANSFER)]
     assert scene.remind(now_s=1.0) == [(Action.ACK, TRANSFER)], "the answer is repeated"
 
 
 @pytest.mark.parametrize("stored", [{"dev-1": (Phase.TRAIN, bytes(32))}, {"dev-2": (Phase.TRAIN, DIGEST)}])
-def test_another_stored_upload_acknowledges_nothing(scene, stored):
+def test_another_upload_acknowledges_nothing(scene, stored):
+    """Another stored upload acknowledges nothing."""
     assert scene.remind(received=stored) == [("dev-1", TRANSFER, WHOLE)]
 
 
-def test_an_older_reminder_causes_no_second_request(scene):
+def test_older_reminder_requests_nothing(scene):
     """On a slow link several reminders wait in the queue, and the requested chunks arrive after the last of them."""
     assert scene.remind(now_s=10.0)
     assert scene.remind(now_s=12.0) == []
@@ -135,20 +140,21 @@ def test_an_older_reminder_causes_no_second_request(scene):
     assert scene.remind(now_s=14.0 + limits.REMIND_CAP_S, turn=6), "the request may be lost"
 
 
-def test_a_lost_broker_may_have_lost_the_request(scene):
+def test_lost_broker_may_have_lost_request(scene):
     assert scene.remind(now_s=10.0)
     assert scene.remind(now_s=11.0) == []
     scene.requests.on_disconnect()
     assert scene.remind(now_s=12.0)
 
 
-def test_another_upload_of_the_device_is_requested_at_once(scene):
+def test_other_upload_is_requested_at_once(scene):
+    """Another upload of the device is requested at once."""
     assert scene.remind(now_s=10.0)
     other = bytes(16)
     assert scene.remind(now_s=11.0, transfer=other) == [("dev-1", other, WHOLE)]
 
 
-def test_reminders_that_come_too_fast_are_ignored(scene):
+def test_fast_reminders_are_ignored(scene):
     """Each answer costs a signature, and replayed reminders could cause any number of them."""
     scene.answer(UploadEvent.FOUND_STORED)
     assert scene.remind(now_s=10.0)
@@ -166,16 +172,17 @@ def test_reminders_that_come_too_fast_are_ignored(scene):
         ({"finished": True}, "the run is over"),
     ],
 )
-def test_an_upload_that_is_too_late_is_refused_before_it_is_sent(scene, changes, reason):
+def test_late_upload_is_refused_unsent(scene, changes, reason):
+    """An upload that is too late is refused before it is sent."""
     assert scene.remind(**changes) == [(Action.REFUSED, TRANSFER, reason)]
 
 
-def test_a_finished_run_refuses_no_upload_of_another_run(scene):
+def test_other_runs_upload_is_not_refused(scene):
     """The other run may be stopped: a refused device would not offer its upload when that run continues."""
     assert scene.remind(run_id=b"x" * 16, finished=True) == []
 
 
-def test_an_upload_for_a_later_round_is_not_refused(scene):
+def test_later_rounds_upload_is_not_refused(scene):
     """A crash has set the aggregator back; it will reach that round again."""
     assert scene.remind(round=8) != []
     assert all(what[0] != Action.REFUSED for what in scene.remind(now_s=99.0, round=8))
@@ -186,17 +193,19 @@ def test_a_long_upload_is_requested_in_parts(scene):
     assert missing == tuple(range(MAX_MISSING_LISTED))
 
 
-def test_a_device_outside_the_roster_is_asked_for_nothing(scene):
+def test_unlisted_device_is_asked_nothing(scene):
+    """A device outside the roster is asked for nothing."""
     assert scene.remind(device=STRANGER) == []
 
 
-def test_the_missing_chunks_of_a_stalled_upload_are_requested(scene):
+def test_stalled_chunks_are_requested(scene):
+    """The missing chunks of a stalled upload are requested."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.requests.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == [("dev-1", TRANSFER, (0, 1))]
 
 
-def test_a_stalled_copy_of_an_answered_upload_is_dropped(scene):
+def test_copy_of_an_answered_one_is_dropped(scene):
     """The device would never send the rest."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.answer(UploadEvent.FOUND_STORED)
@@ -205,7 +214,8 @@ def test_a_stalled_copy_of_an_answered_upload_is_dropped(scene):
     assert len(scene.chunks) == 0
 
 
-def test_a_stalled_copy_of_an_upload_on_its_way_to_the_disk_is_dropped(scene):
+def test_copy_of_one_on_its_way_is_dropped(scene):
+    """A stalled copy of an upload on its way to the disk is dropped."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.queue()
     scene.requests.tick(OPEN, limits.REASSEMBLY_QUIET_S)
@@ -213,7 +223,7 @@ def test_a_stalled_copy_of_an_upload_on_its_way_to_the_disk_is_dropped(scene):
     assert len(scene.chunks) == 0
 
 
-def test_the_first_pause_grows_with_the_round():
+def test_first_pause_grows_with_the_round():
     """Each pause is longer than the round took where it was measured (2 cores; seconds a round in the table)."""
     small, logistic, mlp = first_reminder_s(10, 31_400), first_reminder_s(2000, 31_400), first_reminder_s(1000, 636_040)
     assert small < 1.1
@@ -221,7 +231,8 @@ def test_the_first_pause_grows_with_the_round():
     assert mlp > 7.2
 
 
-def test_a_reminder_within_the_pause_can_be_dropped_unopened(scene):
+def test_reminder_in_the_pause_is_unopened(scene):
+    """A reminder within the pause can be dropped unopened."""
     assert not scene.requests.is_too_soon("dev-1", 0.0)
     scene.remind(now_s=0.0)
     assert scene.requests.is_too_soon("dev-1", PAUSE_S - 0.01)
@@ -229,7 +240,7 @@ def test_a_reminder_within_the_pause_can_be_dropped_unopened(scene):
     assert not scene.requests.is_too_soon("dev-1", PAUSE_S)
 
 
-def test_a_large_round_waits_longer_before_it_requests_chunks(scene):
+def test_large_round_requests_later(scene):
     """If a thousand devices upload at once, a transfer may get no chunk for seconds although none was lost."""
     crowd = dataclasses.replace(OPEN, plan=RoundPlan(7, {}, {f"dev-{n}": None for n in range(1000)}))
     scene.chunks.add("dev-1", CHUNKS[1], 0.0)
@@ -240,7 +251,7 @@ def test_a_large_round_waits_longer_before_it_requests_chunks(scene):
     assert scene.told() == [("dev-1", TRANSFER, (0, 2))]
 
 
-def test_an_upload_that_is_too_large_to_arrive_is_refused(scene):
+def test_too_large_upload_is_refused(scene):
     """Its chunks are refused, so requests for them would never end."""
     ((action, transfer, reason),) = scene.remind(most_bytes=len(PAYLOAD) - 1)
     assert (action, transfer) == (Action.REFUSED, TRANSFER)

@@ -56,23 +56,26 @@ def test_only_listed_transitions_are_allowed(state, event):
         assert table.state(REF) is after
 
 
-def test_an_answered_upload_never_changes_its_answer():
+def test_answer_never_changes():
+    """An answered upload never changes its answer."""
     assert all(after is UploadState.RECEIVING for (before, _), after in TRANSITIONS.items() if before in ANSWERED)
 
 
-def test_uploads_of_one_transfer_id_on_two_topics_are_two_uploads():
+def test_two_topics_are_two_uploads():
+    """Uploads of one transfer id on two topics are two uploads."""
     table = table_in(UploadState.REFUSED)
     assert table.state(UploadRef("dev-2", REF.transfer)) is UploadState.RECEIVING
 
 
-def test_the_reason_of_a_refusal_is_remembered():
+def test_reason_of_a_refusal_is_remembered():
     table = UploadTable()
     table.move(REF, UploadEvent.REJECTED, "the round is not open")
     assert table.reason(REF) == "the round is not open"
     assert table.reason(UploadRef("dev-2", REF.transfer)) == ""
 
 
-def test_the_oldest_answers_are_forgotten_first_and_uploads_in_progress_never():
+def test_oldest_answers_are_forgotten_first():
+    """The oldest answers are forgotten first and uploads in progress never."""
     table = UploadTable(answers_remembered=2)
     table.move(REF, UploadEvent.COMPLETE)
     table.move(REF, UploadEvent.VALIDATED)

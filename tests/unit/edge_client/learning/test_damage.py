@@ -51,7 +51,8 @@ TAILS = {
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("case", TAILS)
-def test_damaged_lines_are_left_out_and_counted(tmp_path, case, separator):
+def test_damaged_lines_are_counted(tmp_path, case, separator):
+    """Damaged lines are left out and counted."""
     tail, damaged = TAILS[case]
     whole = HEAD + lines(8)
     text = (whole.encode() + tail).replace(b",", separator.encode())
@@ -100,7 +101,8 @@ def test_how_many_are_left_out(tmp_path, whole, damaged, skip_bad, taken):
     assert "labels: ok, bad, gone" in caught.value.hint
 
 
-def test_a_column_that_is_wrong_everywhere_is_refused_as_before(tmp_path):
+def test_wrong_column_is_refused_as_before(tmp_path):
+    """A column that is wrong everywhere is refused as before."""
     path = table(tmp_path, HEAD + lines(50).replace(".5", ".5C"))
     with pytest.raises(
         DataError, match=r"d\.csv, line 2, column 2: '0\.5C' is not a number \(damaged samples: 50 of 50\)"
@@ -112,7 +114,7 @@ def test_a_column_that_is_wrong_everywhere_is_refused_as_before(tmp_path):
     assert caught.value.hint == "save it as UTF-8"
 
 
-def test_a_line_that_is_being_written_is_no_sample_yet(tmp_path):
+def test_line_in_writing_is_no_sample(tmp_path):
     """With --watch: half a number is a number too, and would be taken for the sample's."""
     path = table(tmp_path, "state,a,b,c,d\n" + "ok,1,2,3,4\n" * 12 + "ok,5,6,7,8")
     whole, growing = load(path, NAMED), load(path, NAMED, Reading(growing=True))
@@ -128,7 +130,8 @@ def test_a_line_that_is_being_written_is_no_sample_yet(tmp_path):
     assert grown.test.x[: len(shares.test)].tolist() == shares.test.x.tolist()
 
 
-def test_samples_stay_in_their_share_beside_a_damaged_one(tmp_path):
+def test_samples_stay_beside_damaged_ones(tmp_path):
+    """Samples stay in their share beside a damaged one."""
     path = table(tmp_path, HEAD + lines(6) + "1,2,x,4,ok\n" + lines(6, "bad"))
     before = split_growing(load(path, NAMED, Reading(growing=True)), b"seed")
     with path.open("a") as file:
@@ -150,7 +153,8 @@ ROWS = {
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_damaged_rows_of_an_archive_are_left_out(tmp_path, case):
+def test_damaged_rows_are_left_out(tmp_path, case):
+    """Damaged rows of an archive are left out."""
     x, y = np.arange(36.0).reshape(9, 4), np.zeros(9)
     name, at, value = ROWS[case]
     {"x": x, "y": y}[name][at] = value
@@ -161,14 +165,16 @@ def test_damaged_rows_of_an_archive_are_left_out(tmp_path, case):
     assert found.x[:, 0].tolist() == [0, 4, 8, 16, 20, 24, 28, 32]
 
 
-def test_text_labels_and_two_faults_of_one_row_count_once(tmp_path):
+def test_two_faults_of_a_row_count_once(tmp_path):
+    """Text labels and two faults of one row count once."""
     x, y = np.ones((9, 4)), np.array(["ok"] * 8 + ["maybe"])
     x[8, 0] = np.nan
     np.savez(tmp_path / "d.npz", x=x, y=y)
     assert load(tmp_path / "d.npz", NAMED).left_out.count == 1
 
 
-def test_labels_of_no_class_in_idx_files_are_left_out(tmp_path):
+def test_labels_of_no_class_are_left_out(tmp_path):
+    """Labels of no class in idx files are left out."""
     task = manifest(input=TensorSpec((1, 2, 2), "float32"))
     images, labels = np.zeros((9, 2, 2), np.uint8), np.zeros(9, np.uint8)
     labels[4] = 200
@@ -178,7 +184,7 @@ def test_labels_of_no_class_in_idx_files_are_left_out(tmp_path):
     assert load(tmp_path, task).left_out.count == 1
 
 
-def test_files_of_other_systems_and_empty_ones_are_ignored(tmp_path):
+def test_foreign_and_empty_files_are_ignored(tmp_path):
     """Also a table of which only the header has been written; the damage of all files counts together."""
     table(tmp_path, HEAD + lines(9), "a.csv")
     table(tmp_path, bytes([0, 5, 22, 7]), "._a.csv")

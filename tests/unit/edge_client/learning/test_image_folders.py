@@ -76,7 +76,8 @@ def test_images_are_turned_as_exif_says(tmp_path):
     np.testing.assert_allclose(found[:, 0], np.stack([upright / np.float32(255)] * 3), rtol=1e-6)
 
 
-def test_an_image_on_its_side_is_of_another_size(tmp_path):
+def test_image_on_its_side_has_another_size(tmp_path):
+    """An image on its side is of another size."""
     deep(tmp_path / "a.png", np.zeros((3, 2), np.uint8))
     with pytest.raises(DataError, match="has 2 x 3 pixels, the task takes 3 x 2"):
         load_inputs(tmp_path, GREY)

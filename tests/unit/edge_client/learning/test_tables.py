@@ -46,7 +46,8 @@ def test_a_table_has_features_and_a_label(tmp_path, text, x, y):
     assert raw.x.dtype == np.float64
 
 
-def test_rows_are_named_by_their_lines_in_the_file(tmp_path):
+def test_rows_are_named_by_their_lines(tmp_path):
+    """Rows are named by their lines in the file."""
     raw = table(tmp_path, 'a,b\n\n1,0\n"2\n",1\n3,0\n')
     assert [raw.row_name(i) for i in range(3)] == ["line 3", "line 5", "line 6"]
 
@@ -62,14 +63,16 @@ def test_rows_are_named_by_their_lines_in_the_file(tmp_path):
         ("1\n2\n", "d.csv has one column; it needs features and a label"),
     ],
 )
-def test_a_table_that_is_none_is_refused_with_its_line(tmp_path, text, message):
+def test_bad_table_is_refused_with_its_line(tmp_path, text, message):
+    """A table that is none is refused with its line."""
     with pytest.raises(DataError) as caught:
         table(tmp_path, text)
     assert str(caught.value) == f"{tmp_path}/{message}"
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'"' + b"1" * 200_000 + b'"'], ids=["no UTF-8", "a huge field"])
-def test_a_file_that_is_no_text_table_is_refused(tmp_path, data):
+def test_no_text_table_is_refused(tmp_path, data):
+    """A file that is no text table is refused."""
     with pytest.raises(DataError, match=r"d\.csv can't be read as CSV: "):
         table(tmp_path, data)
 
@@ -77,7 +80,8 @@ def test_a_file_that_is_no_text_table_is_refused(tmp_path, data):
 # ------------------------------------------------------------------------------------------------------------ names
 
 
-def test_columns_are_found_by_name_in_the_tasks_order(tmp_path):
+def test_columns_are_found_by_name(tmp_path):
+    """Columns are found by name in the tasks order."""
     raw = table(tmp_path, "id;area;diagnosis;radius\n842302;1001;malignant;17.99\n8510426;566.3; benign ;13.54\n", SPEC)
     assert raw.x.tolist() == [[17.99, 1001], [13.54, 566.3]]
     assert raw.y.tolist() == [1, 0]
@@ -85,18 +89,21 @@ def test_columns_are_found_by_name_in_the_tasks_order(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["1,2,benign\n3,4,malignant\n", "radius,area,diagnosis\n1,2,benign\n3,4,malignant\n"])
-def test_a_header_is_optional_where_the_columns_are_the_tasks(tmp_path, text):
+def test_header_is_optional_for_own_columns(tmp_path, text):
+    """A header is optional where the columns are the tasks."""
     raw = table(tmp_path, text, SPEC)
     assert (raw.x.tolist(), raw.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
 
 
-def test_the_devices_label_column_counts_before_the_tasks(tmp_path):
+def test_devices_label_column_comes_first(tmp_path):
+    """The devices label column counts before the tasks."""
     spec = TableSpec(2, NAMED, label="Truth")
     raw = table(tmp_path, "truth,radius,area,diagnosis\nmalignant,1,2,benign\n", spec)
     assert raw.y.tolist() == [1]
 
 
-def test_without_a_name_the_one_other_column_is_the_label(tmp_path):
+def test_other_column_is_the_label(tmp_path):
+    """Without a name the one other column is the label."""
     spec = TableSpec(2, DataDeclaration(features=("radius", "area")))
     assert table(tmp_path, "grade,radius,area\n3,1,2\n", spec).y.tolist() == [3]
 
@@ -110,7 +117,8 @@ def test_without_a_name_the_one_other_column_is_the_label(tmp_path):
         ("a,b,c", TableSpec(2, label="grade"), "has no column 'grade'", "--label"),
     ],
 )
-def test_columns_that_are_missing_or_named_twice_are_refused(tmp_path, header, spec, message, hint):
+def test_missing_columns_are_refused(tmp_path, header, spec, message, hint):
+    """Columns that are missing or named twice are refused."""
     with pytest.raises(DataError, match=message) as caught:
         columns_of(header.split(","), header.count(",") + 1, spec, tmp_path)
     assert hint in caught.value.hint
@@ -135,7 +143,8 @@ def test_names_need_a_header(tmp_path):
         ("a,b,c\n1,2,nonsense\n", [[1, 2]]),
     ],
 )
-def test_labels_may_be_absent_where_none_are_needed(tmp_path, text, x):
+def test_labels_may_be_absent_if_unneeded(tmp_path, text, x):
+    """Labels may be absent where none are needed."""
     raw = table(tmp_path, text, TableSpec(2, labelled=False))
     assert (raw.x.tolist(), len(raw.y)) == (x, 0)
 
@@ -144,7 +153,8 @@ def test_labels_may_be_absent_where_none_are_needed(tmp_path, text, x):
 
 
 @pytest.mark.parametrize("cell", ["", " ", "NA", "nan", "N/A", "null", "None", "?"])
-def test_a_missing_value_is_nan_here_and_the_task_decides(tmp_path, cell):
+def test_missing_value_is_nan(tmp_path, cell):
+    """A missing value is nan here and the task decides."""
     raw = table(tmp_path, f"radius,area,diagnosis\n1,{cell},benign\n", SPEC)
     np.testing.assert_array_equal(raw.x, [[1, np.nan]])
     task = manifest(2, 2, data=NAMED)
@@ -165,13 +175,15 @@ def test_a_missing_value_is_nan_here_and_the_task_decides(tmp_path, cell):
         ("1,two,benign", "line 2, column 2: 'two' is not a number", "leave the cell empty"),
     ],
 )
-def test_a_cell_that_fits_nothing_is_named_with_its_place(tmp_path, row, message, hint):
+def test_unfit_cell_is_named_with_its_place(tmp_path, row, message, hint):
+    """A cell that fits nothing is named with its place."""
     with pytest.raises(DataError, match=message) as caught:
         table(tmp_path, f"radius,area,diagnosis\n{row}\n", SPEC)
     assert hint in caught.value.hint
 
 
-def test_text_labels_need_names_and_a_missing_label_is_refused(tmp_path):
+def test_missing_text_label_is_refused(tmp_path):
+    """Text labels need names and a missing label is refused."""
     with pytest.raises(DataError, match="'cat' is not a number") as caught:
         table(tmp_path, "1,2,0\n1,2,cat\n")
     assert "--labels" in caught.value.hint
@@ -215,13 +227,15 @@ def test_tables_of_spreadsheets_and_loggers(tmp_path, text, x):
         ("50 %", "the number alone, without '%'"), ("high", "leave the cell empty"),
     ],
 )  # fmt: skip
-def test_the_hint_names_what_a_number_has_beside_it(tmp_path, cell, hint):
+def test_hint_names_what_is_beside_a_number(tmp_path, cell, hint):
+    """The hint names what a number has beside it."""
     with pytest.raises(DataError, match="is not a number") as caught:
         table(tmp_path, f"a;b;label\n2.5;{cell};0\n", BARE)
     assert hint in caught.value.hint
 
 
-def test_a_decimal_comma_beside_points_is_refused(tmp_path):
+def test_decimal_comma_is_refused(tmp_path):
+    """A decimal comma beside points is refused."""
     with pytest.raises(DataError, match="'1,5' is not a number") as caught:
         table(tmp_path, "a;b;label\n2.5;1,5;0\n")
     assert caught.value.hint == "write numbers with a decimal point"
@@ -247,7 +261,7 @@ def test_categories_and_times_become_values(tmp_path, header):
     assert raw.column_name(2) == "column 'state: other'"
 
 
-def test_a_missing_category_or_time_is_missing(tmp_path):
+def test_missing_category_or_time_is_missing(tmp_path):
     raw = table(tmp_path, "label,at,temp,state\n1,NA,3.5,\n", DERIVED)
     np.testing.assert_array_equal(raw.x, [[np.nan, np.nan, np.nan, 3.5, np.nan, np.nan]])
     with pytest.raises(DataError, match="line 2, column 2: 'noon' is no time") as caught:
@@ -267,7 +281,8 @@ def test_decimal_commas_do_not_make_columns(tmp_path):
     assert table(tmp_path, "a;b;label\n1,5;2,5;0\n3,5;4,5;1\n").x.tolist() == [[1.5, 2.5], [3.5, 4.5]]
 
 
-def test_a_row_too_short_is_counted_by_the_likely_separator(tmp_path):
+def test_short_row_is_counted_by_separator(tmp_path):
+    """A row too short is counted by the likely separator."""
     with pytest.raises(DataError, match="line 2: 2 columns instead of 3"):
         table(tmp_path, "1;2;0\n1;2\n")
 
@@ -326,7 +341,8 @@ def check(raw, named):
     order=st.permutations(["radius", "area", "diagnosis", "id"]),
     separator=st.sampled_from([",", ";", "\t", "|"]),
 )
-def test_a_written_table_is_read_back_in_any_order_of_columns(tmp_path_factory, values, order, separator):
+def test_written_table_is_read_in_any_order(tmp_path_factory, values, order, separator):
+    """A written table is read back in any order of columns."""
     path = tmp_path_factory.mktemp("table") / "d.csv"
     lines = [separator.join(order)]
     for i, (radius, area, label) in enumerate(values):
@@ -341,7 +357,8 @@ def test_a_written_table_is_read_back_in_any_order_of_columns(tmp_path_factory, 
 # ----------------------------------------------------------------------------------------------------------- parquet
 
 
-def test_a_parquet_file_without_pyarrow_is_refused_with_a_hint(tmp_path, monkeypatch):
+def test_missing_pyarrow_has_a_hint(tmp_path, monkeypatch):
+    """A parquet file without pyarrow is refused with a hint."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="pyarrow is not installed") as caught:
         read_parquet(tmp_path / "d.parquet", SPEC)
@@ -355,7 +372,8 @@ def parquet_file(path, **columns):
     return path
 
 
-def test_a_parquet_table_has_the_same_columns_as_text(tmp_path):
+def test_parquet_has_the_same_columns(tmp_path):
+    """A parquet table has the same columns as text."""
     path = parquet_file(
         tmp_path / "d.parquet", diagnosis=["malignant", "benign"], area=[1001, None], id=["x", "y"], radius=[1.5, 2.5]
     )
@@ -367,7 +385,8 @@ def test_a_parquet_table_has_the_same_columns_as_text(tmp_path):
     ).tolist() == [[2, 1]]
 
 
-def test_parquet_tables_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+def test_unfit_parquet_is_refused(tmp_path, monkeypatch):
+    """Parquet tables that do not fit are refused."""
     path = parquet_file(tmp_path / "d.parquet", diagnosis=["odd"], area=[1.0], radius=[1.0])
     with pytest.raises(DataError, match="'odd' is no label"):
         read_parquet(path, SPEC)

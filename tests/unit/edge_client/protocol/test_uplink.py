@@ -54,20 +54,20 @@ def outbox(recorder):
     return outbox
 
 
-def test_the_first_sending_is_not_acknowledged(outbox, recorder):
+def test_first_sending_is_not_acknowledged(outbox, recorder):
     outbox.send(MARK, None, 10)
     assert recorder.sent == [(0, 0), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("asked", [(0, 1, 2), (1, 0), (2,)])
-def test_retransmitted_chunks_are_acknowledged_one_by_one(outbox, recorder, asked):
+def test_resent_chunks_are_acknowledged(outbox, recorder, asked):
     """So that a broker stores all of it for an aggregator that is offline."""
     outbox.send(MARK, asked, 1)
     assert recorder.sent == [(i, 1) for i in asked]
 
 
 @pytest.mark.parametrize(("devices", "qos"), [(21, 0), (22, 1), (5000, 1)])
-def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back(outbox, recorder, devices, qos):
+def test_first_sending_is_acknowledged(outbox, recorder, devices, qos):
     """64 may be under way to the aggregator: those at QoS 0 would overtake the others, and mix the uploads."""
     outbox.send(MARK, None, devices)
     assert {q for _, q in recorder.sent} == {qos}
@@ -79,7 +79,8 @@ def test_a_reminder_identifies_the_upload(outbox, recorder):
     assert recorder.sent == []
 
 
-def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
+def test_upload_of_an_earlier_life(recorder):
+    """An upload of an earlier life can be reminded of."""
     Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=SEALED).remind(
         MARK, RUN, BIRTH
     )

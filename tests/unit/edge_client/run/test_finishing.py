@@ -50,7 +50,8 @@ def logged(caplog, text):
     return [r.kv for r in caplog.records if r.getMessage() == text and hasattr(r, "kv")]
 
 
-def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
+def test_device_chooses_once_and_logs_losses(fleet, caplog):
+    """A device chooses once after its run and logs every loss."""
     assert fleet.devices[NAME].runtime.finishing
     with caplog.at_level(logging.INFO, "shoal.edge"):
         assert finish_of(fleet, NAME)
@@ -65,7 +66,8 @@ def test_a_device_chooses_once_after_its_run_and_logs_every_loss(fleet, caplog):
     assert not fleet.devices[NAME].runtime.finishing
 
 
-def test_a_choice_that_was_made_is_not_made_again_after_a_restart(fleet):
+def test_choice_is_not_made_twice(fleet):
+    """A choice that was made is not made again after a restart."""
     finish_of(fleet, NAME)
     before = choice(fleet)
     restart(fleet)
@@ -80,7 +82,9 @@ def restart(fleet):
     fleet.settle()
 
 
-def test_a_finish_that_was_killed_is_done_again_at_the_next_start(fleet, monkeypatch):
+def test_killed_finish_is_done_again(fleet, monkeypatch):
+    """A finish that was killed is done again at the next start."""
+
     class Killed(BaseException):
         """The end of a process in the middle of the finish."""
 
@@ -115,7 +119,8 @@ def test_a_damaged_choice_is_made_again(fleet):
     assert choice(fleet).choice != "cluster"
 
 
-def test_the_finish_waits_while_a_round_needs_the_device(fleet):
+def test_finish_waits_for_a_round(fleet):
+    """The finish waits while a round needs the device."""
     for stage in (Stage.FETCHING, Stage.WORKING, Stage.SENDING):
         busy = session(fleet, round=dataclasses.replace(session(fleet).round, stage=stage))
         finisher(fleet).keep_up(idle=busy.idle)
@@ -124,7 +129,8 @@ def test_the_finish_waits_while_a_round_needs_the_device(fleet):
     assert finish_of(fleet, NAME)
 
 
-def test_another_runs_announcement_cancels_the_finish_at_once(fleet, caplog):
+def test_another_run_cancels_the_finish(fleet, caplog):
+    """Another runs announcement cancels the finish at once."""
     device = fleet.devices[NAME]
     device.runtime.tick(fleet.now_s)
     with caplog.at_level(logging.INFO, "shoal.edge"):
@@ -136,12 +142,14 @@ def test_another_runs_announcement_cancels_the_finish_at_once(fleet, caplog):
 
 
 @pytest.mark.parametrize("change", [{"stop_at_s": 5.0}, {"latest": announcement(run=9)}, {"late": object()}])
-def test_a_device_that_stops_or_hears_of_another_run_is_not_idle(fleet, change):
+def test_stopping_device_is_not_idle(fleet, change):
+    """A device that stops or hears of another run is not idle."""
     assert finisher(fleet).is_pending(idle=session(fleet).idle)
     assert not finisher(fleet).is_pending(idle=session(fleet, **change).idle)
 
 
-def test_a_result_that_comes_after_the_cancellation_is_dropped(fleet):
+def test_late_result_is_dropped(fleet):
+    """A result that comes after the cancellation is dropped."""
     device = fleet.devices[NAME]
     handed = []
     device.runtime._finisher._hand_back = handed.append
@@ -154,7 +162,8 @@ def test_a_result_that_comes_after_the_cancellation_is_dropped(fleet):
     assert finisher(fleet).is_pending(idle=session(fleet).idle)
 
 
-def test_a_full_disk_leaves_the_clusters_model_and_a_warning(fleet, caplog, monkeypatch):
+def test_full_disk_keeps_the_clusters_model(fleet, caplog, monkeypatch):
+    """A full disk leaves the clusters model and a warning."""
     monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES)
     assert finish_of(fleet, NAME)
     assert choice(fleet) is None
@@ -171,7 +180,8 @@ def test_without_a_worker_there_is_no_finish(fleet):
     assert not finish_of(fleet, NAME)
 
 
-def test_a_run_that_left_no_start_or_a_forged_plan_is_refused(fleet):
+def test_forged_plan_is_refused(fleet):
+    """A run that left no start or a forged plan is refused."""
     runtime, model = fleet.devices[NAME].runtime, store(fleet).models()[-1]
     (path,) = (fleet.stage.device_dir(NAME) / "finished").glob(START_FILES)
     path.unlink()

@@ -65,7 +65,8 @@ def test_a_choice_comes_back_with_its_model(store, tmp_path):
     }
 
 
-def test_going_back_to_the_cluster_drops_the_model_and_leaves_the_figures(store):
+def test_going_back_keeps_the_figures(store):
+    """Going back to the cluster drops the model and leaves the figures."""
     store.save_personal(CHOICE, THETA)
     store.save_personal(CHOICE.of_cluster(), None)
     found, body = store.personal(of_run(store, 1))
@@ -88,7 +89,7 @@ def test_a_damaged_choice_is_refused(damage, reason, tmp_path):
     assert "shoal-edge personalise" in caught.value.hint
 
 
-def test_a_power_cut_leaves_the_old_choice_or_the_new_one(tmp_path):
+def test_power_cut_leaves_one_choice(tmp_path):
     """At every change of the disk."""
     old = dataclasses.replace(CHOICE, choice="3")
     outcomes = []
@@ -106,7 +107,8 @@ def test_a_power_cut_leaves_the_old_choice_or_the_new_one(tmp_path):
     assert set(outcomes) == {"3", "alone"}
 
 
-def test_a_disk_with_too_little_space_is_left_as_it_is(store, monkeypatch):
+def test_small_disk_is_left_as_it_is(store, monkeypatch):
+    """A disk with too little space is left as it is."""
     store.save_personal(CHOICE.of_cluster(), None)
     monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES + 50)
     with pytest.raises(StorageError, match="too few for a personal model"):

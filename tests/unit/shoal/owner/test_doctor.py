@@ -40,7 +40,7 @@ def back_up(scene, **changes):
     backups.record(scene.owner.path, dataclasses.replace(made, **changes))
 
 
-def test_a_healthy_fleet_has_nothing_to_report(scene):
+def test_healthy_fleet_has_nothing_to_report(scene):
     back_up(scene)
     checks = found(scene)
     assert impaired(checks) == {}
@@ -51,7 +51,8 @@ def test_a_healthy_fleet_has_nothing_to_report(scene):
     assert checks["published"].detail == "the broker holds roster 3, the newest"
 
 
-def test_a_fleet_without_a_backup_or_with_an_old_one(scene):
+def test_missing_or_old_backup(scene):
+    """A fleet without a backup or with an old one."""
     assert found(scene)["backup"].detail.startswith("none was made")
     back_up(scene, roster=2)
     assert found(scene)["backup"].detail.endswith("roster 2; the roster is 3 now")
@@ -61,7 +62,7 @@ def test_a_fleet_without_a_backup_or_with_an_old_one(scene):
     assert "shoal-fleet backup" in check.advice
 
 
-def test_a_damaged_note_of_the_backup_is_a_failure(scene):
+def test_damaged_note_of_backup_is_a_failure(scene):
     back_up(scene)
     (scene.owner.path / backups.LAST_FILE).write_bytes(b"x")
     assert found(scene)["backup"].result == "failure"
@@ -76,7 +77,7 @@ def test_a_roster_that_was_not_published(scene):
     assert found(scene)["published"].detail == "the broker holds no roster of this fleet"
 
 
-def test_a_directory_behind_the_fleet_is_a_failure(scene, tmp_path):
+def test_directory_behind_fleet_is_a_failure(scene, tmp_path):
     backups.write_files(
         backups.Backup(1, "reef", 3, 0, tuple(backups.files_of(scene.owner.path, "**/*"))), tmp_path / "copy"
     )
@@ -92,14 +93,15 @@ def test_waiting_requests_are_named(scene):
     assert (check.result, check.detail) == ("warning", "dev-9 wait for approval")
 
 
-def test_devices_without_unused_receiving_keys_are_named(scene):
+def test_devices_out_of_keys_are_named(scene):
+    """Devices without unused receiving keys are named."""
     for _ in range(40):
         scene.owner.rotate()
     check = found(scene)["devices"]
     assert (check.result, check.detail) == ("warning", "no unused receiving keys are known of dev-1")
 
 
-def test_without_a_broker_the_rest_is_checked(scene, monkeypatch):
+def test_without_broker_the_rest_is_checked(scene, monkeypatch):
     down = doctor.Check("broker", "failure", "refused", "start it")
     monkeypatch.setattr(doctor, "broker_checks", lambda *_: [down, ok("tls", "none")])
     checks = found(scene)
@@ -107,7 +109,9 @@ def test_without_a_broker_the_rest_is_checked(scene, monkeypatch):
     assert checks["broker"] == down
 
 
-def test_a_broker_that_goes_away_meanwhile_is_a_failure(scene, monkeypatch):
+def test_vanished_broker_is_a_failure(scene, monkeypatch):
+    """A broker that goes away meanwhile is a failure."""
+
     def away(*_args, **_kwargs):
         raise BrokerUnreachableError("gone", hint="start it")
 
@@ -123,7 +127,8 @@ def test_a_directory_of_no_fleet(tmp_path):
     assert [c.name for c in diagnose(tmp_path / "gone")] == ["fleet"]
 
 
-def test_a_fleet_without_an_aggregator_is_incomplete(tmp_path):
+def test_fleet_without_aggregator(tmp_path):
+    """A fleet without an aggregator is incomplete."""
     FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
     check = {c.name: c for c in diagnose(tmp_path / "owner")}["fleet"]
     assert (check.result, check.detail) == ("warning", "fleet reef, 0 devices, no aggregator")

@@ -51,7 +51,8 @@ def test_what_is_no_time_is_refused(cell):
     assert "2026-11-28 14:30" in caught.value.hint
 
 
-def test_a_declarations_features_are_those_of_its_columns():
+def test_features_are_those_of_its_columns():
+    """A declarations features are those of its columns."""
     names = features_of(SOURCES)
     data = DataDeclaration(features=names, sources=SOURCES)
     assert (data.columns, len(names)) == (SOURCES, 13)

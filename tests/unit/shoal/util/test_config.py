@@ -52,7 +52,7 @@ def test_each_layer_beats_the_one_below(tmp_path):
     assert layers.origins["pace"] == str(tmp_path / "shoal.toml")
 
 
-def test_a_credential_of_systemd_gives_secret_texts_and_paths(tmp_path):
+def test_credential_gives_secret_texts(tmp_path):
     """Below the environment, above the file. Other keys are not secrets, and are not looked for."""
     folder = tmp_path / "credentials"
     folder.mkdir()
@@ -82,7 +82,8 @@ def test_a_false_flag_is_a_flag(tmp_path):
     assert layers.origins["once"] == "flag"
 
 
-def test_optional_paths_and_whole_numbers_for_real_ones(tmp_path):
+def test_optional_paths_and_numbers(tmp_path):
+    """Optional paths and whole numbers for real ones."""
     layers = read(tmp_path, '[edge]\nca = "/etc/ca.pem"\npace = 2\n')
     assert layers.config().ca == Path("/etc/ca.pem")
     assert layers.config().pace == 2.0
@@ -114,7 +115,7 @@ def test_a_wrong_variable_is_named(tmp_path, name, value):
         read(tmp_path, environment={f"SHOAL_EDGE_{name}": value})
 
 
-def test_a_value_that_nobody_gave_says_how_to(tmp_path):
+def test_value_that_nobody_gave_says_how_to(tmp_path):
     with pytest.raises(ConfigError, match="dir is not set") as caught:
         read_layers(Options, environment={}).config()
     assert caught.value.hint == "give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file"

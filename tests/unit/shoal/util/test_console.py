@@ -63,7 +63,8 @@ def test_logfmt_on_a_pipe():
     assert tail == r'info logger=shoal.edge msg="say \"hi\"" round=3 dur_s=0.1235 where="a b" empty="" plain="x=1"'
 
 
-def test_a_terminal_gets_the_level_and_no_timestamp():
+def test_terminal_gets_level_and_no_time():
+    """A terminal gets the level and no timestamp."""
     line = LogfmtFormatter(terminal=True).format(record("lost", logging.WARNING, round=3))
     assert line == "\x1b[33mwarning\x1b[0m lost round=3"
 
@@ -87,12 +88,13 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("stream", "no_colour", "wanted"), [(Terminal(), "", True), (Terminal(), "1", False), (io.StringIO(), "", False)]
 )
-def test_colour_is_for_terminals_whose_person_wants_it(monkeypatch, stream, no_colour, wanted):
+def test_colour_is_for_willing_terminals(monkeypatch, stream, no_colour, wanted):
+    """Colour is for terminals whose person wants it."""
     monkeypatch.setenv("NO_COLOR", no_colour)
     assert colour_wanted(stream) is wanted
 
 
-def test_a_log_level_that_there_is_not_is_told():
+def test_log_level_that_there_is_not_is_told():
     with pytest.raises(UsageError, match="no log level 'foo'") as caught:
         setup_logging("foo")
     assert caught.value.hint == "one of debug, info, warning, error"
@@ -123,7 +125,7 @@ def failing(error):
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_the_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
+def test_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
     assert run(monkeypatch, failing(error)) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -135,7 +137,7 @@ def test_an_error_and_its_hint_are_two_lines(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: it is off\nhint: turn it on\n"
 
 
-def test_with_json_a_failure_is_an_object_too(monkeypatch, capsys):
+def test_with_json_failure_is_an_object_too(monkeypatch, capsys):
     run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")), "--json")
     out, err = capsys.readouterr()
     expected = {"type": "ConfigError", "message": "it is off", "hint": "turn it on"}
@@ -143,12 +145,13 @@ def test_with_json_a_failure_is_an_object_too(monkeypatch, capsys):
     assert err.startswith("error: it is off")
 
 
-def test_an_unexpected_failure_is_called_a_bug(monkeypatch, capsys):
+def test_unexpected_failure_is_called_a_bug(monkeypatch, capsys):
     run(monkeypatch, failing(RuntimeError("boom")))
     assert "unexpected RuntimeError: boom" in capsys.readouterr().err
 
 
-def test_debug_shows_the_traceback_and_is_taken_from_the_arguments(monkeypatch, capsys):
+def test_debug_shows_the_traceback(monkeypatch, capsys):
+    """Debug shows the traceback and is taken from the arguments."""
     seen = []
 
     def app(*, prog_name):
@@ -160,7 +163,8 @@ def test_debug_shows_the_traceback_and_is_taken_from_the_arguments(monkeypatch, 
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_program_that_ends_well_exits_with_zero(monkeypatch):
+def test_good_end_exits_with_zero(monkeypatch):
+    """A program that ends well exits with zero."""
     assert run(monkeypatch, lambda **_: None) == 0
 
 
@@ -199,7 +203,7 @@ HELP = "from shoal.owner.cli.main import main; main()"
 
 
 @pytest.mark.parametrize(("script", "arguments"), [(PLAIN, []), (COMMAND, []), (HELP, ["--help"])])
-def test_a_reader_that_has_gone_ends_the_program_quietly(script, arguments):
+def test_gone_reader_ends_it_quietly(script, arguments):
     """`shoal-fleet show | head -1` is no error to complain about: status 141, as of every program in a pipe."""
     done = into_a_closed_pipe(script, *arguments)
     assert (done.returncode, done.stderr) == (141, "")
@@ -226,14 +230,16 @@ run_program(app, prog="prog")
     ],
 )
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
-def test_an_output_that_can_not_be_written_is_no_bug(script, arguments, status, error, where):
+def test_unwritable_output_is_no_bug(script, arguments, status, error, where):
+    """An output that can't be written is no bug."""
     done = shell(where, script, *arguments)
     assert done.returncode == status
     assert done.stderr.startswith(f"error: {error}")
     assert len(done.stderr.splitlines()) <= 2
 
 
-def test_a_help_that_can_not_be_written_says_why():
+def test_unwritable_help_says_why():
+    """A help that can't be written says why."""
     done = shell("> /dev/full", HELP, "--help")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         3,
@@ -255,7 +261,7 @@ def shell(redirection, script, *arguments):
     )
 
 
-def test_a_dead_peer_does_not_end_the_program():
+def test_dead_peer_does_not_end_the_program():
     """A broker that dies while we write costs the connection, not the process: SIGPIPE stays ignored."""
     done = python("""
 import socket
@@ -276,7 +282,9 @@ run_program(app, prog="prog")
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_the_version_is_that_of_the_installed_package(monkeypatch, capsys, installed):
+def test_version_is_the_installed_packages(monkeypatch, capsys, installed):
+    """The version is that of the installed package."""
+
     def version(name):
         if not installed:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -307,7 +315,8 @@ def test_every_program_tells_its_version(monkeypatch, capsys):
         assert capsys.readouterr().out.startswith("shoal")
 
 
-def test_a_rotation_is_printed_with_what_the_secret_is():
+def test_rotation_is_printed():
+    """A rotation is printed with what the secret is."""
     assert mask_words("rotation") == "rotation (secret permutation, signs, Hadamard)"
     assert mask_words("permutation") == "permutation"
 

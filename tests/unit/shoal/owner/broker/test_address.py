@@ -16,7 +16,8 @@ from shoal.owner.broker.address import (
 from shoal.owner.keys.directory import FleetDirectory
 
 
-def test_the_owner_connects_as_its_own_user_with_the_fleets_ca(tmp_path):
+def test_owner_connects_as_its_own_user(tmp_path):
+    """The owner connects as its own user with the fleets ca."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
     assert owner_address(fleet).ca_file is None
     fleet.users.make()
@@ -52,7 +53,7 @@ def test_wrong_settings_are_refused(tmp_path, line, error):
         settings_of(tmp_path)
 
 
-def test_without_tls_the_fleets_ca_is_left_out(tmp_path):
+def test_without_tls_fleets_ca_is_left_out(tmp_path):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://broker.example")
     (fleet.path / CA_FILE).write_text("a certificate")
     assert owner_address(fleet).ca_file is None

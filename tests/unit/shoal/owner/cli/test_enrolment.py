@@ -149,7 +149,7 @@ def test_rotation_offline_draws_new_secrets(fleet, capsys, monkeypatch):
     assert capsys.readouterr().out == f"new secrets since roster {after.roster.keys_since}\n"
 
 
-def test_a_revocation_with_users_at_the_broker(fleet, capsys, monkeypatch):
+def test_revocation_with_users_at_the_broker(fleet, capsys, monkeypatch):
     monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
     fleet.users.make()
     enrolment.revoke(fleet.path, "dev-1")

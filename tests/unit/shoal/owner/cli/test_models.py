@@ -54,7 +54,8 @@ def test_list_follows_the_run(tmp_path, connect, capsys):
         assert (run["state"], run["round"], run["models"]) == ("absent", None, [])
 
 
-def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, capsys):
+def test_get_erases_older_versions(tmp_path, connect, capsys):
+    """Get prints the files and erases older key versions."""
     data = grouped_data(4, 2)
     with make_fleet(tmp_path / "fleet", data, **IFCA) as fleet:
         owner = connect(fleet)
@@ -74,7 +75,8 @@ def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, c
         assert json.loads(capsys.readouterr().out)["data"]["final_round"] == 5
 
 
-def test_get_says_that_private_coordinates_are_the_initial_ones(tmp_path, connect, capsys):
+def test_get_tells_of_initial_values(tmp_path, connect, capsys):
+    """Get says that private coordinates are the initial ones."""
     bundle = logistic_bundle(INPUTS, CLASSES, private=[1.0, 2.0, 3.0, 4.0])
     with make_fleet(tmp_path / "fleet", bundle=bundle) as fleet:
         fleet.run(60)
@@ -83,7 +85,8 @@ def test_get_says_that_private_coordinates_are_the_initial_ones(tmp_path, connec
     assert "4 private coordinates (bias) have the task's initial values: each device has its own" in told
 
 
-def test_get_of_a_run_that_has_not_finished_writes_nothing(tmp_path, connect):
+def test_get_of_an_unfinished_run(tmp_path, connect):
+    """Get of a run that has not finished writes nothing."""
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **IFCA) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 60)
         with pytest.raises(NotReadyError) as caught:

@@ -29,7 +29,7 @@ def test_as_json(run, tmp_path):
     assert json.loads(told.stdout)["data"] == {"run": str(run), "file": str(tmp_path / "r.html"), "bytes": size}
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path):
+def test_directory_without_a_run_is_refused(tmp_path):
     told = CliRunner().invoke(app, ["report", str(tmp_path), str(tmp_path / "r.html")])
     assert isinstance(told.exception, ShoalError)
     assert not (tmp_path / "r.html").exists()

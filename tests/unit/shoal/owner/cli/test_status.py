@@ -63,7 +63,8 @@ def call(fleet, monkeypatch):
     return invoke
 
 
-def test_the_owner_sees_the_aggregators_record_and_his_own(fleet, call):
+def test_owner_sees_both_records(fleet, call):
+    """The owner sees the aggregators record and his own."""
     call.faults.pending["x"] = SimpleNamespace(name="dev-9", fingerprint="abcd-efgh", asked_at_s=1_795_000_000)
     data = json.loads(call("--json"))["data"]
     assert data.keys() == KEYS | {"owner"}
@@ -81,7 +82,8 @@ def test_the_owner_sees_the_aggregators_record_and_his_own(fleet, call):
 
 
 @pytest.mark.parametrize("kind", ["silent", "down"])
-def test_without_an_answer_the_state_is_unknown_and_no_device_is_blamed(fleet, call, kind):
+def test_silence_blames_no_device(fleet, call, kind):
+    """Without an answer the state is unknown and no device is blamed."""
     if kind == "silent":
         call.faults.silent = NotReadyError("the aggregator did not answer within 10 s", hint="look there")
     else:

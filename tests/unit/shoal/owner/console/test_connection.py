@@ -75,7 +75,8 @@ def test_a_broker_that_is_down_is_named(fleet):
         ask(fleet, 1.0, lambda _line: None, RequestAction.LIST)
 
 
-def test_an_aggregator_that_is_silent_is_named_and_progress_is_told(fleet, wires, monkeypatch):
+def test_silent_aggregator_is_named(fleet, wires, monkeypatch):
+    """An aggregator that is silent is named and progress is told."""
     made, scripts = wires
     scripts.append(lambda _wire, _question: None)
     monkeypatch.setattr(connection, "TELL_S", 0.0)
@@ -94,7 +95,7 @@ def test_a_lost_connection_is_the_brokers(fleet, wires):
         ask(fleet, 0.1, lambda _line: None, RequestAction.LIST)
 
 
-def test_a_request_is_sent_again_over_a_new_connection(fleet, wires):
+def test_request_is_sent_again(fleet, wires):
     """A bad link is no reason to ask the owner to begin again."""
     made, scripts = wires
 
@@ -110,7 +111,8 @@ def test_a_request_is_sent_again_over_a_new_connection(fleet, wires):
     assert len(made) == 1
 
 
-def test_a_request_that_was_overtaken_is_sent_again_with_a_new_number(fleet, wires):
+def test_overtaken_request_has_a_new_number(fleet, wires):
+    """A request that was overtaken is sent again with a new number."""
     made, scripts = wires
     scripts += [replying(Outcome.REPLAYED, 1), replying(Outcome.DONE, 2)]
     assert ask(fleet, 5.0, lambda _line: None, RequestAction.LIST) == (b"{}", 7)
@@ -125,7 +127,8 @@ def test_after_three_attempts_it_gives_up(fleet, wires):
     assert len(made) == 3
 
 
-def test_a_large_request_shows_how_much_is_sent(fleet, wires, monkeypatch):
+def test_large_request_shows_progress(fleet, wires, monkeypatch):
+    """A large request shows how much is sent."""
     _, scripts = wires
 
     def slow(wire, _question):

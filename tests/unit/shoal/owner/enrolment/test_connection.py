@@ -93,7 +93,7 @@ def lying(broker, base):
     return bytes(found[-1].payload)
 
 
-def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, broker, capsys):
+def test_drawing_approval_publishes_all_keys(fleet, broker, capsys):
     """The lines of two approvals in one command, which share a draw; no secret is among them."""
     stays = Identity.generate("dev-1")
     fleet.add_device(device_card(stays))
@@ -117,7 +117,7 @@ def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, bro
     assert FleetDirectory(fleet.path).roster == after.roster
 
 
-def test_an_optional_kind_of_a_later_version_is_no_complaint(fleet, broker):
+def test_later_kind_is_no_complaint(fleet, broker):
     """Junk is one, on the same topic."""
     for payload, complaints in ((forge(kind=200), 0), (forge(kind=99), 1)):
         leave(broker, {TOPICS.at(TopicKind.OWNER_ROSTER): payload})
@@ -134,7 +134,7 @@ def revoke_and_publish(path, name):
         connection.publish()
 
 
-def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
+def test_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
     """One program publishes slowly; another's newer keys wait for it and replace its keys."""
     devices = {name: Identity.generate(name) for name in ("dev-1", "dev-2", "dev-3")}
     for identity in devices.values():
@@ -163,7 +163,7 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
     assert grant.broadcast_key == newest.secrets.broadcast_key
 
 
-def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, monkeypatch):
+def test_untaken_message_is_not_sent_later(fleet, broker, monkeypatch):
     """The fleet is free again then, and something newer may be on its way."""
     monkeypatch.setattr("shoal.owner.enrolment.connection.FLUSH_S", 0.3)
     with OwnerConnection(fleet, pytest.fail) as connection:
@@ -178,7 +178,7 @@ def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, 
             os.kill(broker.pid, signal.SIGCONT)
 
 
-def test_commands_of_the_owner_work_side_by_side(fleet):
+def test_commands_of_owner_work_side_by_side(fleet):
     """`devices --watch` in one window, `approve` in another, and a third that waits."""
     with (
         OwnerConnection(fleet, pytest.fail) as one,

@@ -4,7 +4,8 @@ from shoal.owner.enrolment.reminders import broker_users
 from shoal.owner.keys.directory import FleetDirectory
 
 
-def test_a_broker_with_users_has_to_be_updated_and_one_without_has_not(tmp_path, capsys):
+def test_broker_with_users_is_updated(tmp_path, capsys):
+    """A broker with users has to be updated and one without has not."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     broker_users(fleet, "accepts dev-1", published=False)
     assert capsys.readouterr() == ("", "")
@@ -16,7 +17,8 @@ def test_a_broker_with_users_has_to_be_updated_and_one_without_has_not(tmp_path,
     assert err.endswith("send mosquitto a SIGHUP: only then the broker accepts dev-1\n")
 
 
-def test_a_broker_that_takes_users_while_it_runs_has_them_once_they_are_published(tmp_path, capsys):
+def test_dynamic_broker_has_users_at_once(tmp_path, capsys):
+    """A broker that takes users while it runs has them once they are published."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     fleet.users.make()
     fleet.users.set_dynamic(True)

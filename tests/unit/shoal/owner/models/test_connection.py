@@ -49,7 +49,8 @@ def test_it_ends_as_soon_as_all_is_there(tmp_path, broker):
         assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
 
 
-def test_a_broker_without_a_run_is_left_after_the_wait(tmp_path, broker):
+def test_broker_without_a_run_is_left(tmp_path, broker):
+    """A broker without a run is left after the wait."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
     fleet.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     told = []

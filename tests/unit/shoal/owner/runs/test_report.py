@@ -25,20 +25,23 @@ def embedded(page):
     return json.loads(text)
 
 
-def test_a_report_has_the_stored_rounds_while_the_aggregator_writes(directory):
+def test_report_has_the_stored_rounds(directory):
+    """A report has the stored rounds while the aggregator writes."""
     data = embedded(run_report(directory))
     assert (data["title"], data["kind"], data["status"]) == ("reef", "still", None)
     assert (data["runs"][0]["closed"], data["runs"][0]["rounds"]) == (7, 60)
     assert data["runs"][0]["events"][0]["text"] == "cluster 0, children 1+2"
 
 
-def test_a_directory_without_a_run_is_an_error_with_a_hint(tmp_path):
+def test_directory_without_run_has_a_hint(tmp_path):
+    """A directory without a run is an error with a hint."""
     with pytest.raises(ConfigError, match="holds no run") as caught:
         run_report(tmp_path)
     assert "server/run-000001" in caught.value.hint
 
 
-def test_the_command_writes_the_file_and_prints_its_path(directory, tmp_path):
+def test_command_prints_the_files_path(directory, tmp_path):
+    """The command writes the file and prints its path."""
     out = tmp_path / "report.html"
     done = CliRunner().invoke(app, ["report", str(directory), str(out)])
     assert (done.exit_code, done.output.strip()) == (0, str(out))

@@ -82,7 +82,7 @@ def test_missing_or_long_file_is_refused(tmp_path, monkeypatch):
         declare(features=str(tmp_path / "f.txt"))
 
 
-def test_a_file_declares_categories_and_times(tmp_path):
+def test_file_declares_categories_and_times(tmp_path):
     file = tmp_path / "f.csv"
     file.write_text("temp,-20,60\nstate,categories,on,off\nat,hour\n")
     data = declare(features=str(file))
@@ -93,7 +93,8 @@ def test_a_file_declares_categories_and_times(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["state,categories", "at,minute", "at,hour,1,2"])
-def test_other_kinds_of_columns_are_named_with_their_line(tmp_path, line):
+def test_other_columns_are_named_with_line(tmp_path, line):
+    """Other kinds of columns are named with their line."""
     file = tmp_path / "f.csv"
     file.write_text(f"temp\n{line}\n")
     with pytest.raises(TaskError, match="line 2: column") as caught:

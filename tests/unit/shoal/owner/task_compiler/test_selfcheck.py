@@ -123,7 +123,8 @@ def test_draws_at_torchs_kinks_say_nothing(theta, bad):
     assert model.draws == 6 + len(bad)
 
 
-def test_a_large_batch_may_have_kinks_in_each_draw(theta):
+def test_large_batch_may_have_kinks(theta):
+    """A large batch may have kinks in each draw."""
     model = AtKinks(range(4, 20))
     check(BUNDLE, model, theta, example, FULL_BATCH)
     assert model.draws == 4 + 8
@@ -137,7 +138,8 @@ def test_a_single_sample_may_not(theta):
 @pytest.mark.parametrize(
     ("bad", "passes"), [({0}, True), ({1}, True), ({0, 1}, False), ({0, 2}, False), ({2, 3}, False)]
 )
-def test_one_kink_of_onnx_runtime_is_forgiven(theta, monkeypatch, bad, passes):
+def test_one_kink_is_forgiven(theta, monkeypatch, bad, passes):
+    """One kink of onnx runtime is forgiven."""
     right, calls = OrtModel.grad, itertools.count()
 
     def unlucky(self, *inputs):
@@ -195,7 +197,7 @@ def test_loss_that_is_a_sum_is_refused(theta):
     assert "reduction='mean'" in caught.value.hint
 
 
-def test_a_mean_weighted_by_labels_is_accepted():
+def test_mean_weighted_by_labels_is_accepted():
     weights = torch.tensor([1.0, 5.0, 20.0])
     layers, samples = nn.Linear(4, 3), lambda n: (torch.randn(n, 4), torch.randint(0, 3, (n,)))
     loss = nn.CrossEntropyLoss(weight=weights)
@@ -206,7 +208,9 @@ def test_a_mean_weighted_by_labels_is_accepted():
     assert found == pytest.approx(loss(layers(x), y).item(), rel=1e-5)
 
 
-def test_a_loss_of_the_batchs_statistics_is_refused():
+def test_loss_of_batch_statistics_is_refused():
+    """A loss of the batchs statistics is refused."""
+
     def spread(outputs, y):
         return functional.cross_entropy(outputs - outputs.mean(0), y)
 
