@@ -363,7 +363,12 @@ class Daemon:
             self._pass_over(error)
             return
         plan = run.plan
-        facts = {"algorithm": plan.algorithm, "rounds": plan.rounds, "mode": plan.mode, "d": plan.length}
+        facts = {
+            "algorithm": plan.recipe.algorithm,
+            "rounds": plan.recipe.rounds,
+            "mode": plan.recipe.mode,
+            "d": plan.length,
+        }
         LOG.info("run", extra={"kv": {"run": plan.run, **facts}})
         work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
         service = self._begin(run, package, select(self._config.device, work_flops=work))

@@ -141,7 +141,7 @@ class Publisher:
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish new means and checkpoints, then the announcement, and clear means and checkpoints that it does not name."""
         plan = opened.plan
-        signers = signers_needed(run.min_contributors, roster.active_count)
+        signers = signers_needed(run.recipe.min_contributors, roster.active_count)
         offers = offers_of(plan, opened.held.states)
         held = self._relayed.announce(run, opened.held, offers, plan.round, signers=signers, devices=roster.active())
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
@@ -158,11 +158,11 @@ class Publisher:
             roster_sequence=roster.sequence,
             round=plan.round,
             nonce=opened.nonce,
-            deadline_s=run.deadline_s,
+            deadline_s=run.recipe.deadline_s,
             finished=plan.final,
             assignments=tuple(assignments),
             assignment_of=assignment_of,
-            remind_after_s=first_reminder_s(len(plan.assignments), encoded_bytes(run.length, run.precision_up)),
+            remind_after_s=first_reminder_s(len(plan.assignments), encoded_bytes(run.length, run.recipe.precision_up)),
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
             held=held,
         )

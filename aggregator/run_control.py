@@ -218,10 +218,10 @@ class RunControl:
                 Outcome.NOT_NOW, f"run {plan.run} was stopped", hint="a stopped run does not go on: sign a new one"
             )
         closed = self._closed(plan)
-        if order.stops and plan.rounds - closed > limits.MAX_ROUNDS:
+        if order.stops and plan.recipe.rounds - closed > limits.MAX_ROUNDS:
             raise UnfulfilledError(
                 Outcome.NOT_NOW,
-                f"run {plan.run} has {plan.rounds - closed} rounds left, and devices skip {limits.MAX_ROUNDS} at most",
+                f"run {plan.run} has {plan.recipe.rounds - closed} rounds left, and devices skip {limits.MAX_ROUNDS} at most",
                 hint="pause it, or take its file out of the aggregator's runs directory; a later run takes its place",
             )
 
@@ -298,12 +298,12 @@ class RunControl:
         return RunEntry(
             run=plan.run,
             run_id=plan.run_id,
-            algorithm=plan.algorithm,
+            algorithm=plan.recipe.algorithm,
             phase=phase,
             round=_last_round(records)
             if service is None or service.finished
-            else min(service.state.round, plan.rounds),
-            rounds=plan.rounds,
+            else min(service.state.round, plan.recipe.rounds),
+            rounds=plan.recipe.rounds,
             order=WORDS[self._orders.of(plan.run_id)],
             obstacle=obstacle,
             stored_at_s=stored_at_s,

@@ -142,8 +142,8 @@ class RunLog:
             "deadline_passed_at": self._deadline_passed or None,
             "here": short.here,
             "needed": short.needed,
-            "quorum": self._run.quorum,
-            "min_contributors": self._run.min_contributors,
+            "quorum": self._run.recipe.quorum,
+            "min_contributors": self._run.recipe.min_contributors,
             "reason": short.reason,
             "hint": short.hint,
         }
@@ -205,7 +205,12 @@ class RunLog:
             facts = {"round": record.round, "margins": named(contrary), "hint": CONTRARY_HINT}
             LOG.warning("a margin contradicts those of all other devices of its side", extra={"kv": facts})
         if apart:
-            facts = {"round": record.round, "devices": named(apart), "robust": self._run.robust, "hint": APART_HINT}
+            facts = {
+                "round": record.round,
+                "devices": named(apart),
+                "robust": self._run.recipe.robust,
+                "hint": APART_HINT,
+            }
             LOG.warning(
                 f"updates that stand apart from their cluster's in {ROUNDS_APART} rounds in a row", extra={"kv": facts}
             )

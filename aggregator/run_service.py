@@ -368,7 +368,7 @@ class RunService:
             self._deadline_s = None
             self.feed(DeadlinePassed(self._state.round))
             if self._deadline_s is None and self._state.plan is not None:  # it still waits, and each deadline counts
-                self._deadline_s = now_s + self._run.deadline_s
+                self._deadline_s = now_s + self._run.recipe.deadline_s
         self._close_again(now_s)
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
@@ -408,7 +408,7 @@ class RunService:
 
     def facts(self) -> RunStatus:
         """Return the facts of the run for `shoal-aggregator status`."""
-        deadline_at_s = self._since_s + int(self._run.deadline_s)
+        deadline_at_s = self._since_s + int(self._run.recipe.deadline_s)
         facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
         if not self.finished:
             workers, said = self._messages.facts(self.uploads.lacks), self._lines
@@ -563,7 +563,7 @@ class RunService:
             self._end()
 
     def _begin_deadline(self) -> None:
-        self._deadline_s = self._now_s + self._run.deadline_s
+        self._deadline_s = self._now_s + self._run.recipe.deadline_s
         self._since_s = int(self.watch.clock())
 
     def _end(self) -> None:

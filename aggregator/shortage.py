@@ -80,7 +80,7 @@ def is_paused(state: EngineState) -> bool:
 
 
 def _too_small(state: EngineState) -> Shortage:
-    count, least = len(members(state)), state.run.min_contributors
+    count, least = len(members(state)), state.run.recipe.min_contributors
     few = counted(count, "device") if count else "no device"
     reason = f"the fleet has {few}, and a mean takes {least} (min_contributors)"
     return Shortage(reason=reason, hint=TOO_SMALL_HINT, missing=(), here=len(state.online), needed=least, late=False)
@@ -91,7 +91,7 @@ def _between_rounds(state: EngineState) -> Shortage | None:
     here, needed = len(state.online), devices_needed(state)
     if here >= needed:
         return _without_models(state) if may_open(state) else None
-    reason = f"{here} here and {needed} must be (min_contributors {state.run.min_contributors})"
+    reason = f"{here} here and {needed} must be (min_contributors {state.run.recipe.min_contributors})"
     return Shortage(reason=reason, hint=_advice(state, missing, ()), missing=missing, here=here, needed=needed)
 
 
@@ -112,8 +112,8 @@ def _in_a_round(state: EngineState) -> Shortage | None:
     if here >= needed or not missing:
         return None
     unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
-    held = state.able < state.asked and needed == state.run.min_contributors
-    rule = f"min_contributors {needed}" if held else f"quorum {state.run.quorum:g}"
+    held = state.able < state.asked and needed == state.run.recipe.min_contributors
+    rule = f"min_contributors {needed}" if held else f"quorum {state.run.recipe.quorum:g}"
     reason = f"{here} answered and {needed} must ({rule})"
     hint = _advice(state, missing, unable)
     return Shortage(reason=reason, hint=hint, missing=missing, here=here, needed=needed, unable=unable)
@@ -129,7 +129,7 @@ def _advice(state: EngineState, missing: tuple[str, ...], unable: tuple[str, ...
         ways.append(f"start {named(absent)} again")
     them = "it" if len(missing) == 1 else "them"
     advice = f"{'; '.join(ways)}, or take {them} out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
-    remaining, least = len(members(state)) - len(missing), state.run.min_contributors
+    remaining, least = len(members(state)) - len(missing), state.run.recipe.min_contributors
     if remaining < least:
         fewer = f"{remaining} left, and means of fewer than {least} are not made"
         advice += f" ({fewer}: then admit another device, or sign a run with a smaller --min-contributors)"

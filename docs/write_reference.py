@@ -78,7 +78,8 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def _described(words: tuple[str, ...], command: Any) -> Iterator[str]:
-    hints = typing.get_type_hints(inspect.unwrap(command.callback))
+    signature = inspect.signature(inspect.unwrap(command.callback), eval_str=True)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     reveal(command)
     shown = [p for p in command.params if p.name != "help"]
     arguments = [p for p in shown if p.param_type_name == "argument"]
@@ -117,6 +118,8 @@ def _option(parameter: Any, hint: Any) -> str:
 
 def _kind(hint: Any) -> str:
     """Return the word for values of a type: PATH for a `Path`, N for a whole number."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (typing.Union, UnionType, list):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     return KINDS.get(hint, "TEXT")

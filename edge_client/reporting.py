@@ -102,7 +102,13 @@ class Results:
         self._run, self._refused = run, {}
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         ended = self._ended.get(str(plan.run), {})
-        self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
+        self._figures = {
+            "run": plan.run,
+            "algorithm": plan.recipe.algorithm,
+            "mode": plan.recipe.mode,
+            "rounds": 0,
+            **ended,
+        }
         self._figures.pop("warnings", None)  # those of the samples as they are now follow
 
     def leave_out(self, left_out: LeftOut) -> bool:
@@ -212,7 +218,7 @@ class Results:
             model(result.model),
             [model(node) for node in path if node != result.model],
             self._run.bundle,
-            algorithm=self._run.plan.algorithm,
+            algorithm=self._run.plan.recipe.algorithm,
             at_s=int(self._clock_s()),
             figures=result.validation,
             start=self._start(announcement.run_id),
@@ -228,7 +234,7 @@ class Results:
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether the watermark is in the final round of ``plan``, but the final model is not on disk."""
-        if (mark.run, mark.round) != (plan.run, plan.rounds + 1):
+        if (mark.run, mark.round) != (plan.run, plan.recipe.rounds + 1):
             return False
         return self._files.lacks_final_model(mark, plan) or not self._finished.holds(plan.run_id)
 

@@ -641,7 +641,12 @@ class DeviceRuntime:
         if self._results.leave_out(self._jobs.left_out) and self._results.is_connected:
             self._publish_presence(online=True)  # the owner learns how many
         self._finisher.follow(run)
-        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "samples": samples}
+        facts = {
+            "run": run.plan.run,
+            "algorithm": run.plan.recipe.algorithm,
+            "mode": run.plan.recipe.mode,
+            "samples": samples,
+        }
         if private := run.bundle.manifest.private_length:
             facts["private_coordinates"] = private
         LOG.info("following run", extra={"kv": facts})

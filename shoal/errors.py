@@ -76,6 +76,10 @@ class WireError(IntegrityError):
     """Bytes from the network are not a well-formed message."""
 
 
+class OutOfRangeError(UsageError, WireError):
+    """A choice of a run is out of its range, in a call, an option or a received plan."""
+
+
 class WireVersionError(WireError):
     """A run is in a wire version that this software does not speak.
 

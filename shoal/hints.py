@@ -1,4 +1,4 @@
-"""Resolved type hints of dataclass fields, for the codecs of messages and of states."""
+"""Resolved type hints of dataclass fields, for the codecs of messages and of states, and types in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import dataclasses
 import types
 import typing
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+_WORDS: Final[dict[type[Any], str]] = {
+    bool: "on or off",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+}
 
 
 def field_hints(cls: type[Any]) -> dict[str, Any]:
@@ -27,3 +36,8 @@ def optional_of(hint: Any) -> Any | None:
 def is_enum(hint: Any) -> bool:
     """Return whether ``hint`` is an enumeration."""
     return isinstance(hint, type) and issubclass(hint, Enum)
+
+
+def wanted(kind: type[Any]) -> str:
+    """Return a description of values of ``kind``: "a whole number" for int."""
+    return _WORDS.get(kind, kind.__name__)

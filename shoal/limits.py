@@ -119,23 +119,11 @@ MAX_NORM_NOISE: Final = 0.2
 LOW_DISK_BYTES: Final = 1 << 20
 """Free space below which a disk counts as full."""
 
-DEFAULT_MAX_SAMPLES: Final = 100_000
-"""Largest sample count of an upload, unless the owner's plan says otherwise."""
-
-DEFAULT_WEIGHT_CAP: Final = 3.0
-"""Largest weight of a device in a mean, in median weights, unless the owner's plan says otherwise."""
-
 ROBUST_RULES: Final = ("off", "filter", "multi-krum", "rfa", "centred-clipping", "nnm")
 """Rules that weigh the updates of a mean, so that a minority of false ones can't decide it; see `aggregator.numerics.robust`."""
 
-DEFAULT_ROBUST: Final = "filter"
-"""The rule, unless the owner's plan says otherwise."""
-
 PRECISIONS: Final = ("float32", "float16", "int8")
 """Encodings of vectors on the wire, from the most bytes to the fewest; see `shoal.protocol.precision`."""
-
-DEFAULT_PRECISION: Final = "float32"
-"""The encoding of both ways, unless the owner's plan says otherwise."""
 
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""

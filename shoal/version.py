@@ -7,7 +7,7 @@ from typing import Final
 
 VERSION: Final = "0.2.0.dev0"
 """The one place of the version: hatchling reads this line, and devices announce the version."""
-WIRE: Final = 2
+WIRE: Final = 3
 """The wire version: it fixes the messages of a run, whose plan and whose parties' presences tell it. Others are refused."""
 
 

@@ -72,7 +72,7 @@ class _StoredHistory:
 
     def __init__(self, plan: RunPlan, directory: Path) -> None:
         self.plan = plan
-        self.history = RunHistory(name=f"run {plan.run}", algorithm=plan.algorithm, rounds=plan.rounds)
+        self.history = RunHistory(name=f"run {plan.run}", algorithm=plan.recipe.algorithm, rounds=plan.recipe.rounds)
         self._directory = directory
         self._clustered: Record | None = None
         self._tested: Record | None = None

@@ -80,9 +80,11 @@ def close_round(
         left_out=screened.refused.keys() | set(left_out),
         declined=declined,
     )
-    standstill, events = observe(watched.standstill, facts, least=run.min_contributors, participation=run.participation)
+    standstill, events = observe(
+        watched.standstill, facts, least=run.recipe.min_contributors, participation=run.recipe.participation
+    )
     if average is not None:
-        apart, named = observed(apart, average.take(), plan.round, run.robust)
+        apart, named = observed(apart, average.take(), plan.round, run.recipe.robust)
         events = (*events, *named)
     outcome = dataclasses.replace(outcome, events=(*outcome.events, *events))
     return state, outcome, Watched(screened.levels, standstill, apart), screened

@@ -57,7 +57,7 @@ def decide(
     if (upload.run, upload.run_id, upload.task_digest) != (run.run, run.run_id, run.task_digest):
         return Decision.REFUSE, "of another run or task"
     # Every round has its own key, whose id the aggregator does not know: the close compares the keys of its updates.
-    if upload.mode != run.mode or upload.key_version != state.held.key_version:
+    if upload.mode != run.recipe.mode or upload.key_version != state.held.key_version:
         return Decision.REFUSE, "masked under another key or mode"
     if plan is None or upload.round != state.round or upload.nonce != nonce:
         return _decide_late(state, upload, digest)
@@ -128,7 +128,7 @@ def _wrong_figures(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
         or (assignment.train and not upload.samples)
     ):
         return "impossible counts"
-    if run.weighting == "uniform" and upload.samples > 1:
+    if run.recipe.weighting == "uniform" and upload.samples > 1:
         return f"{upload.samples} samples where the plan's weighting is uniform"
     if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
         return "a loss or a margin beyond the limit for reports"

@@ -337,16 +337,18 @@ class Engine:
         if not state.stopped:
             return self._open(state, state.round + 1, state.present, waited=state.deadline_passed)
         # The final round has the number that devices expect of one: they accept no other.
-        last, round_ = self._with_final_models(state), self.run.rounds + 1
+        last, round_ = self._with_final_models(state), self.run.recipe.rounds + 1
         after, actions = self._open(last, round_, state.present, waited=state.deadline_passed)
         return (after, actions) if actions else (state, ())
 
     def _with_final_models(self, state: EngineState) -> EngineState:
         """Return the state of a stopped run with the models that the final round alone offers; see `_settle`."""
-        if state.held.closed >= self.run.rounds:
+        if state.held.closed >= self.run.recipe.rounds:
             return state
         models = self.strategy.models_of(state.strategy)
-        (strategy, extra), states, steps = settle((state.strategy, models), models, state.held.states, self.run.rounds)
+        (strategy, extra), states, steps = settle(
+            (state.strategy, models), models, state.held.states, self.run.recipe.rounds
+        )
         if not steps:
             return state
         held = with_sums(state.held, states, steps, numbers_in((strategy, extra)), self.run)
@@ -388,7 +390,7 @@ class Engine:
         return opened(state, ready.plan), (action,)
 
     def _planned(self, before: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
-        if round_ > self.run.rounds:
+        if round_ > self.run.recipe.rounds:
             return before, self.strategy.final(before, round_, available)
         return self.strategy.plan(before, round_, available)
 
@@ -420,7 +422,7 @@ class Engine:
             state = dataclasses.replace(state, watched=watched)
             refused, limit = screened.refused, screened.limit
         if is_too_small(state):
-            found = {"devices": len(members(state)), "min_contributors": self.run.min_contributors}
+            found = {"devices": len(members(state)), "min_contributors": self.run.recipe.min_contributors}
             outcome = dataclasses.replace(
                 outcome, events=(*outcome.events, StrategyEvent(plan.round, FLEET_TOO_SMALL, found))
             )
@@ -452,7 +454,9 @@ class Engine:
         """Return an event for the final round of a run that the owner has stopped."""
         after = state.held.closed
         return (
-            (StrategyEvent(state.round, STOPPED, {"by": "owner", "after": after}),) if after < state.run.rounds else ()
+            (StrategyEvent(state.round, STOPPED, {"by": "owner", "after": after}),)
+            if after < state.run.recipe.rounds
+            else ()
         )
 
     def _settle(
@@ -463,7 +467,7 @@ class Engine:
         models = self.strategy.models_of(strategy)
         if not plan.final:
             # The final round may offer models that follow from others, which become states while their means are there.
-            extra = models if plan.round == self.run.rounds else {}
+            extra = models if plan.round == self.run.recipe.rounds else {}
             (strategy, extra), states, steps = settle((strategy, extra), models, held.states, plan.round)
             settled = states, steps, numbers_in((strategy, extra))
         moved = after_round(

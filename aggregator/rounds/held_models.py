@@ -44,9 +44,9 @@ from shoal.protocol.states import (
     RETAINED_STEPS,
     SPARE_CHECKPOINTS,
     Offer,
-    Recipe,
     StateId,
     Statement,
+    StateRecipe,
     Step,
     Term,
     TranscriptEntry,
@@ -419,7 +419,7 @@ def after_round(
         entry = entry_of(held, run, round_, offers)
         links, transcript = (*links, encode(entry))[-MAX_LINKS:], entry.digest
     if len(given) >= signers:
-        first = sorted(given, key=lambda c: c.device)[: run.min_contributors]
+        first = sorted(given, key=lambda c: c.device)[: run.recipe.min_contributors]
         signed, links = {c.device: c.statement for c in first}, ()
     moved = dataclasses.replace(
         held,
@@ -440,7 +440,7 @@ def after_round(
     states, relayed, used = settled
     spare = _spare(moved, offers, signers) if used else frozenset[StateId]()
     # Inter-group aggregation adds other groups' means, so a mean may be longer than every update.
-    limit = run.norm_limit if run.capabilities.scale else min(limit, run.norm_limit)
+    limit = run.recipe.norm_limit if run.capabilities.scale else min(limit, run.recipe.norm_limit)
     step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit, run)
     moved = dataclasses.replace(moved, states=states, steps=_retained(held.steps, step))
     return _tidied(_without_checkpoints_of_the_past(moved, models))
@@ -494,7 +494,7 @@ def _kept_step(
     """Return the step of a round for devices, with its means."""
     key_id = next((c.key_id for c in accepted if c.vector is not None), bytes(16))
     recipes = tuple(
-        Recipe(
+        StateRecipe(
             step.state.model,
             round_,
             tuple(Term(state.model, state.round, weight) for weight, state in step.terms),
@@ -525,13 +525,13 @@ def with_sums(
         run: the owner's plan.
     """
     spare = held.steps[-1].step.open if held.steps else ()
-    new = _kept_step(run.rounds, relayed, open_states(states, used, run, spare), (), 0.0, run)
+    new = _kept_step(run.recipe.rounds, relayed, open_states(states, used, run, spare), (), 0.0, run)
     return dataclasses.replace(held, states=states, steps=_retained(held.steps, new))
 
 
 def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPlan) -> KeptMean:
     """Return a mean in the plan's precision, encoded once."""
-    model, precision = step.state.model, run.precision_down
+    model, precision = step.state.model, run.recipe.precision_down
     if precision == "float32":
         return KeptMean(model, step.contributors, key_id, mean, _digest(mean))
     body = encode_vector(mean, precision, mean_seed(run.run_id, step.state.round, model))
@@ -623,7 +623,7 @@ def _evidence(
         before = found.get(state)
         earlier = before.statements if before is not None and before.digest == agreement.digests[state] else {}
         chosen = {**given, **{d: s for d, s in earlier.items() if d not in given}}
-        found[state] = Evidence(agreement.digests[state], dict(list(chosen.items())[: run.min_contributors]))
+        found[state] = Evidence(agreement.digests[state], dict(list(chosen.items())[: run.recipe.min_contributors]))
     return found
 
 

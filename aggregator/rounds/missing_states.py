@@ -140,7 +140,7 @@ def sealing(
         signers: statements that certify a state (`signers_needed`).
     """
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
-    every = waiting or run.participation < 1 or plan.round >= run.rounds
+    every = waiting or run.recipe.participation < 1 or plan.round >= run.recipe.rounds
     away = [d for d in held.named.keys() | held.lacking.keys() if d not in plan.assignments]
     asked = sorted(plan.assignments)
     left = max((opens_since(held, d) for d in away), default=0)
@@ -154,9 +154,9 @@ def sealing(
         # A device that is away now can open what is sealed after it has left, even if all others are gone by then.
         openable = model in held.certified and held.certified[model].round >= left
         # If one more of so few devices goes, the others could return to no newer state.
-        scarce = len(able) <= run.min_contributors
+        scarce = len(able) <= run.recipe.min_contributors
         # Without a checkpoint they could return to none. Where one device certifies, any that is left can go on.
-        first = scarce and run.min_contributors > 1 and model not in held.certified
+        first = scarce and run.recipe.min_contributors > 1 and model not in held.certified
         needed = first or (away and (scarce or not openable))
         if not (every or model in plan.seal or needed):
             continue

@@ -85,7 +85,7 @@ def prepare(
     Raises:
         IntegrityError: the strategy offers a model that devices can't make.
     """
-    least = run.min_contributors
+    least = run.recipe.min_contributors
     events: list[Event] = []
     while True:
         choice = _with_placements(before, held, available, least, signers, planning)

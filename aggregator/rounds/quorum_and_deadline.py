@@ -24,13 +24,13 @@ def devices_needed(state: EngineState) -> int:
     A round of training takes ``min_contributors``, also if the fleet has become smaller: with fewer it could change no model.
     The final round makes no mean, so the devices that are left are enough.
     """
-    least = state.run.min_contributors
+    least = state.run.recipe.min_contributors
     return max(1, least if next_trains(state) else min(least, len(state.devices)))
 
 
 def next_trains(state: EngineState) -> bool:
     """Return whether the next round is one of training, and not the final one."""
-    return not state.stopped and state.round < state.run.rounds
+    return not state.stopped and state.round < state.run.recipe.rounds
 
 
 def is_too_small(state: EngineState) -> bool:
@@ -38,7 +38,7 @@ def is_too_small(state: EngineState) -> bool:
 
     A device that the owner has admitted counts even before it connects: it has to be started, and no other device admitted.
     """
-    return not state.finished and next_trains(state) and len(members(state)) < state.run.min_contributors
+    return not state.finished and next_trains(state) and len(members(state)) < state.run.recipe.min_contributors
 
 
 def members(state: EngineState) -> frozenset[str]:
@@ -50,7 +50,7 @@ def members(state: EngineState) -> frozenset[str]:
 def certifiers(state: EngineState) -> int:
     """Return how many devices certify a state of a model, by the roster that devices check with."""
     active = len(state.devices) if state.roster is None else state.roster.active_count
-    return signers_needed(state.run.min_contributors, active)
+    return signers_needed(state.run.recipe.min_contributors, active)
 
 
 def uploads_needed(state: EngineState) -> int:
@@ -60,7 +60,7 @@ def uploads_needed(state: EngineState) -> int:
     """
     if state.checkpoints_only:
         return 1
-    share, least = state.run.quorum, state.run.min_contributors
+    share, least = state.run.recipe.quorum, state.run.recipe.min_contributors
     return max(1, math.ceil(share * state.able), min(least, math.ceil(share * state.asked)))
 
 
@@ -72,7 +72,7 @@ def online_needed(state: EngineState) -> int:
     least = devices_needed(state)
     if state.deadline_passed:
         return least
-    share = 1.0 if state.round == 0 else state.run.quorum
+    share = 1.0 if state.round == 0 else state.run.recipe.quorum
     return max(least, math.ceil(share * len(state.devices)))
 
 

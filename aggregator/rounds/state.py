@@ -170,7 +170,7 @@ def after_deadline(state: EngineState) -> EngineState:
 
     It counts only once ``min_contributors`` have answered: where all devices are slow, none of them is silent.
     """
-    if len(state.received) < state.run.min_contributors:
+    if len(state.received) < state.run.recipe.min_contributors:
         return dataclasses.replace(state, deadline_passed=True)
     silent, named = after_silence(dataclasses.replace(state, deadline_passed=False))
     return dataclasses.replace(state, deadline_passed=True, silent=silent, news=(*state.news, *named))
@@ -296,7 +296,7 @@ def record_of(
     given = sorted(state.contributions, key=lambda c: c.device)
     refused = dict(sorted((refused_norm or {}).items()))
     apart = dict(sorted((out_of_step or {}).items()))
-    tests = _tests(given, state.run.weight_cap)
+    tests = _tests(given, state.run.recipe.weight_cap)
     counted = [c for c in given if c.device not in refused and c.device not in apart]
     loss = mean_loss(counted, state.run)
     return RoundRecord(

@@ -258,9 +258,9 @@ class WorkerService:
 
     def _decoded(self, body: memoryview) -> NDArray[np.float32]:
         length = self._part[1] - self._part[0]
-        if self.run.precision_up == "float32":
+        if self.run.recipe.precision_up == "float32":
             return np.frombuffer(body, "<f4", length)
-        return np.ascontiguousarray(decode_vector(body, length, self.run.precision_up), "<f4")
+        return np.ascontiguousarray(decode_vector(body, length, self.run.recipe.precision_up), "<f4")
 
     def _on_reminder(self, reminder: Reminder, device: str) -> None:
         """Report the part again if it is stored, or ask for its missing chunks."""
@@ -401,10 +401,10 @@ class WorkerService:
     def _encoded(self, round_: int, model: int, vector: NDArray[np.float32]) -> bytes:
         if not np.isfinite(vector).all():
             raise NumericsError("the mean is not finite")
-        if self.run.precision_down == "float32" or not len(vector):
+        if self.run.recipe.precision_down == "float32" or not len(vector):
             return np.ascontiguousarray(vector, "<f4").tobytes()
         seed = part_seed(mean_seed(self.run.run_id, round_, model), self.number)
-        return bytes(encode_vector(vector, self.run.precision_down, seed))
+        return bytes(encode_vector(vector, self.run.recipe.precision_down, seed))
 
     def take_order(self, order: ShardOrder) -> None:
         """Put the coordinator's newest order in force; an older one, which a broker may repeat, has no effect."""

@@ -61,8 +61,8 @@ def stored_run(
     losses = {} if last is None else last.get("cluster_losses", {})
     return StoredRun(
         run=plan.run,
-        algorithm=plan.algorithm,
-        rounds=plan.rounds,
+        algorithm=plan.recipe.algorithm,
+        rounds=plan.recipe.rounds,
         closed=next((r["round"] for r in reversed(records) if not r["final"]), 0),
         finished=void or bool(last and last["final"]),
         clusters=clusters,

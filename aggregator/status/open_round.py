@@ -39,8 +39,8 @@ def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, co
         quorum, received = uploads_needed(state), len(state.received)
     return RunStatus(
         run=state.run.run,
-        algorithm=state.run.algorithm,
-        rounds=state.run.rounds,
+        algorithm=state.run.recipe.algorithm,
+        rounds=state.run.recipe.rounds,
         phase=phase.value,
         round=state.round,
         since_s=since_s,

@@ -142,7 +142,12 @@ def _standing(
     no longer be served.
     """
     order = read_orders(member.directory).of(plan.run_id)
-    run: dict[str, Any] = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
+    run: dict[str, Any] = {
+        "run": plan.run,
+        "algorithm": plan.recipe.algorithm,
+        "mode": plan.recipe.mode,
+        "rounds": plan.recipe.rounds,
+    }
     run["order"] = WORDS[order]
     run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
@@ -182,7 +187,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "cluster_sizes": sizes,
         "groups": _groups(records),
         "split_refused": _split_refused(records),
-        "too_small": len(too_small(grouped, plan.min_contributors)),
+        "too_small": len(too_small(grouped, plan.recipe.min_contributors)),
         "still": list(last.get("still", ())) if last else [],
         "missing": last["missing"] if last else [],
         "declined": last.get("declined", {}) if last else {},

@@ -21,10 +21,10 @@ from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.trimmed import winsorised
 from aggregator.strategies.settings import AUTO, AUTO_TEXT, StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
+from shoal.hints import wanted
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
 from shoal.types import Float32Vector
-from shoal.util.wanted import wanted
 
 ORTHOGONAL_MODES: Final = frozenset({"none", "permutation", "signed-permutation", "rotation"})
 """Mask modes that keep dot products, norms and means: all modes there are."""
@@ -325,7 +325,7 @@ def mean_loss(contributions: list[ClientUpdate], run: RunPlan) -> float | None:
 
     Under uniform weighting devices report one sample each.
     """
-    weights = weights_of(contributions, "samples", run.weight_cap).tolist()
+    weights = weights_of(contributions, "samples", run.recipe.weight_cap).tolist()
     total = sum(weights)
     losses = winsorised(np.array([c.loss for c in contributions])).tolist()
     return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / total if total else None
@@ -343,9 +343,9 @@ def advanced(
 
     With fewer than ``min_contributors`` updates, or none, the slot is unchanged.
     """
-    if len(given) < max(1, run.min_contributors):
+    if len(given) < max(1, run.recipe.min_contributors):
         return slot
-    return slot.moved(average(given, run.weighting, run.weight_cap), len(given), round_)
+    return slot.moved(average(given, run.recipe.weighting, run.recipe.weight_cap), len(given), round_)
 
 
 def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Assignment:
@@ -370,12 +370,12 @@ def retained(of_device: Mapping[str, int], active: frozenset[str]) -> dict[str, 
 
 def evaluates(run: RunPlan, round_: int) -> bool:
     """Whether devices report accuracy in this round."""
-    return run.evaluate_every > 0 and round_ % run.evaluate_every == 0
+    return run.recipe.evaluate_every > 0 and round_ % run.recipe.evaluate_every == 0
 
 
 def parse_settings(kind: type[Any], run: RunPlan) -> Any:
     """Return the settings of a run plan as `read_settings` does."""
-    return read_settings(kind, run.algorithm, {s.name: s.value for s in run.settings})
+    return read_settings(kind, run.recipe.algorithm, run.recipe.values)
 
 
 def read_settings(kind: type[Any], algorithm: str, given: Mapping[str, str]) -> Any:
@@ -426,12 +426,12 @@ def require_proximal(run: RunPlan) -> None:
     """Raise ConfigError unless devices train with a proximal term."""
     require(
         run.local.prox_mu > 0,
-        f"{run.algorithm} trains with a proximal term, but prox_mu is {run.local.prox_mu:g}",
+        f"{run.recipe.algorithm} trains with a proximal term, but prox_mu is {run.local.prox_mu:g}",
         "set prox_mu of the local training above 0, for instance --local prox_mu=1, or take the algorithm without it",
     )
 
 
 def require_one_origin(run: RunPlan) -> None:
     """Raise ConfigError unless all models start from one origin and none has a shared segment."""
-    require(run.origins == 1, f"{run.algorithm} starts from one origin, the run ships {run.origins}")
-    require(all(g.name == "cluster" for g in run.segments), f"{run.algorithm} has no shared segment")
+    require(run.origins == 1, f"{run.recipe.algorithm} starts from one origin, the run ships {run.origins}")
+    require(all(g.name == "cluster" for g in run.segments), f"{run.recipe.algorithm} has no shared segment")

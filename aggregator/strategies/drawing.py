@@ -24,7 +24,7 @@ POOL: Final = 1 << 16
 
 
 def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the share ``run.participation`` of ``available``."""
+    """Return the share ``run.recipe.participation`` of ``available``."""
     count = budget(run, len(available))
     if count >= len(available):
         return available
@@ -34,7 +34,7 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
 
 def budget(run: RunPlan, available: int) -> int:
     """Return the number of devices to draw in a round of so many that are available."""
-    return max(1, round(run.participation * available))
+    return max(1, round(run.recipe.participation * available))
 
 
 def drawn_in_turn(
@@ -57,7 +57,7 @@ def drawn_in_turn(
         clusters: cluster of each device that has one.
         asked: cluster -> the last round in which it had its turn.
     """
-    least = run.min_contributors
+    least = run.recipe.min_contributors
     if least <= 1 or budget(run, len(available)) >= len(available):
         return drawn(run, round_, available), asked
     members: dict[int, list[str]] = {}

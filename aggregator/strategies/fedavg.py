@@ -104,7 +104,11 @@ class FedAvg:
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
         clusters = dict.fromkeys((*state.devices, *plan.assignments), MODEL)
-        capped = capped_devices([given], self.run.weighting, self.run.weight_cap) if slot is not state.slot else {}
+        capped = (
+            capped_devices([given], self.run.recipe.weighting, self.run.recipe.weight_cap)
+            if slot is not state.slot
+            else {}
+        )
         return dataclasses.replace(state, slot=slot), Outcome(clusters, events, capped)
 
     def mean(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:

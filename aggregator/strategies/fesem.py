@@ -137,7 +137,7 @@ class Fesem:
         members = [[c for c in given if nearest[c.device] == j] for j in range(self.settings.k)]
         slots = tuple(self._centre(state.slots, j, mine, plan.round) for j, mine in enumerate(members))
         means = [m for m, before, after in zip(members, state.slots, slots, strict=True) if after is not before]
-        capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
+        capped = capped_devices(means, self.run.recipe.weighting, self.run.recipe.weight_cap)
         moved = {d: j for d, j in nearest.items() if state.clusters.get(d) != j}
         events: tuple[Event, ...] = ()
         clusters = {**state.clusters, **nearest}
@@ -157,14 +157,14 @@ class Fesem:
         self, slots: tuple[ClusterModel, ...], j: int, members: list[ClientUpdate], round_: int
     ) -> ClusterModel:
         """Return centre j as the mean of its members' models; unchanged if too few are its members."""
-        if len(members) < max(1, self.run.min_contributors):
+        if len(members) < max(1, self.run.recipe.min_contributors):
             return slots[j]
-        change = self.average(members, self.run.weighting, self.run.weight_cap)
+        change = self.average(members, self.run.recipe.weighting, self.run.recipe.weight_cap)
         return self._mean_of_starts(slots, members).moved(change, len(members), round_)
 
     def _mean_of_starts(self, slots: tuple[ClusterModel, ...], members: list[ClientUpdate]) -> ClusterModel:
         """Return the weighted mean of the centres that members trained from, each at a state that devices hold."""
-        weights = weights_of(members, self.run.weighting, self.run.weight_cap).tolist()
+        weights = weights_of(members, self.run.recipe.weighting, self.run.recipe.weight_cap).tolist()
         starts = starts_of((w, slots[c.model]) for w, c in zip(weights, members, strict=True))
         total = sum(starts.values())
         (first, share), *others = ((number, weight / total) for number, weight in sorted(starts.items()))

@@ -65,9 +65,9 @@ class Local:
         self.average = average
         self.settings: LocalSettings = parse_settings(LocalSettings, run)
         require(
-            run.min_contributors == 1,
+            run.recipe.min_contributors == 1,
             "local training gives each device its own model, but --min-contributors wants means of at least "
-            f"{run.min_contributors}",
+            f"{run.recipe.min_contributors}",
             "give --min-contributors 1; every device of the fleet can then unmask every other's model",
         )
 

@@ -121,10 +121,10 @@ class OneShot:
         self.settings: OneShotSettings = parse_settings(OneShotSettings, run)
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
-        require(run.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
+        require(run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
         require_one_origin(run)
         self.untrained = self.settings.most_clusters
-        self.search = Search(run, backend, average, weighting=run.weighting, first_id=self.untrained + 1)
+        self.search = Search(run, backend, average, weighting=run.recipe.weighting, first_id=self.untrained + 1)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -202,15 +202,15 @@ class OneShot:
         return state, Outcome(state.clusters, events, capped)
 
     def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
-        return capped_devices(means, self.run.weighting, self.run.weight_cap)
+        return capped_devices(means, self.run.recipe.weighting, self.run.recipe.weight_cap)
 
     def _cluster(
         self, state: OneShotState, models: list[ClientUpdate], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
         products = gram([c.row for c in models], backend=self.backend)
         labels = kmeans_from_gram(products, self.settings.k, self.run.seed)
-        if self.run.min_contributors > 1:
-            labels = join_small(cosine_from_gram(products), labels, self.run.min_contributors)
+        if self.run.recipe.min_contributors > 1:
+            labels = join_small(cosine_from_gram(products), labels, self.run.recipe.min_contributors)
         slots = []
         for j in range(int(labels.max()) + 1):
             members = [c for c, label in zip(models, labels, strict=True) if label == j]

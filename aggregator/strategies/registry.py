@@ -49,7 +49,7 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
         ConfigError: no such algorithm, a mask mode in which it does not work, or a setting that it refuses.
     """
     average = average or RobustMean(run, backend)
-    strategy = build_strategy(find_strategy(run.algorithm), run.without_statistics, backend, average)
+    strategy = build_strategy(find_strategy(run.recipe.algorithm), run.without_statistics, backend, average)
     return cast(Strategy, Standardised(strategy, run, average)) if run.statistics else strategy
 
 
@@ -63,9 +63,9 @@ def build_strategy(
     """
     make: Callable[..., Strategy] = kind
     strategy = make(run, backend, average or RobustMean(run, backend))
-    if run.mode not in strategy.modes:
+    if run.recipe.mode not in strategy.modes:
         raise ConfigError(
-            f"{strategy.name} does not work in mask mode {run.mode}",
+            f"{strategy.name} does not work in mask mode {run.recipe.mode}",
             hint=f"it works in: {', '.join(sorted(strategy.modes))}",
         )
     return strategy
@@ -73,7 +73,7 @@ def build_strategy(
 
 def models_needed(run: RunPlan) -> int:
     """Return how many model ids the run may name at most."""
-    models = int(find_strategy(run.algorithm).models(run.without_statistics))
+    models = int(find_strategy(run.recipe.algorithm).models(run.without_statistics))
     return min(models + 1, limits.MAX_MODELS) if run.statistics else models
 
 
@@ -100,8 +100,8 @@ def check_compared(run: RunPlan, devices: int) -> None:
     if settings.clusters_setting and settings.clusters > 1:
         ways.insert(0, f"give --set {settings.clusters_setting}=auto, which compares a sample")
     raise TooManyComparedError(
-        f"{run.algorithm} would compare {count} updates with each other in a round, and an aggregator with workers compares "
-        f"{MOST_COMPARED} at most",
+        f"{run.recipe.algorithm} would compare {count} updates with each other in a round, and an aggregator with workers "
+        f"compares {MOST_COMPARED} at most",
         hint="; or ".join(ways),
     )
 
@@ -122,7 +122,7 @@ def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
 
 def plan_settings(run: RunPlan) -> StrategySettings:
     """Return the settings of a run plan's algorithm; raise ConfigError as `settings_of`."""
-    return settings_of(run.algorithm, {s.name: s.value for s in run.without_statistics.settings})
+    return settings_of(run.recipe.algorithm, run.without_statistics.recipe.values)
 
 
 def find_strategy(algorithm: str) -> Any:

@@ -22,8 +22,8 @@ from aggregator.numerics.backend import Backend
 from aggregator.numerics.robust import LEAST_UPDATES, robust_weights
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import Average, ClientUpdate, mean_update, weights_of
-from shoal.limits import DEFAULT_WEIGHT_CAP
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.recipe import DEFAULTS
 from shoal.types import Float32Vector
 
 BLOCK_UPDATES: Final = 512
@@ -69,8 +69,8 @@ class RobustMean:
     """
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, plain: Average = mean_update) -> None:
-        self.rule = "off" if run.capabilities.scale else run.robust
-        self.least = run.min_contributors
+        self.rule = "off" if run.capabilities.scale else run.recipe.robust
+        self.least = run.recipe.min_contributors
         self.backend = backend
         self.plain = plain
         self._known = Standings()
@@ -121,7 +121,7 @@ class RobustMean:
         if np.array_equal(found.values, plain):
             return plain
         # A rule may settle on a single update, which a mean must not show.
-        bounded = capped_weights(found.values, cap or DEFAULT_WEIGHT_CAP)
+        bounded = capped_weights(found.values, cap or DEFAULTS.weight_cap)
         shared: NDArray[np.float64] = bounded * (found.values.sum() / bounded.sum())
         return shared
 

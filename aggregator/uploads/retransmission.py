@@ -142,7 +142,7 @@ class Retransmission:
     def tick(self, state: EngineState, now_s: float) -> None:
         """Request the missing chunks of stalled uploads; the larger the round, the later an upload counts as stalled."""
         uploads = 0 if state.plan is None else len(state.plan.assignments)
-        patience_s = first_reminder_s(uploads, encoded_bytes(self._run.length, self._run.precision_up))
+        patience_s = first_reminder_s(uploads, encoded_bytes(self._run.length, self._run.recipe.precision_up))
         for stalled in self._chunks.stalled(now_s, max(limits.REASSEMBLY_QUIET_S, patience_s)):
             device, transfer = stalled.source, stalled.transfer_id
             if self._table.state(UploadRef(device, transfer)) is UploadState.RECEIVING:

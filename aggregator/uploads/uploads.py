@@ -251,7 +251,7 @@ class Uploads:
         Raises:
             UntrustedError: it is refused.
         """
-        reason = norm_error(upload.norm, self._run.norm_limit * norm_room(self._run.precision_up))
+        reason = norm_error(upload.norm, self._run.recipe.norm_limit * norm_room(self._run.recipe.precision_up))
         if reason:
             self._refuse_opened(upload, reason)
         if not self._valid:

@@ -135,14 +135,16 @@ class UploadVerifier:
             raise UntrustedError(f"an upload for run {header.run}, which is not served")
         if header.recipient != self._identity.member.seal_key:
             raise RefusedUploadError("an upload for another aggregator", header)
-        if header.precision != self._run.precision_up:
-            raise RefusedUploadError(f"a vector in {header.precision[:16]!r}, not {self._run.precision_up}", header)
+        if header.precision != self._run.recipe.precision_up:
+            raise RefusedUploadError(
+                f"a vector in {header.precision[:16]!r}, not {self._run.recipe.precision_up}", header
+            )
         if len(body) != encoded_bytes(header.coordinates, header.precision) + header.attached:
             counted = f"{header.length} coordinates and {header.attached} bytes"
             raise RefusedUploadError(f"{len(body)} bytes where {counted} were announced", header)
 
     def _check_samples(self, header: Upload) -> None:
-        most = self._run.max_samples
+        most = self._run.recipe.max_samples
         if header.samples > most:
             raise RefusedUploadError(f"{header.samples} samples reported, above the plan's max_samples {most}", header)
 
@@ -171,13 +173,13 @@ class UploadVerifier:
     def _decoded(self, header: Upload, body: memoryview) -> memoryview:
         """Return the body with its vector in float32, in which everything after this works."""
         run = self._run
-        if run.precision_up == "float32" or not header.coordinates:
+        if run.recipe.precision_up == "float32" or not header.coordinates:
             return body
         if header.length != run.length:  # before a vector of that length is made from fewer bytes
             raise RefusedUploadError(f"a vector of length {header.length}", header)
-        cut = encoded_bytes(run.length, run.precision_up)
+        cut = encoded_bytes(run.length, run.recipe.precision_up)
         try:
-            vector = decode_vector(body[:cut], run.length, run.precision_up)
+            vector = decode_vector(body[:cut], run.length, run.recipe.precision_up)
         except WireError as error:
             raise RefusedUploadError(f"the update: {error}", header) from error
         return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])
@@ -186,7 +188,7 @@ class UploadVerifier:
         if not header.coordinates:  # workers report the norms of parts
             return 0.0
         norm = norm_of(np.frombuffer(body, "<f4", header.length))
-        error = norm_error(norm, self._run.norm_limit * norm_room(self._run.precision_up))
+        error = norm_error(norm, self._run.recipe.norm_limit * norm_room(self._run.recipe.precision_up))
         if error:
             raise RefusedUploadError(error, header)
         return norm

@@ -84,7 +84,7 @@ class RoundKeys:
 
     def context_of(self, plan: RunPlan) -> MaskContext:
         """Return the context of the round's mask in a plan's run."""
-        return self.context(plan.task_digest, plan.mode, plan.mask_segments)
+        return self.context(plan.task_digest, plan.recipe.mode, plan.mask_segments)
 
     @property
     def digest_key(self) -> bytes:

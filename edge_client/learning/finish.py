@@ -36,14 +36,15 @@ from edge_client.learning.personal import (
 from edge_client.learning.scoring import sample_losses
 from edge_client.learning.update import BatchOrder
 from shoal.errors import TaskError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_client.learning.data import DataSplits
     from edge_client.learning.model import Backend
-    from shoal.protocol.documents import LocalSettings, RunPlan
+    from shoal.protocol.documents import RunPlan
+    from shoal.protocol.recipe import LocalTraining
     from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
@@ -189,7 +190,7 @@ class _Candidates:
         for epoch in range(1, epochs + 1):
             while recipe.lr >= least:
                 with suppress(TaskError):
-                    tried = self._trained(theta, recipe, ended.round + epoch - 1, ended.plan.rounds)
+                    tried = self._trained(theta, recipe, ended.round + epoch - 1, ended.plan.recipe.rounds)
                     if (found := self.loss(tried)) <= loss:
                         theta, loss = tried, found
                         break
@@ -201,14 +202,14 @@ class _Candidates:
         """Train Ditto's personal model."""
         ended = self._ended
         recipe = ditto_recipe(ended.plan.local, ended.weight)
-        yield DITTO, self._trained(ended.own, recipe, ended.round, ended.plan.rounds)
+        yield DITTO, self._trained(ended.own, recipe, ended.round, ended.plan.recipe.rounds)
 
     def alone(self) -> Iterator[tuple[str, Float32Vector]]:
         """Train a model from a fresh start."""
         ended, plan = self._ended, self._ended.plan
         assert ended.fresh is not None
         theta = ended.fresh()
-        for round_ in range(1, alone_rounds(plan.local, plan.rounds) + 1):
+        for round_ in range(1, alone_rounds(plan.local, plan.recipe.rounds) + 1):
             theta = self._trained(theta, alone_recipe(plan.local), round_, round_ - 1)
         yield ALONE, theta
 
@@ -217,11 +218,10 @@ class _Candidates:
         found = self._backend.score(theta, self._batch.x, self._batch.y).mean_loss
         return found if math.isfinite(found) else math.inf
 
-    def _trained(self, theta: Float32Vector, recipe: LocalSettings, orders: int, round_: int) -> Float32Vector:
+    def _trained(self, theta: Float32Vector, recipe: LocalTraining, orders: int, round_: int) -> Float32Vector:
         ended = self._ended
         order = BatchOrder(ended.plan, ended.device, orders)
-        local = LocalTraining.of(recipe)
-        found = training.train(theta, self._batch, local, self._backend, order, round_, self._cancelled)
+        found = training.train(theta, self._batch, recipe, self._backend, order, round_, self._cancelled)
         return theta + found.delta
 
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 
 CLUSTER: Final = "cluster"
 """Name of the candidate that is the model of the device's cluster."""
@@ -129,7 +129,7 @@ def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
     return min(better, key=lambda name: float(mean_of(losses[name]).mean()), default=CLUSTER)
 
 
-def one_epoch(local: LocalSettings) -> LocalSettings:
+def one_epoch(local: LocalTraining) -> LocalTraining:
     """Return a run's recipe for one epoch on top of the cluster's model; a recipe that counts steps keeps their number.
 
     It has no proximal term: FedProx's pulls towards the model of a round, and no round is left.
@@ -138,7 +138,7 @@ def one_epoch(local: LocalSettings) -> LocalSettings:
     return dataclasses.replace(own, epochs=1, steps=0) if _counts_epochs(local) else own
 
 
-def ditto_recipe(local: LocalSettings, weight: float) -> LocalSettings:
+def ditto_recipe(local: LocalTraining, weight: float) -> LocalTraining:
     """Return the recipe of Ditto's personal model, which starts at the cluster's model w* and is trained as long as the others.
 
     Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization" (2021), objective 2:
@@ -151,16 +151,16 @@ def ditto_recipe(local: LocalSettings, weight: float) -> LocalSettings:
     return dataclasses.replace(own, steps=most * local.steps)
 
 
-def alone_recipe(local: LocalSettings) -> LocalSettings:
+def alone_recipe(local: LocalTraining) -> LocalTraining:
     """Return a run's recipe for one round of the model that is trained alone: without a proximal term."""
     return dataclasses.replace(local, prox_mu=0.0)
 
 
-def alone_rounds(local: LocalSettings, rounds: int) -> int:
+def alone_rounds(local: LocalTraining, rounds: int) -> int:
     """Return how many rounds the model is trained alone: those of the run, up to `MOST_ALONE_EPOCHS` epochs."""
     each = local.epochs if _counts_epochs(local) else 1
     return min(rounds, max(1, MOST_ALONE_EPOCHS // each))
 
 
-def _counts_epochs(local: LocalSettings) -> bool:
+def _counts_epochs(local: LocalTraining) -> bool:
     return bool(local.epochs and local.batch_size)

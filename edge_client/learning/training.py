@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from shoal.errors import ShoalError, TaskError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

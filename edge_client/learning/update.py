@@ -31,8 +31,8 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.protocol.precision.seeds import upload_seed
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import UploadPart, borders, part_bytes
-from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
 MARGIN_CLIP: Final = MAX_MARGIN
@@ -154,8 +154,8 @@ def carry_out(
             private = shop.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
         theta, delta = federated[chosen], delta[: len(federated[chosen])]
-        if shop.plan.norm_noise:
-            delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
+        if shop.plan.recipe.norm_noise:
+            delta = delta * np.float32(noise_factor(shop.plan.recipe.norm_noise))
         if assignment.norm:
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if assignment.compare:
@@ -187,8 +187,8 @@ def report_statistics(
     shop: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
 ) -> Finished:
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
-    if shop.plan.norm_noise:
-        vector = vector * np.float32(noise_factor(shop.plan.norm_noise))
+    if shop.plan.recipe.norm_noise:
+        vector = vector * np.float32(noise_factor(shop.plan.recipe.norm_noise))
     body = _encoded(shop, vector, announcement.round, assignment.phase).body
     model = assignment.candidates[0]
     return Finished(sealed_upload(shop, announcement, assignment, model, body), model, 0.0, 0, 0)
@@ -206,7 +206,7 @@ def _train(
 def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
     seed = upload_seed(shop.plan.run_id, round_, phase, shop.identity.name)
     cuts = borders(len(update), len(shop.plan.workers))
-    return encode_update(update, shop.round.derive_mask(), shop.plan.precision_up, seed, cuts)
+    return encode_update(update, shop.round.derive_mask(), shop.plan.recipe.precision_up, seed, cuts)
 
 
 def _residual(left: Float32Vector, announcement: Announcement, model: int, header: SealedMessage) -> Residual:
@@ -256,7 +256,7 @@ def sealed_upload(
         device=shop.identity.name,
         recipient=shop.aggregator.seal_key,
         task_digest=shop.plan.task_digest,
-        mode=shop.plan.mode,
+        mode=shop.plan.recipe.mode,
         key_id=shop.round.key_id,
         model=model,
         samples=samples,
@@ -270,7 +270,7 @@ def sealed_upload(
         key_version=shop.round.keys.key_version,
         statement=shop.round.statement,
         nearest=nearest,
-        precision=shop.plan.precision_up,
+        precision=shop.plan.recipe.precision_up,
     )
     return seal_pieces(shop.identity, shop.plan, shop.aggregator, upload, body, attached)
 
@@ -335,8 +335,7 @@ def share_of(shares: DataSplits, share: int) -> Dataset:
 
 def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     """Return the plan's settings for local training in a phase."""
-    local = plan.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else plan.local
-    return LocalTraining.of(local)
+    return plan.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else plan.local
 
 
 def is_real(labels: NDArray[Any]) -> bool:
@@ -393,8 +392,8 @@ def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> t
     Under ``weighting=uniform`` the aggregator does not need the number of samples. The device reports one, and its test
     results in percent, since the size of the test share would reveal the number of samples.
     """
-    if plan.weighting != "uniform":
-        return min(samples, plan.max_samples), correct, tested
+    if plan.recipe.weighting != "uniform":
+        return min(samples, plan.recipe.max_samples), correct, tested
     return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
 
 

@@ -16,10 +16,10 @@ Example: a device that holds state 6 of model 0 reads the step of round 7, appli
     >>> from crypto.mask.schedule import VersionKey
     >>> from edge_client.models.catching_up import catch_up
     >>> from edge_client.models.states import ModelStates
-    >>> from shoal.protocol.states import Recipe, StateId, Step, Term
+    >>> from shoal.protocol.states import StateRecipe, StateId, Step, Term
     >>> chain = VersionKey("reef", 1, bytes(32)).begin_run(bytes(16), first_round=1)
     >>> states = ModelStates.of_origins({0: np.zeros(2, np.float32)}, chain.take())
-    >>> step = Step(2, (Recipe(0, 2, (Term(0, 0, 1.0),), mean=1.0),), open=(StateId(0, 2),))
+    >>> step = Step(2, (StateRecipe(0, 2, (Term(0, 0, 1.0),), mean=1.0),), open=(StateId(0, 2),))
     >>> plan = catch_up(states.digests(), [step], wanted={StateId(0, 2)}, has_keys=lambda round_: round_ >= 2)
     >>> mean = np.array([0.5, -1], np.float32)
     >>> states = states.apply(plan.steps[0], {0: mean}, chain.take()).keep(plan.keep)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.protocol.states import Recipe, StateId, Step
+from shoal.protocol.states import StateId, StateRecipe, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def catch_up(
 
 
 def _lacking(
-    recipes: Sequence[Recipe], in_step: Collection[StateId], certified: Collection[StateId]
+    recipes: Sequence[StateRecipe], in_step: Collection[StateId], certified: Collection[StateId]
 ) -> dict[StateId, frozenset[StateId]]:
     """Return for each state the ones to take from checkpoints, itself if it is certified; ``recipes`` oldest first."""
     found: dict[StateId, frozenset[StateId]] = dict.fromkeys(in_step, frozenset())
@@ -101,7 +101,9 @@ def _lacking(
     return found
 
 
-def _on_the_way(ids: Collection[StateId], recipes: Sequence[Recipe], start: Collection[StateId]) -> list[Recipe]:
+def _on_the_way(
+    ids: Collection[StateId], recipes: Sequence[StateRecipe], start: Collection[StateId]
+) -> list[StateRecipe]:
     """Return those of ``recipes``, oldest first, that lead from the states in ``start`` to ``ids``."""
     needed, found = set(ids) - set(start), []
     for recipe in reversed(recipes):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from shoal.errors import IntegrityError, UsageError
-from shoal.protocol.states import Recipe, StateId
+from shoal.protocol.states import StateId, StateRecipe
 
 if TYPE_CHECKING:
     from shoal.types import Float32Vector
@@ -34,7 +34,7 @@ BLOCK: Final = 1 << 16
 
 
 def evaluate(
-    recipe: Recipe, vectors: Mapping[StateId, Float32Vector], mean: Float32Vector | None = None
+    recipe: StateRecipe, vectors: Mapping[StateId, Float32Vector], mean: Float32Vector | None = None
 ) -> Float32Vector:
     """Return the vector of the state that ``recipe`` makes.
 

@@ -277,7 +277,7 @@ class HeldModels:
         A device that does not take part in every round would receive an earlier mean there for nothing, so it gets none.
         """
         plan, group = self._run.plan, self._membership.group
-        if plan.participation < 1:
+        if plan.recipe.participation < 1:
             return ()
         models = {*assignment.models, *([SHARED_MODEL] if announcement.held.state_of(SHARED_MODEL) else [])}
         whole = {m: group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models)}
@@ -363,15 +363,15 @@ class HeldModels:
         masked = np.empty(span.stop - span.start, np.float32)
         for part, (_, body) in zip(borders(plan.length, len(plan.workers)), parts, strict=True):
             start, stop = part_of(span, part)
-            if len(body) != encoded_bytes(stop - start, plan.precision_down):
+            if len(body) != encoded_bytes(stop - start, plan.recipe.precision_down):
                 raise UntrustedError(f"a part of {len(body)} bytes in the mean of model {mean.model}")
             if stop > start:
                 masked[start:stop] = self._part(body, stop - start)
-        return self._checked(header, masked, encoded_bytes(len(masked), plan.precision_down))
+        return self._checked(header, masked, encoded_bytes(len(masked), plan.recipe.precision_down))
 
     def _part(self, body: bytes, length: int) -> Float32Vector:
         try:
-            return decode_vector(body, length, self._run.plan.precision_down)
+            return decode_vector(body, length, self._run.plan.recipe.precision_down)
         except WireError as error:
             raise UntrustedError(f"a part of a mean: {error}") from error
 
@@ -407,7 +407,7 @@ class HeldModels:
             UntrustedError: a coordinate or a scale is out of range.
         """
         plan, span = self._run.plan, self._span_of(model)
-        length, precision = span.stop - span.start, plan.precision_down
+        length, precision = span.stop - span.start, plan.recipe.precision_down
         if len(body) != encoded_bytes(length, precision):
             return np.empty(0, np.float32)
         try:
@@ -494,7 +494,7 @@ class HeldModels:
         Signatures are not verified here: the aggregator has done that, and the owner does before such a run.
         """
         roster = self._membership.roster
-        needed = signers_needed(self._run.plan.min_contributors, roster.active_count)
+        needed = signers_needed(self._run.plan.recipe.min_contributors, roster.active_count)
         kept, digests = set[bytes](), []
         for held in self._store.held:
             signed = {c.statement.device: c.signed for c in self._claims if held in c.statement.states}
@@ -530,7 +530,7 @@ class HeldModels:
     def trained(self, norm: float) -> None:
         """Note the norm of this device's update: the means of later steps are compared with the longest."""
         # A longer one is refused, so it is in no mean.
-        self._store.longest = max(self._store.longest, min(norm, self._run.plan.norm_limit))
+        self._store.longest = max(self._store.longest, min(norm, self._run.plan.recipe.norm_limit))
 
     def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
         """Return a function that derives the next round's mask ahead of time; None if the device may not need it.
@@ -538,7 +538,7 @@ class HeldModels:
         Any thread may call the function. If a newer key version takes effect in the next round, its mask is another one.
         """
         plan = self._run.plan
-        if plan.participation < 1 or announcement.round >= plan.rounds:
+        if plan.recipe.participation < 1 or announcement.round >= plan.recipe.rounds:
             return None
         keys = self._store.peek(announcement.round + 1)
 
@@ -630,7 +630,7 @@ def opened(
             keys=keys,
             roster=roster,
             length=length_of(plan, held, ref.state),
-            signers=signers_needed(plan.min_contributors, roster.active_count),
+            signers=signers_needed(plan.recipe.min_contributors, roster.active_count),
             most_task_bytes=most_task_bytes,
         )
 
@@ -724,7 +724,7 @@ class CertifiedStates(Mapping[StateId, bytes]):
                     fleet=plan.fleet,
                     run_id=plan.run_id,
                     roster=self._roster,
-                    needed=plan.min_contributors,
+                    needed=plan.recipe.min_contributors,
                 )
                 known = True
             except ShoalError:

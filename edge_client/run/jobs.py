@@ -203,7 +203,7 @@ class JobFactory:
         assert self._workshop is not None
         if mean is None:
             raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
-        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id, run.plan.norm_noise)
+        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id, run.plan.recipe.norm_noise)
         self._doubt(scale)
         self._keep_scale(scale)
         digest, raw = self._shares

@@ -11,7 +11,7 @@ from shoal.errors import UntrustedError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment, Phase
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
-from shoal.protocol.states import MeanHeader, Recipe, RoundModels
+from shoal.protocol.states import MeanHeader, RoundModels, StateRecipe
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN, Phase.STATISTICS)
 MEAN_RATIO: Final = 100.0
@@ -30,9 +30,9 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
-    if plan.mode not in modes:
+    if plan.recipe.mode not in modes:
         raise UntrustedError(
-            f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
+            f"a run plan with mask mode {plan.recipe.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
         )
 
 
@@ -46,8 +46,8 @@ def check_announcement(announcement: Announcement, plan: RunPlan) -> None:
     a, held = announcement, announcement.held
     if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
         raise UntrustedError("an announcement of another run")
-    if not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
-        raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
+    if not 1 <= a.round <= plan.recipe.rounds + 1 or (a.round > plan.recipe.rounds) != a.finished:
+        raise UntrustedError(f"round {a.round} of a run of {plan.recipe.rounds}")
     models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
     if len(models) > plan.max_models:
         raise UntrustedError(f"{len(models)} models where the plan allows {plan.max_models}")
@@ -66,8 +66,10 @@ def _check_states(round_: int, held: RoundModels, plan: RunPlan) -> None:
             _check_recipe(recipe, plan)
             states += [term.state for term in recipe.terms]
         for mean in retained.means:
-            if mean.contributors < plan.min_contributors:
-                raise UntrustedError(f"a mean of {mean.contributors} devices, the plan wants {plan.min_contributors}")
+            if mean.contributors < plan.recipe.min_contributors:
+                raise UntrustedError(
+                    f"a mean of {mean.contributors} devices, the plan wants {plan.recipe.min_contributors}"
+                )
     for state in states:
         if state.round >= round_ or (state.round == 0 and state.model >= plan.origins):
             raise UntrustedError(f"state {state.round} of model {state.model} in round {round_}")
@@ -75,7 +77,7 @@ def _check_states(round_: int, held: RoundModels, plan: RunPlan) -> None:
         raise UntrustedError("a checkpoint that was sealed in a later round, or before its state existed")
 
 
-def _check_recipe(recipe: Recipe, plan: RunPlan) -> None:
+def _check_recipe(recipe: StateRecipe, plan: RunPlan) -> None:
     """Check that a recipe is a mean of models to which the mean update is added, or what the capability ``scale`` allows."""
     weights = [term.weight for term in recipe.terms]
     if recipe.mean not in (None, 1.0):
@@ -99,7 +101,7 @@ def mean_limit(announced: float, longest: float, model_norm: float, plan: RunPla
     Raises:
         UntrustedError: the announced limit is out of proportion to this device's updates.
     """
-    limit = min(announced, plan.norm_limit)
+    limit = min(announced, plan.recipe.norm_limit)
     if not longest or plan.capabilities.scale:
         return limit
     most = max(MEAN_RATIO * longest, model_norm)
@@ -130,10 +132,10 @@ def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int,
     if (
         header.segment != segment
         or header.length != span.stop - span.start
-        or body_bytes != encoded_bytes(header.length, plan.precision_down)
+        or body_bytes != encoded_bytes(header.length, plan.recipe.precision_down)
     ):
         raise UntrustedError(f"a mean of {header.length} coordinates in {body_bytes} bytes, segment {header.segment!r}")
-    if not norm <= limit * norm_room(plan.precision_down):  # also true for NaN
+    if not norm <= limit * norm_room(plan.recipe.precision_down):  # also true for NaN
         raise UntrustedError(f"a mean update of norm {norm:.3g}, where at most {limit:.3g} is allowed for one step")
 
 
@@ -158,7 +160,7 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         raise UntrustedError("an order names a model that is not announced")
     if len(set(assignment.candidates)) != len(assignment.candidates):
         raise UntrustedError("an order names a candidate twice")
-    if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
+    if assignment.train and (announcement.round > plan.recipe.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
     if assignment.trains and assignment.margins and assignment.phase != Phase.ADAPT:
         raise UntrustedError("an order to train and report margins at once")
@@ -167,7 +169,7 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
     ):
         raise UntrustedError("an order to adapt models where there is nothing to report")
     if assignment.phase == Phase.PLACE and (
-        announcement.round > plan.rounds or len(assignment.candidates) > 1 or not assignment.compare
+        announcement.round > plan.recipe.rounds or len(assignment.candidates) > 1 or not assignment.compare
     ):
         raise UntrustedError("an order to find a direction where there is nothing to compare")
     _check_statistics(assignment, plan)

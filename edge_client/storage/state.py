@@ -161,7 +161,7 @@ class DeviceState:
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether the watermark is in the final round of ``plan``, but the final model is missing or damaged on disk."""
-        final = plan.rounds + 1
+        final = plan.recipe.rounds + 1
         if (mark.run, mark.round) != (plan.run, final):
             return False
         try:

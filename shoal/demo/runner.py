@@ -16,16 +16,16 @@ import numpy as np
 from shoal.demo.data import Hidden, hide_groups, load_images
 from shoal.demo.seen import Seen, look, stored_update
 from shoal.owner.runs.masks import round_mask
-from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.runs.plan import origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
 from shoal.page.history import RunHistory, history_of
 from shoal.page.page import still
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.process_fleet import Stage, StageError
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerKind, start_broker
 from shoal.types import Float32Vector
 
@@ -38,11 +38,11 @@ LOOK_ROUND: Final = 5
 """Round from which the demo reads updates from the aggregator's disk."""
 STATUS_WAIT_S: Final = 5.0
 OPTIONS: Final = (
-    RunOptions("fedavg", rounds=30, local=LOCAL),
-    RunOptions("cfl", rounds=60, local=LOCAL),
-    RunOptions(
+    Recipe("fedavg", rounds=30, local=LOCAL),
+    Recipe("cfl", rounds=60, local=LOCAL),
+    Recipe(
         "ifca",
-        {"k": "4", "restarts": "6", "restart_rounds": "8"},
+        as_settings({"k": 4, "restarts": 6, "restart_rounds": 8}),
         rounds=64,
         local=LOCAL,
     ),
@@ -168,7 +168,7 @@ def _one_run(
     stage: Stage,
     bundle: TaskBundle,
     sizes: dict[str, int],
-    options: RunOptions,
+    options: Recipe,
     seed: int,
     hidden: Hidden,
     progress: Progress,
@@ -182,7 +182,7 @@ def _one_run(
     figures = [_ended(stage, d, plan.run) for d in stage.devices]
     rounds = sum(f["rounds"] for f in figures)
     result = RunResult(
-        algorithm=plan.algorithm,
+        algorithm=plan.recipe.algorithm,
         accuracy=100.0 * final["correct"] / max(1, final["tested"]),
         ari=_adjusted_rand(hidden.groups, clusters),
         clusters=len(set(clusters)),
@@ -191,7 +191,7 @@ def _one_run(
         seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
         bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
         bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
-        mode=plan.mode,
+        mode=plan.recipe.mode,
     )
     return plan, view, result, _page_of(plan, records, result)
 
@@ -199,7 +199,9 @@ def _one_run(
 def _page_of(plan: RunPlan, records: list[dict[str, Any]], result: RunResult) -> Mapping[str, Any]:
     """Return a run's history for the fleet page, with how well its clusters fit the hidden groups."""
     agreement = [("Agreement with the hidden groups", f"{result.ari:.2f} of 1 (ARI)")]
-    run = RunHistory(name=plan.algorithm, algorithm=plan.algorithm, rounds=plan.rounds, results=agreement)
+    run = RunHistory(
+        name=plan.recipe.algorithm, algorithm=plan.recipe.algorithm, rounds=plan.recipe.rounds, results=agreement
+    )
     return history_of(run, records).document()
 
 
@@ -217,14 +219,14 @@ def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[s
             said = stage.programs["aggregator"].tail()
             raise StageError(f"run {plan.run} did not finish in {RUN_TIMEOUT_S:g} s\n{said}", hint=SLOW_HINT)
         records = stage.records(plan.run)
-        progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1] if records else None)
+        progress.round(plan.recipe.algorithm, len(records), plan.recipe.rounds + 1, records[-1] if records else None)
         if len(records) >= LOOK_ROUND:
             # Files of closed rounds are removed, so a poll may find no update; the last one found is used.
             seen = stored_update(stage.aggregator_dir / f"run-{plan.run:06d}", plan.length)
             view = view if seen is None else seen
         time.sleep(POLL_S)
     records = stage.records(plan.run)
-    progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1])
+    progress.round(plan.recipe.algorithm, len(records), plan.recipe.rounds + 1, records[-1])
     return records, view
 
 

@@ -22,8 +22,9 @@ from crypto.mask.masking import mask, unmask
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
+from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining, TaskManifest
+from shoal.task.manifest import TaskManifest
 from shoal.types import Float32Vector, MaskedVector
 
 PSNR_CAP_DB: Final = 120.0

@@ -6,11 +6,10 @@ rosters, so that a change of one device does not resend the whole roster.
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 from shoal import limits
 from shoal.errors import ConfigError, WireError
@@ -26,7 +25,7 @@ from shoal.protocol.codec import (
     LaterFields,
     message,
 )
-from shoal.protocol.precision.lengths import require
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.types import Segment, check_name
 
 
@@ -276,34 +275,6 @@ class GrantFile:
     sealed: bytes
 
 
-@message(5)
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Name and value of one hyper-parameter; the strategy parses and checks the value."""
-
-    name: str
-    value: str
-
-
-@message(6)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSettings:
-    """Local training in a run plan: ``epochs`` of mini-batches, or ``steps`` full-batch steps if ``batch_size`` is 0.
-
-    The order of these fields is the wire format. The aggregator reads them but may not import `shoal.task`; devices convert
-    them to `shoal.task.manifest.LocalTraining`, which has the same fields and checks their values.
-    """
-
-    epochs: U32
-    steps: U32
-    batch_size: U32
-    lr: float
-    lr_decay: float
-    momentum: float
-    clip: float
-    prox_mu: float
-
-
 @message(7)
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
@@ -333,11 +304,6 @@ class Capabilities:
     compare: bool = False
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise WireError(f"the {name} is a number above 0, not {value:g}")
-
-
 def _require_range(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
@@ -363,7 +329,7 @@ STATISTICS_SETTING: Final = "statistics"
 """Name of the setting that a run with a round of statistics has besides its algorithm's; the value is `on`."""
 
 
-@message(128)
+@message(129)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """The owner-signed limits of a run; devices refuse every announcement and assignment beyond them.
@@ -371,22 +337,11 @@ class RunPlan:
     Attributes:
         wire: wire version of the run's messages. It stays the first field, at a place where every version finds it (`wire_of`).
         run: number of the run, which grows with every run of the fleet; run_id: 16 random bytes.
+        recipe: the owner's choices, with local training and a seed.
         origins: sealed origins in the run package, k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
-        norm_limit: largest l2 norm of one masked update.
-        quorum: share of the assigned devices with which a round closes once its deadline has passed.
-        participation: share of the available devices drawn for a round.
-        evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
-        local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
-        seed: of participation and batch order. The aggregator reads it, so no secret and no origin may be derived from it.
-        weighting: ``samples`` or ``uniform``; under ``uniform`` devices do not report their sample counts.
-        norm_noise: relative standard deviation of the random factor on each update; 0 is off.
-        max_samples: largest sample count that a device reports, also if it has more.
-        weight_cap: largest weight of a device, in multiples of the median weight of the devices in the same mean; 0 is off.
-        robust: the rule that weighs the updates of one cluster's mean, one of `limits.ROBUST_RULES`.
-        capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
+        capabilities: work that the run may ask of devices. They check this, never the algorithm or its settings.
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
-        precision_up: encoding of updates, one of `limits.PRECISIONS`; precision_down: of means. See `shoal.protocol.precision`.
         workers: the aggregator's workers, each of which takes one part of every update (`shoal.protocol.shards`); none if the
             aggregator is one process.
     """
@@ -397,31 +352,12 @@ class RunPlan:
     run_id: Fixed16
     roster_sequence: U32
     task_digest: Fixed32
-    algorithm: str
-    settings: tuple[Setting, ...]
+    recipe: Recipe
     origins: U16
     max_models: U16
-    rounds: U32
-    mode: str
     segments: tuple[SegmentSpec, ...]
-    norm_limit: float
-    min_contributors: U16
-    quorum: float
-    participation: float
-    deadline_s: float
-    weighting: str
-    evaluate_every: U32
-    seed: U64
-    local: LocalSettings
-    pretrain: LocalSettings
-    norm_noise: float = 0.0
-    max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
-    weight_cap: float = limits.DEFAULT_WEIGHT_CAP
-    robust: str = limits.DEFAULT_ROBUST
     capabilities: Capabilities = Capabilities()
     key_version: U32 = 0
-    precision_up: str = limits.DEFAULT_PRECISION
-    precision_down: str = limits.DEFAULT_PRECISION
     workers: tuple[Member, ...] = ()
     later: LaterFields = ()
 
@@ -434,26 +370,8 @@ class RunPlan:
             raise WireError("a run plan has one or two segments of at least one coordinate")
         if not 1 <= self.origins <= self.max_models <= limits.MAX_MODELS:
             raise WireError(f"a run plan with {self.origins} origins and {self.max_models} models")
-        if not (0 < self.quorum <= 1 and 0 < self.participation <= 1):
-            raise WireError(
-                f"quorum {self.quorum:g} and participation {self.participation:g}: both are above 0 and at most 1"
-            )
-        _require_positive("deadline", self.deadline_s)
-        _require_positive("norm limit", self.norm_limit)
-        if self.rounds < 1 or self.min_contributors < 1:
-            raise WireError("rounds and min_contributors are at least 1")
-        if self.weighting not in ("samples", "uniform"):
-            raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
-        if not 0 <= self.norm_noise <= limits.MAX_NORM_NOISE:
-            raise WireError(f"a norm noise of {self.norm_noise:g} is not between 0 and {limits.MAX_NORM_NOISE}")
-        _require_range("max_samples", self.max_samples, 1, (1 << 32) - 1)
-        _require_range("the seed", self.seed, 0, (1 << 64) - 1)
-        if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
-            raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
-        if self.robust not in limits.ROBUST_RULES:
-            raise WireError(f"robust is one of {', '.join(limits.ROBUST_RULES)}, not {self.robust!r}")
-        require(self.precision_up)
-        require(self.precision_down)
+        if self.recipe.local is None or self.recipe.seed is None:
+            raise WireError("a run plan names local training and a seed")
         self._check_workers()
 
     def _check_workers(self) -> None:
@@ -468,18 +386,34 @@ class RunPlan:
             )
 
     @property
+    def local(self) -> LocalTraining:
+        """How devices train in a round."""
+        return cast(LocalTraining, self.recipe.local)
+
+    @property
+    def pretrain(self) -> LocalTraining:
+        """How devices train in a round of phase PRETRAIN."""
+        return self.recipe.pretrain or self.local
+
+    @property
+    def seed(self) -> int:
+        """Seed of participation and batch order."""
+        return cast(int, self.recipe.seed)
+
+    @property
     def statistics(self) -> bool:
         """Whether the run begins with a round of statistics, by which devices standardise their samples."""
-        return any(setting.name == STATISTICS_SETTING for setting in self.settings)
+        return STATISTICS_SETTING in self.recipe.values
 
     @property
     def without_statistics(self) -> RunPlan:
         """The plan of the algorithm alone: without the setting, the last origin and the model of the statistics."""
         if not self.statistics:
             return self
+        settings = tuple(s for s in self.recipe.settings if s.name != STATISTICS_SETTING)
         return replace(
             self,
-            settings=tuple(s for s in self.settings if s.name != STATISTICS_SETTING),
+            recipe=replace(self.recipe, settings=settings),
             origins=self.origins - 1,
             max_models=self.max_models - 1,
         )

@@ -237,7 +237,7 @@ class Upload:
     key_version: U32 = 0
     statement: bytes = b""
     nearest: U16 = 0
-    precision: str = limits.DEFAULT_PRECISION
+    precision: str = "float32"
     parts: tuple[Fixed32, ...] = ()
     later: LaterFields = ()
 

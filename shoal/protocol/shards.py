@@ -64,7 +64,7 @@ def part_of(span: slice, part: tuple[int, int]) -> tuple[int, int]:
 def part_bytes(plan: RunPlan, worker: int) -> int:
     """Return the bytes of one worker's part of an update, in the plan's precision."""
     start, stop = borders(plan.length, len(plan.workers))[worker]
-    return encoded_bytes(stop - start, plan.precision_up)
+    return encoded_bytes(stop - start, plan.recipe.precision_up)
 
 
 def sealed_part_bytes(plan: RunPlan, worker: int) -> int:
@@ -75,7 +75,7 @@ def sealed_part_bytes(plan: RunPlan, worker: int) -> int:
 def sealed_mean_part_bytes(plan: RunPlan) -> int:
     """Return the largest sealed part of a mean."""
     longest = max(stop - start for start, stop in borders(plan.length, len(plan.workers)))
-    return limits.SEALED_HEAD_BYTES + encoded_bytes(longest, plan.precision_down)
+    return limits.SEALED_HEAD_BYTES + encoded_bytes(longest, plan.recipe.precision_down)
 
 
 def digest_over(parts: Sequence[bytes]) -> bytes:

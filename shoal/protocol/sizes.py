@@ -44,7 +44,7 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     """
     count = max(plan.max_models, models)
     signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1)
-    vector = encoded_bytes(plan.length, plan.precision_up)
+    vector = encoded_bytes(plan.length, plan.recipe.precision_up)
     if plan.workers:
         vector = DIGEST_BYTES * len(plan.workers)
     return limits.SEALED_HEAD_BYTES + vector + MARGIN_BYTES * count + signed + attached
@@ -52,7 +52,7 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
 
 def mean_bytes(plan: RunPlan) -> int:
     """Return the largest sealed mean of a run: that of a whole model."""
-    return limits.SEALED_HEAD_BYTES + encoded_bytes(plan.length, plan.precision_down)
+    return limits.SEALED_HEAD_BYTES + encoded_bytes(plan.length, plan.recipe.precision_down)
 
 
 def checkpoint_bytes(plan: RunPlan, task_bytes: int) -> int:

@@ -69,7 +69,7 @@ class Term:
 
 @message(42)
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class StateRecipe:
     """How the state (model, round) is made: the sum of weight x state, in this order, and at most one mean of the round.
 
     Attributes:
@@ -109,7 +109,7 @@ class Step:
     """
 
     round: U32
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[StateRecipe, ...]
     open: tuple[StateId, ...]
     limit: float = 0.0
 

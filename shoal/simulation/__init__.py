@@ -6,6 +6,6 @@
 - All three run the strategies of `aggregator.strategies` unchanged. True groups (`data.Population.groups`) are used for
   metrics only; no strategy receives them.
 
-Example: ``simulate("fedavg", {}, population, network, SimOptions(rounds=10, local=LocalTraining()))`` returns a
+Example: ``simulate("fedavg", {}, population, network, sim_options(rounds=10))`` returns a
 `SimResult` with ten rounds in its history.
 """

@@ -43,7 +43,8 @@ from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import DataError, ShoalError, UsageError, reason_of
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.runs.plan import origins_needed
+from shoal.protocol.recipe import Recipe
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
@@ -104,7 +105,7 @@ class LoopbackFleet:
         root: Path,
         bundle: TaskBundle,
         data: Mapping[str, Dataset],
-        options: RunOptions,
+        options: Recipe,
         faults: Faults | None = None,
         *,
         origins: NDArray[np.float32] | None = None,

@@ -26,8 +26,9 @@ from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.recipe import Recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +180,7 @@ class Stage:
             fresh.replace(roster)
         self.devices = (*self.devices, name)
 
-    def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: RunOptions) -> RunPlan:
+    def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe) -> RunPlan:
         """Sign a run and carry it to the aggregator."""
         plan = make_plan(self.fleet, bundle, options)
         path = write_run(self.fleet, plan, bundle, origins)

@@ -16,15 +16,8 @@ from typing import Final
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import TaskError, WireError
-from shoal.task.manifest import (
-    GRAPH_NAMES,
-    MAX_MANIFEST_BYTES,
-    PRIVATE,
-    LocalTraining,
-    Parameter,
-    TaskManifest,
-    TensorSpec,
-)
+from shoal.protocol.recipe import LocalTraining
+from shoal.task.manifest import GRAPH_NAMES, MAX_MANIFEST_BYTES, PRIVATE, Parameter, TaskManifest, TensorSpec
 from shoal.task.onnx_graph import MAX_GRAPH_BYTES, check_graph
 from shoal.types import Segment
 from shoal.util.files import write_atomic

@@ -7,12 +7,12 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from shoal import limits
-from shoal.errors import ConfigError, DocumentError, TaskError
-from shoal.protocol.documents import LocalSettings
+from shoal.errors import ConfigError, DocumentError, OutOfRangeError, TaskError
+from shoal.protocol.recipe import LocalTraining
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 from shoal.types import check_name
 from shoal.util.state_codec import decode_state, encode_state
@@ -41,61 +41,6 @@ _HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 Kind = Literal["classification", "regression", "sequence"]
 KINDS: Final[tuple[Kind, ...]] = ("classification", "regression", "sequence")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTraining:
-    """The recipe of local training between two uploads: plain SGD, of a length given in one of three ways.
-
-    ``batch_size == 0`` takes ``steps`` steps on the whole training share. Otherwise mini-batches: ``epochs`` passes,
-    or, if ``epochs == 0``, exactly ``steps`` mini-batches.
-
-    Attributes:
-        epochs: passes over the training share, mini-batches only.
-        steps: gradient steps, see above.
-        batch_size: samples per step; 0 is the whole share.
-        lr: step size in the first round.
-        momentum: heavy-ball factor, 0 <= momentum < 1; the velocity starts at zero each round.
-        lr_decay: factor per round: the step size of round t is lr * lr_decay**t.
-        clip: largest global L2 norm of a step's gradient (proximal term included); 0 is off.
-        prox_mu: FedProx's mu, weight of the pull towards the round's first model; 0 is off.
-    """
-
-    epochs: int = 1
-    steps: int = 0
-    batch_size: int = 10
-    lr: float = 0.1
-    momentum: float = 0.0
-    lr_decay: float = 1.0
-    clip: float = 0.0
-    prox_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= 1 << 31:
-                raise TaskError(f"{name} must be an integer from 0 to 2^31, not {value!r}")
-        bounds = {"lr": 1e6, "momentum": 1.0, "lr_decay": 1.0, "clip": 1e30, "prox_mu": 1e6}
-        for name, top in bounds.items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= top:
-                raise TaskError(f"{name} must be a number from 0 to {top:g}, not {value!r}")
-            object.__setattr__(self, name, float(value))
-        if self.momentum >= 1.0 or self.lr <= 0.0 or self.lr_decay <= 0.0:
-            raise TaskError("training needs lr > 0, lr_decay > 0 and momentum < 1")
-
-    @classmethod
-    def of(cls, settings: LocalSettings) -> LocalTraining:
-        """Return the training of a run plan, after checking its values.
-
-        Raises:
-            TaskError: a value is out of range.
-        """
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
-
-    def settings(self) -> LocalSettings:
-        """Return the training in the form of run plans."""
-        return LocalSettings(**{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +269,7 @@ class TaskManifest:
             declared = NO_DECLARATION if table is None else decode_state(DataDeclaration, table)
         except (ValueError, RecursionError) as error:
             raise TaskError(f"task.toml is not valid TOML: {str(error)[:200]}") from None
-        except DocumentError as error:
+        except (DocumentError, OutOfRangeError) as error:
             raise TaskError(f"task.toml: {error}") from None
         return cls(
             name=file.name,

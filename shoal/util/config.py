@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
+from shoal.hints import wanted
 from shoal.util.console import say, say_json
 from shoal.util.service_manager import credential, read_credential
-from shoal.util.wanted import wanted
 
 C = TypeVar("C")
 

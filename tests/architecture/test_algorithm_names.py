@@ -10,8 +10,8 @@ from tests.helpers.trees import LAB, PACKAGES, ROOT, sources
 ON_DEVICES = ("edge_client", "crypto", "shoal/protocol", "shoal/membership", "shoal/task", "shoal/transport")
 
 
-OTHER_MEANINGS = {"shoal/task/data_declaration.py": {"local"}}
-"""Names of algorithms that mean something else in a module: there, standardisation by a device's own figures."""
+OTHER_MEANINGS = {"shoal/task/data_declaration.py": {"local"}, "shoal/protocol/recipe.py": {"cfl"}}
+"""Names of algorithms that mean something else in a module: a device's own figures, and the owner's default choice."""
 
 
 def literals(source):
@@ -59,9 +59,13 @@ def test_nothing_compares_the_algorithm_of_a_plan():
 
 @pytest.mark.parametrize(
     "line",
-    ['x = plan.algorithm == "cfl"', 'x = "cfl" in (plan.algorithm, 1)', 'match plan.algorithm:\n    case "cfl": pass'],
+    [
+        'x = plan.recipe.algorithm == "cfl"',
+        'x = "cfl" in (plan.recipe.algorithm, 1)',
+        'match plan.recipe.algorithm:\n    case "cfl": pass',
+    ],
 )
 def test_a_decision_by_name_is_found(line):
     assert "algorithm" in compared(line)
     assert "cfl" in literals(line)
-    assert "settings" in attributes("x = [s for s in plan.settings]")
+    assert "settings" in attributes("x = [s for s in plan.recipe.settings]")

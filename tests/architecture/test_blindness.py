@@ -13,12 +13,12 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from shoal.errors import ConfigError
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import AggregatorGrant
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.process_fleet import Stage
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
 from shoal.util.config import read
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import LAB, ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
 
@@ -93,7 +93,7 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
     names = ("dev-00", "dev-01", "dev-02", "dev-03")
     bundle = logistic_bundle()
     origin = np.random.default_rng(7).standard_normal((1, bundle.length)).astype(np.float32)
-    options = RunOptions(
+    options = a_recipe(
         "cfl",
         settings={"validate": "off", "eps1": "10"},
         rounds=3,

@@ -29,7 +29,7 @@ from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, requests, shards, states
+from shoal.protocol import codec, documents, enrolment, messages, recipe, requests, shards, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
@@ -74,6 +74,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
     assert described == registered(
         documents,
+        recipe,
         messages,
         enrolment,
         requests,

@@ -374,8 +374,7 @@ def test_a_still_of_two_runs_needs_no_server(browser, tmp_path, width):
 @pytest.mark.long
 @pytest.mark.broker
 def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
-    from shoal.owner.runs.plan import RunOptions
-    from shoal.task.manifest import LocalTraining
+    from shoal.protocol.recipe import LocalTraining, Recipe
     from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
     from tests.helpers.forked_stages import ForkedStage
     from tests.helpers.tasks import logistic_bundle, samples
@@ -385,7 +384,7 @@ def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
     devices = ("dev-0", "dev-1", "dev-2")
     port = free_port()
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-    options = RunOptions("fedavg", rounds=100_000, local=local, min_contributors=3, quorum=1.0, deadline_s=1.5, seed=1)
+    options = Recipe("fedavg", rounds=100_000, local=local, min_contributors=3, quorum=1.0, deadline_s=1.5, seed=1)
     look(browser, width=1600)
     with start_broker("mosquitto", tmp_path / "b") as broker, ForkedStage(tmp_path / "s", broker.url, devices) as stage:
         bundle = logistic_bundle()

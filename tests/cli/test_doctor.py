@@ -13,7 +13,7 @@ from aggregator.status import record as aggregators
 from aggregator.status.live_file import LIVE_FILE, LiveFile
 from aggregator.status.watch import FleetWatch
 from edge_client.reporting import SILENT_S
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import Recipe
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, start_broker
@@ -76,7 +76,7 @@ def test_without_a_directory_there_is_nothing_to_check(call, program):
 
 def test_data_that_do_not_fit_the_task_of_the_run_are_found(call):
     data = grouped_data(3)
-    options = RunOptions("fedavg", rounds=1, local=FULL_BATCH, seed=1, min_contributors=1)
+    options = Recipe("fedavg", rounds=1, local=FULL_BATCH, seed=1, min_contributors=1)
     with LoopbackFleet(call.home / "fleet", logistic_bundle(6, 4), data, options) as made:
         made.run(100)
         place = made.stage.device_dir("dev-00")

@@ -35,7 +35,7 @@ def test_usage_local_training_out_of_range(call, fleet, task):
     asked = call(
         "shoal-fleet", "run", "start", "owner", "--task", task, "--algorithm", "fedavg", "--local", "lr=-1", status=2
     )
-    assert "error: lr must be a number from 0 to 1e+06, not -1.0" in asked.err
+    assert "error: lr is a number above 0 and at most 1e+06, not -1.0" in asked.err
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_usage_local_training_out_of_range(call, fleet, task):
         (["--local", "epochs=0"], "local training of epochs=0 and steps=0 trains nothing"),
         (["--local", "batch_size=0"], "local training of batch_size=0 and steps=0 trains nothing"),
         (["--pretrain", "epochs=0"], "local training of epochs=0 and steps=0 trains nothing"),
-        (["--local", "epochs=1.5"], "epochs is a whole number, not '1.5'"),
-        (["--pretrain", "lr=fast"], "lr is a number, not 'fast'"),
+        (["--local", "epochs=1.5"], "epochs is a whole number from 0 to 2147483648, not '1.5'"),
+        (["--pretrain", "lr=fast"], "lr is a number above 0 and at most 1e+06, not 'fast'"),
     ],
 )
 def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
@@ -65,22 +65,7 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
             "`shoal-fleet run start",
         ),
         (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run start"),
-        (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
-        (
-            ["--algorithm", "fedavg", "--quorum", "2"],
-            "quorum 2 and participation 1:",
-            "`shoal-fleet run start --help-all`",
-        ),
-        (
-            ["--algorithm", "fedavg", "--weighting", "foo"],
-            "weighting 'foo' is neither",
-            "`shoal-fleet run start --help-all`",
-        ),
-        (
-            ["--algorithm", "fedavg", "--norm-limit", "-1"],
-            "the norm limit is a number above 0",
-            "`shoal-fleet run start --help-all`",
-        ),
+        (["--algorithm", "fedavg", "--mode", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
         (
             ["--algorithm", "ifca", "--set", "k=0"],
             "k is at least 1, or auto",

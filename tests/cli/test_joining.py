@@ -12,11 +12,12 @@ import pytest
 from aggregator.storage.store import Store
 from crypto.seal.signed import sign_document
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed
 from shoal.protocol.codec import encode
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER
+from tests.helpers.plans import a_recipe
 
 FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
 
@@ -81,7 +82,7 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     for rounds, mode, more in ((7, "rotation", {"norm_noise": 0.01}), (1, "none", {"weighting": "uniform"})):
-        plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=rounds, mode=mode, min_contributors=2, **more))
+        plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=rounds, mode=mode, min_contributors=2, **more))
         write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
     write_private(call.home / "owner/runs/000009.run", b"junk")
     shown = call("shoal-fleet", "show", "owner", "--json")
@@ -100,7 +101,7 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
 def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
-    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7, mode="rotation"))
+    plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7, mode="rotation"))
     path = write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
     shutil.copy(path, call.home / "server/runs")
     assert [r["mode"] for r in call("shoal-aggregator", "status", "server", "--json").data["runs"]] == ["rotation"]
@@ -114,7 +115,7 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     for _ in range(2):
-        plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7))
+        plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7))
         shutil.copy(write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32)), call.home / "server/runs")
     database = call.home / "server/run-000001/run.sqlite"
     database.parent.mkdir()
@@ -135,7 +136,7 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
 def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, task):
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
-    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7))
+    plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7))
     shutil.copy(write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32)), call.home / "server/runs")
     store = Store(call.home / "server/run-000001", plan)
     store.record(1, {"round": 1})

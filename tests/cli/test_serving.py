@@ -12,8 +12,9 @@ from aggregator.rounds.events import RoundRecord
 from aggregator.storage.store import Store
 from edge_client.status import status_lines
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed
+from shoal.protocol.recipe import Recipe
 from shoal.util.locks import exclusive
 
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
@@ -88,7 +89,7 @@ def test_the_aggregators_status_names_the_devices_that_a_limit_held_back(call, f
     """Also the number of rounds, and a hint."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / "task", owner.owner)
-    plan = make_plan(owner, bundle, RunOptions("fedavg", min_contributors=1))
+    plan = make_plan(owner, bundle, Recipe("fedavg", min_contributors=1))
     path = write_run(owner, plan, bundle, np.zeros((1, plan.length), np.float32))
     (call.home / "server/runs" / path.name).write_bytes(path.read_bytes())
     store = Store(call.home / f"server/run-{plan.run:06d}", plan)

@@ -26,8 +26,8 @@ from aggregator import membership as aggregator_membership
 from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
-from shoal.task.manifest import LocalTraining
+from shoal.owner.runs.plan import make_plan, write_run
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER as DEAD_BROKER
@@ -456,7 +456,7 @@ def made_fleet(home, broker):
 def sign(owner, rounds):
     """Sign a run and return its file."""
     bundle, local = logistic_bundle(), LocalTraining(epochs=1, batch_size=16, lr=0.2)
-    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=rounds, local=local, min_contributors=2, seed=1))
+    plan = make_plan(owner, bundle, Recipe("fedavg", rounds=rounds, local=local, min_contributors=2, seed=1))
     return write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
 
 

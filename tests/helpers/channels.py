@@ -15,11 +15,11 @@ from shoal.membership.grants import seal_grant
 from shoal.membership.roster import owner_purpose
 from shoal.membership.roster_delta import roster_change
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import Decline, DeclineReason, Notice, Presence, Reminder, RunOrder, Sealed
+from shoal.protocol.recipe import Recipe
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from shoal.protocol.topics import TopicKind, Topics
@@ -79,7 +79,7 @@ class Scene:
         keys, plan = round_keys(self.fleet, 2), self.fleet.plan
         self.clear = key_id(keys.mask, keys.context(plan.task_digest, "none", plan.mask_segments))
         self.offer_checkpoint()
-        options = RunOptions("fedavg", rounds=2, min_contributors=1, seed=0, local=FULL_BATCH)
+        options = Recipe("fedavg", rounds=2, min_contributors=1, seed=0, local=FULL_BATCH)
         self.fleet.stage.add_run(self.fleet.bundle, np.zeros((1, plan.length), np.float32), options)
         self.later = decode((self.owner.path / "runs" / "000002.run").read_bytes(), RunPackage)
 

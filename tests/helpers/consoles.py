@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from shoal.errors import ShoalError
 from shoal.owner.cli.main import app
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
-from shoal.task.manifest import LocalTraining
+from shoal.owner.runs.plan import make_plan, write_run
+from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.taken_away import stage_of
 from tests.helpers.tasks import logistic_bundle
 
 WITHIN_S = 60.0
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=50_000,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

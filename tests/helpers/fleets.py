@@ -15,19 +15,19 @@ from crypto.seal.identity import Identity
 from edge_client.learning.data import Dataset
 from shoal import limits
 from shoal.membership.directory import KEY_FILE
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Announcement, Control, Sealed, Upload
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.topics import Topics
 from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
 from shoal.simulation.process_fleet import Stage
-from shoal.task.manifest import LocalTraining
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
 from shoal.transport.retained import RetainedPublisher
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle
 
 SHARDS = int(os.environ.get("SHOAL_SHARDS", "1"))
@@ -112,7 +112,7 @@ def make_fleet(
     """
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
-    task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), RunOptions(**settings)
+    task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), a_recipe(**settings)
     stage = stage or founded(root, tuple(sorted(data)), shards or SHARDS)
     return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend, stage=stage)
 

@@ -71,7 +71,7 @@ def moved(held, round_, updates, *, run=None, offers=None, models=(0,), declined
         declined=declined or {},
         settled=(States(names, number), tuple(steps), used),
         models=offers,
-        signers=run.min_contributors,
+        signers=run.recipe.min_contributors,
     )
 
 
@@ -109,6 +109,6 @@ def damaged(count):
             declined={"dev-3": DeclineReason.STATE},
             settled=(held.states, (), frozenset(n for n, s in held.states.names.items() if s.round)),
             models=(0,),
-            signers=run.min_contributors,
+            signers=run.recipe.min_contributors,
         )
     return held

@@ -14,13 +14,13 @@ from shoal.protocol.states import (
     MeanHeader,
     MeanRef,
     Offer,
-    Recipe,
     RetainedStep,
     RoundModels,
     SealedCheckpoints,
     SealedState,
     StateCertificate,
     StateId,
+    StateRecipe,
     Step,
     Term,
     TranscriptEntry,
@@ -70,7 +70,7 @@ def origins(*vectors, keys=None):
 
 def recipe(model, round_, *terms, mean=None):
     """Return a recipe; a term is (model, round) or (model, round, weight)."""
-    return Recipe(model, round_, tuple(Term(*term, *([1.0] if len(term) == 2 else [])) for term in terms), mean)
+    return StateRecipe(model, round_, tuple(Term(*term, *([1.0] if len(term) == 2 else [])) for term in terms), mean)
 
 
 def step(round_, *recipes, also_open=()):

@@ -116,7 +116,7 @@ class Scene:
 
     def lose_final_upload(self, name):
         """Lose a device's upload of the final round."""
-        client, final = self.fleet.client_id(name), self.fleet.plan.rounds + 1
+        client, final = self.fleet.client_id(name), self.fleet.plan.recipe.rounds + 1
 
         def rule(passage):
             mine = fleets.concerns(passage, client, "/up", None)

@@ -38,12 +38,13 @@ from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.chunking import parse as parse_chunk
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
+from shoal.protocol.documents import DeviceGrant, Roster, RosterChange
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import Announcement, Control, Presence, Sealed
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.recipe import Setting
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import read_certificate
 from shoal.protocol.topics import TopicKind, Topics

@@ -14,8 +14,9 @@ from aggregator.strategies.base import ClientUpdate, contribution_of, in_order, 
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.strategies.robust import RobustMean
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from shoal.protocol.documents import RunPlan, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
+from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from shoal.util.state_codec import decode_state, encode_state
 from shoal.version import WIRE
@@ -25,39 +26,53 @@ KEY_VERSION = 3
 ROUND_KEY = b"k" * 16
 """Names the mask of updates made by hand."""
 D = 6
-FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
+FULL_BATCH = LocalTraining(epochs=0, steps=1, batch_size=0)
+
+
+def a_recipe(algorithm="fedavg", settings=None, **choices):
+    """Return a recipe with ``settings`` by name."""
+    return Recipe(algorithm, as_settings(settings or {}), **choices)
+
+
+PLAIN = {
+    "rounds": 20,
+    "mode": "permutation",
+    "norm_limit": 100.0,
+    "min_contributors": 1,
+    "quorum": 0.6,
+    "deadline_s": 30.0,
+    "robust": "off",
+    "seed": 7,
+    "local": FULL_BATCH,
+}
 
 
 def run_plan(algorithm="fedavg", settings=None, **changes):
-    """Return a valid plan of 20 rounds, d = 6, of plain means that one contributor suffices for."""
-    fields = {
-        "wire": WIRE,
-        "fleet": "demo",
-        "run": 1,
-        "run_id": b"r" * 16,
-        "roster_sequence": 3,
-        "task_digest": b"t" * 32,
-        "algorithm": algorithm,
-        "settings": tuple(Setting(k, str(v)) for k, v in sorted((settings or {}).items())),
-        "origins": 1,
-        "max_models": 4096,
-        "rounds": 20,
-        "mode": "permutation",
-        "segments": (SegmentSpec("cluster", D),),
-        "norm_limit": 100.0,
-        "min_contributors": 1,
-        "quorum": 0.6,
-        "participation": 1.0,
-        "deadline_s": 30.0,
-        "weighting": "samples",
-        "robust": "off",
-        "evaluate_every": 0,
-        "seed": 7,
-        "local": FULL_BATCH,
-        "pretrain": FULL_BATCH,
-        "key_version": KEY_VERSION,
-    }
-    return RunPlan(**(fields | changes))
+    """Return a valid plan of 20 rounds, d = 6, of plain means that one contributor suffices for.
+
+    ``changes`` are fields of the plan or of its recipe.
+    """
+    plan = RunPlan(
+        wire=WIRE,
+        fleet="demo",
+        run=1,
+        run_id=b"r" * 16,
+        roster_sequence=3,
+        task_digest=b"t" * 32,
+        recipe=a_recipe(algorithm, settings, **PLAIN),
+        origins=1,
+        max_models=4096,
+        segments=(SegmentSpec("cluster", D),),
+        key_version=KEY_VERSION,
+    )
+    return altered(plan, **changes)
+
+
+def altered(plan, **changes):
+    """Return a plan with other values of its fields, or of its recipe's."""
+    own = {name: changes.pop(name) for name in RunPlan.__slots__ if name in changes}
+    recipe = own.pop("recipe", plan.recipe)
+    return dataclasses.replace(plan, recipe=dataclasses.replace(recipe, **changes), **own)
 
 
 def engine_of(run, seed=bytes(16)):
@@ -97,7 +112,7 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
         "device": device,
         "recipient": bytes(32),
         "task_digest": run.task_digest,
-        "mode": run.mode,
+        "mode": run.recipe.mode,
         "key_id": ROUND_KEY if body else bytes(16),
         "key_version": state.held.key_version,
         "model": assignment.candidates[0],

@@ -16,10 +16,10 @@ from shoal_lab.experiments import registry
 from shoal_lab.experiments.common.experiment import Study
 from shoal_lab.experiments.common.paper import paper_options
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.engine import ranks
-from shoal.simulation.engine.records import SimOptions
+from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.simulate import simulate
-from shoal.task.manifest import LocalTraining
 from tests.helpers.forked_stages import ForkedProgram
 from tests.helpers.simulations import NETWORK, population
 from tests.helpers.trees import ONE_THREAD, ROOT
@@ -49,7 +49,7 @@ def run(study, options, progress):
         "rounds": options.rounds or 6,
         "local": MINI,
         "seed": options.seed,
-        "mask": options.mask,
+        "mode": options.mask,
         "min_contributors": 1,
         "threads": options.threads,
         "checkpoint": options.checkpoint,
@@ -57,15 +57,15 @@ def run(study, options, progress):
     }
     if options.values["cohort"]:
         made["participation"] = options.values["cohort"]
-    sim_options = paper_options(**made) if options.values["paper"] else SimOptions(**made)
+    chosen = paper_options(**made) if options.values["paper"] else sim_options(**made)
 
     def closed(record):
-        progress.round(options.algorithm, record.round, sim_options.rounds, None)
+        progress.round(options.algorithm, record.round, chosen.recipe.rounds, None)
         sys.stderr.write(f"rank {os.environ.get('RANK', '0')} closed {record.round}\n")
         sys.stderr.flush()
 
     data = population(uneven=not options.values["even"])
-    done = simulate(options.algorithm, SETTINGS[options.algorithm], data, NETWORK, sim_options, closed)
+    done = simulate(options.algorithm, SETTINGS[options.algorithm], data, NETWORK, chosen, closed)
     return study.result(
         options,
         accuracy=done.final.accuracy,

@@ -177,7 +177,7 @@ class RoundFleet:
 
     def finish(self, after=lambda: None):
         """Do all rounds that are left."""
-        for _ in range(4 * self.plan.rounds):
+        for _ in range(4 * self.plan.recipe.rounds):
             if self.service.finished:
                 return
             self.round()
@@ -265,7 +265,7 @@ class RoundDevice:
                         fleet="reef",
                         run_id=self.fleet.plan.run_id,
                         roster=self.fleet.parties.owner.roster,
-                        needed=self.fleet.plan.min_contributors,
+                        needed=self.fleet.plan.recipe.min_contributors,
                     )
                 except ShoalError:
                     continue
@@ -322,7 +322,7 @@ class RoundDevice:
             keys=self.keys_of(ref.round),
             roster=self.fleet.parties.owner.roster,
             length=D if ref.state.round == 0 else len(range(D)[self.fleet.span_of(ref.state.model)]),
-            signers=self.fleet.plan.min_contributors,
+            signers=self.fleet.plan.recipe.min_contributors,
         )
         return state
 
@@ -397,7 +397,7 @@ class RoundDevice:
             device=self.name,
             recipient=self.fleet.parties.server.identity.member.seal_key,
             task_digest=plan.task_digest,
-            mode=plan.mode,
+            mode=plan.recipe.mode,
             key_id=key.key_id,
             model=model,
             samples=10,

@@ -16,9 +16,9 @@ from shoal.protocol.states import (
     MeanHeader,
     MeanRef,
     Offer,
-    Recipe,
     RetainedStep,
     StateId,
+    StateRecipe,
     Step,
     Term,
     TranscriptEntry,
@@ -100,7 +100,7 @@ def moved(held, *means, round_=1, weight=1.0, added=1.0, limit=10.0):
     recipes = []
     for mean in sorted(means, key=lambda m: m.model):
         at = before[mean.model]
-        recipes.append(Recipe(mean.model, round_, (Term(at.model, at.round, weight),), added))
+        recipes.append(StateRecipe(mean.model, round_, (Term(at.model, at.round, weight),), added))
     after = before | {mean.model: StateId(mean.model, round_) for mean in means}
     step = Step(round_, tuple(recipes), tuple(sorted({*before.values(), *after.values()})), limit)
     retained = RetainedStep(step, tuple(sorted(means, key=lambda m: m.model)))

@@ -11,7 +11,7 @@ from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.run.beginning import keep_run, open_run
 from edge_client.storage.state import DeviceState
 from shoal.membership.statements import sign_statement
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import NO_ASSIGNMENT, SHARED_MODEL, Announcement, Assignment, Phase, Share
 from shoal.protocol.states import (
@@ -20,10 +20,10 @@ from shoal.protocol.states import (
     MeanHeader,
     MeanRef,
     Offer,
-    Recipe,
     RetainedStep,
     RoundModels,
     StateId,
+    StateRecipe,
     Step,
     Term,
     TranscriptEntry,
@@ -31,6 +31,7 @@ from shoal.protocol.states import (
     mean_number,
 )
 from tests.helpers.parties import Parties
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES = 4, 3
@@ -56,7 +57,7 @@ class Scene:
         self.parties = Parties(root, *names)
         bundle = bundle or logistic_bundle(INPUTS, CLASSES)
         given = {"algorithm": "fedavg", "rounds": 20, "mode": "rotation", "min_contributors": 2, **options}
-        self.plan = make_plan(self.parties.owner, bundle, RunOptions(**given))
+        self.plan = make_plan(self.parties.owner, bundle, a_recipe(**given))
         start = origins(self.plan.origins) if start is None else start
         self.package = write_run(self.parties.owner, self.plan, bundle, start).read_bytes()
         self.transfers, self.heads = {}, {}
@@ -81,7 +82,7 @@ class Scene:
             round=round_,
             nonce=bytes([round_]) * 16,
             deadline_s=60.0,
-            finished=round_ > plan.rounds,
+            finished=round_ > plan.recipe.rounds,
             assignments=(assignment,),
             assignment_of=(0, NO_ASSIGNMENT),
             held=RoundModels(number, offers, **held),
@@ -131,7 +132,7 @@ class Scene:
         for model, delta in sorted(deltas.items()):
             given = (terms or {}).get(model, ((1.0, model, round_ - 1),))
             recipes.append(
-                Recipe(model, round_, tuple(Term(m, r, w) for w, m, r in given), None if delta is None else 1.0)
+                StateRecipe(model, round_, tuple(Term(m, r, w) for w, m, r in given), None if delta is None else 1.0)
             )
             if delta is None:
                 continue

@@ -1,6 +1,5 @@
 """An owner's directory and an aggregator's, with runs between them, without a broker."""
 
-import dataclasses
 import shutil
 
 import numpy as np
@@ -10,13 +9,14 @@ from aggregator.shards import membership as workers
 from aggregator.storage.store import Store
 from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
-from shoal.task.manifest import LocalTraining
+from shoal.owner.runs.plan import make_plan, write_run
+from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.plans import altered
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
-LONG_RUN = RunOptions(
+LONG_RUN = Recipe(
     "fedavg",
     rounds=100_000,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
@@ -44,8 +44,8 @@ class RunPlace:
 
     def sign(self, **changes):
         """Let the owner sign a run and carry it here."""
-        plan = make_plan(self.owner, BUNDLE, RunOptions("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
-        plan = dataclasses.replace(plan, **changes)
+        plan = make_plan(self.owner, BUNDLE, Recipe("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
+        plan = altered(plan, **changes)
         path = write_run(self.owner, plan, BUNDLE, np.zeros((1, plan.length), np.float32))
         shutil.copy(path, self.server / "runs")
         return plan
@@ -55,14 +55,14 @@ class RunPlace:
         for number in range(count):
             self.owner.add_worker(workers.init(root / f"worker-{number}", f"worker-{number}").read_bytes())
         bundle = logistic_bundle(12)
-        plan = make_plan(self.owner, bundle, RunOptions("cfl", rounds=2, local=FULL_BATCH, min_contributors=1))
+        plan = make_plan(self.owner, bundle, Recipe("cfl", rounds=2, local=FULL_BATCH, min_contributors=1))
         path = write_run(self.owner, plan, bundle, np.zeros((1, plan.length), np.float32))
         shutil.copy(path, self.server / "runs")
         return plan
 
     def finish(self, plan):
         store = Store(self.directory(plan), plan)
-        store.record(plan.rounds + 1, {"round": plan.rounds + 1, "final": True, "missing": []})
+        store.record(plan.recipe.rounds + 1, {"round": plan.recipe.rounds + 1, "final": True, "missing": []})
         store.close()
 
     def directory(self, plan):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import OneHidden
-from shoal.task.manifest import LocalTraining
 
 FULL = LocalTraining(epochs=0, steps=5, batch_size=0, lr=0.5)
 

@@ -8,8 +8,7 @@ import time
 
 import numpy as np
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.run_places import SLOWLY
@@ -41,9 +40,7 @@ class Place:
     def sign(self, rounds=ROUNDS):
         """Sign a run of ``rounds`` rounds and carry it to the aggregator."""
         bundle = logistic_bundle()
-        options = RunOptions(
-            "fedavg", rounds=rounds, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=300.0, seed=1
-        )
+        options = Recipe("fedavg", rounds=rounds, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=300.0, seed=1)
         self.run = self.stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
         self.path = self.stage.aggregator_dir / "runs" / f"{self.run:06d}.run"
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Shard
 from shoal.simulation.trainers.networks import Linear, OneHidden, Softmax
 
@@ -20,7 +20,7 @@ NETWORKS = {
 }
 
 
-PLAIN = LocalSettings(epochs=0, steps=4, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
+PLAIN = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.1)
 
 
 RECIPES = {

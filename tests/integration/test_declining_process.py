@@ -9,8 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.calls import call
 from tests.helpers.forked_stages import ForkedStage
@@ -25,7 +24,7 @@ pytestmark = [
 ]
 NAMES = ("dev-0", "dev-1", "dev-2", "dev-odd")
 DEADLINE_S = 100.0
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=3,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

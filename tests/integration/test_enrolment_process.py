@@ -15,8 +15,8 @@ from edge_client.membership import DeviceMembership
 from shoal.errors import NotEnrolledError
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
-from shoal.task.manifest import LocalTraining
+from shoal.owner.runs.plan import make_plan, write_run
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
@@ -36,7 +36,7 @@ def sign_run(home, rounds):
     fleet = FleetDirectory(home / "owner")
     bundle = logistic_bundle()
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-    plan = make_plan(fleet, bundle, RunOptions("fedavg", rounds=rounds, local=local, min_contributors=1, seed=1))
+    plan = make_plan(fleet, bundle, Recipe("fedavg", rounds=rounds, local=local, min_contributors=1, seed=1))
     path = write_run(fleet, plan, bundle, np.zeros((1, bundle.length), np.float32))
     shutil.copy(path, home / "server" / "runs" / f".{path.name}")
     (home / "server" / "runs" / f".{path.name}").rename(home / "server" / "runs" / path.name)

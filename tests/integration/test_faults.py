@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from edge_client.storage.state import DeviceState
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 
@@ -38,7 +37,7 @@ FROZEN_ROUND = 4
 WAIT_S = 60.0
 SEALED_WITHIN_S = 5.0
 """Devices that were told of a round have their updates ready by then."""
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=ROUNDS,
     local=LocalTraining(epochs=2, batch_size=8, lr=0.1),

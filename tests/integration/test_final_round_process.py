@@ -8,8 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
@@ -31,7 +30,7 @@ def until(condition, what):
 def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
     """Every program was started with --once: the aggregator ends too, some time after the run."""
     bundle = logistic_bundle()
-    options = RunOptions(
+    options = Recipe(
         "fedavg",
         rounds=4,
         local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

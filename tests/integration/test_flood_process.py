@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.simulation.process_fleet import Stage
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.floods import MIB, claim, claims, rss_mb, until_idle
 from tests.helpers.mqtt_clients import wait_for
@@ -25,7 +24,7 @@ NAMES = ("dev-0", "dev-1")
 TOPICS = Topics("demo")
 MOST_GROWTH_MB = 32.0
 STRANGERS = 160
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=1,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

@@ -17,9 +17,9 @@ from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.reassembly import Reassembler
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.places import WAIT_S, Place, start_generated
 from tests.helpers.processes import found_in_files, found_in_memory, inspectable
@@ -84,7 +84,7 @@ class Fleet:
         """Let the owner sign a run that outlasts the test; return its plan and its origins."""
         bundle, owner = logistic_bundle(), self.owner()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.05)
-        options = RunOptions("fedavg", rounds=ROUNDS, local=local, quorum=0.6, deadline_s=10.0, seed=1)
+        options = Recipe("fedavg", rounds=ROUNDS, local=local, quorum=0.6, deadline_s=10.0, seed=1)
         plan = make_plan(owner, bundle, options)
         origins = np.random.default_rng(5).standard_normal((1, bundle.length)).astype(np.float32)
         path = write_run(owner, plan, bundle, origins)

@@ -8,8 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
@@ -22,7 +21,7 @@ pytestmark = [
 ]
 NAMES = ("dev-0", "dev-1")
 LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-OPTIONS = RunOptions("fedavg", rounds=2, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=30.0, seed=1)
+OPTIONS = Recipe("fedavg", rounds=2, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=30.0, seed=1)
 WAIT_S = 60.0
 
 

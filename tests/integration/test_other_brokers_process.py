@@ -9,8 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.other_brokers import missing, running
 
@@ -21,7 +20,7 @@ DEVICES = tuple(f"dev-{i}" for i in range(5))
 INPUTS, CLASSES = 25_000, 3
 """The model's upload takes three chunks, and so does its mean."""
 WAIT_S = 100.0
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=5,
     min_contributors=len(DEVICES),

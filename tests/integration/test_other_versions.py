@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.owner.cli.main import app
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto
 from shoal.version import VERSION, WIRE
 from tests.helpers.consoles import until
@@ -23,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 NAMES = ("dev-0", "dev-1", "dev-2")
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "cfl",
     rounds=4,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

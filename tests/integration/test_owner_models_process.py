@@ -7,8 +7,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers import calls
 from tests.helpers.forked_stages import ForkedStage
@@ -30,7 +29,7 @@ WAIT_S = 90.0
 def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
     bundle = logistic_bundle()
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-    options = RunOptions("fedavg", rounds=3, mode="rotation", local=local, min_contributors=3, seed=1)
+    options = Recipe("fedavg", rounds=3, mode="rotation", local=local, min_contributors=3, seed=1)
 
     def call(*arguments, status=0):
         done = calls.call("shoal-fleet", ["models", *map(str, arguments)], tmp_path, {**os.environ, **ONE_THREAD})

@@ -18,7 +18,8 @@ from edge_client.storage.state import DeviceState
 from shoal.errors import UntrustedError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.files import read_certified
-from shoal.owner.runs.plan import RunOptions, chosen_origins, make_plan, write_run
+from shoal.owner.runs.plan import chosen_origins, make_plan, write_run
+from shoal.protocol.recipe import Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers import calls
 from tests.helpers.forked_stages import ForkedStage
@@ -62,9 +63,7 @@ class Scene:
         """Let the owner sign a run that begins with a device's certified model, and return its number."""
         fleet = FleetDirectory(self.stage.fleet.path)
         bundle = logistic_bundle()
-        options = RunOptions(
-            "fedavg", rounds=rounds, local=LONG_RUN.local, min_contributors=1, quorum=0.5, deadline_s=2.0
-        )
+        options = Recipe("fedavg", rounds=rounds, local=LONG_RUN.local, min_contributors=1, quorum=0.5, deadline_s=2.0)
         plan = make_plan(fleet, bundle, options)
         _, round_, models = read_certified(certified, bundle, fleet)
         assert round_ >= 1

@@ -27,9 +27,9 @@ from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.masks import run_chain
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.enrolment import Token
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.places import WAIT_S, Place, start_generated
 from tests.helpers.processes import command_line, core_limits, found_in_files, found_in_memory, inspectable
@@ -115,7 +115,7 @@ class Aftermath:
         start("watch", "shoal-fleet", "devices", "owner", "--watch")
         bundle, owner = logistic_bundle(INPUTS, CLASSES), self.owner()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
-        options = RunOptions("fedavg", mode="permutation", rounds=ROUNDS, local=local, seed=1)
+        options = Recipe("fedavg", mode="permutation", rounds=ROUNDS, local=local, seed=1)
         self.plan = make_plan(owner, bundle, options)
         self.origins = np.random.default_rng(2).standard_normal((1, bundle.length)).astype(np.float32)
         path = write_run(owner, self.plan, bundle, self.origins)
@@ -179,7 +179,7 @@ class Aftermath:
     def of_the_mask(self, round_keys):
         """Return every key that a round's mask is made from, and the permutation in the device's representation."""
         plan, keys = self.plan, {}
-        context = round_keys.context(plan.task_digest, plan.mode, plan.mask_segments)
+        context = round_keys.context(plan.task_digest, plan.recipe.mode, plan.mask_segments)
         (segment,) = plan.mask_segments
 
         def subkey(purpose):
@@ -188,7 +188,7 @@ class Aftermath:
             keys[f"subkey {purpose}"] = expand(round_keys.mask.reveal(), SECRET_BYTES, *fields)
             return keys[f"subkey {purpose}"]
 
-        again = registry.find(plan.mode).build(subkey, segment.length)
+        again = registry.find(plan.recipe.mode).build(subkey, segment.length)
         ramp = np.arange(segment.length, dtype=np.float32)
         order, true = np.empty_like(ramp), np.empty_like(ramp)
         again.apply(ramp, order)
@@ -243,7 +243,7 @@ def test_the_run_was_a_run(after):
     """The control of all that follows: three devices took part under a mask, to the end."""
     records = read_records(after.home / "server" / "run-000001")
     assert [r["contributed"] for r in records] == [3] * 5
-    assert after.plan.mode == "permutation"
+    assert after.plan.recipe.mode == "permutation"
     assert set(after.pids()) == {"server", "watch", *DEVICES}
 
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=100_000,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

@@ -15,14 +15,14 @@ import pytest
 
 from aggregator.shards import membership as worker_membership
 from aggregator.shards.part_store import DATABASE, PARTS
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import borders
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import ONE_THREAD, Stage
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, grouped_data, same_partition, truth_of
 from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.plans import a_recipe
 from tests.helpers.processes import found_in_memory
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle
@@ -39,7 +39,7 @@ KILLS = 100
 def begin(stage, tmp_path, rounds=5, algorithm="fedgroup", settings=None):
     """Sign a run, start the devices, and return the plan."""
     bundle, data = logistic_bundle(INPUTS, CLASSES), grouped_data(DEVICES, 2, inputs=INPUTS)
-    options = RunOptions(
+    options = a_recipe(
         algorithm,
         settings={"groups": "2", "alpha": "2"} if settings is None else settings,
         rounds=rounds,
@@ -132,7 +132,7 @@ def test_a_run_is_given_up_when_a_worker_has_lost_its_disk(tmp_path):
         worker_membership.join(stage.worker_dir("worker-1"), grant.read_bytes(), stage.fleet.fingerprint)
         start_worker(stage, "worker-1")
         data = logistic_bundle(INPUTS, CLASSES)
-        plan = stage.add_run(data, draw_origins(data.manifest, 1, 1), RunOptions("fedavg", rounds=3, local=QUICK))
+        plan = stage.add_run(data, draw_origins(data.manifest, 1, 1), a_recipe("fedavg", rounds=3, local=QUICK))
         assert len(stage.wait(plan.run, WAIT_S)) == 4
 
 

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aggregator.cli import app
-from shoal.owner.runs.plan import RunOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.run_places import SLOWLY
@@ -27,7 +26,7 @@ pytestmark = [
 ]
 NAMES = ("dev-0", "dev-1", "dev-2")
 TOLD_WITHIN_S = 10.0
-OPTIONS = RunOptions(
+OPTIONS = Recipe(
     "fedavg",
     rounds=100_000,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

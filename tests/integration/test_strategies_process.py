@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, same_partition, truth_of
 from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.plans import a_recipe
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
@@ -38,7 +38,7 @@ def test_the_daemons_find_the_hidden_groups(
 ) -> None:
     """Six device programs train; no device misses a round, and the hidden groups are found."""
     bundle, data = logistic(INPUTS, CLASSES), grouped_data(DEVICES, 2)
-    options = RunOptions(
+    options = a_recipe(
         algorithm, **{"min_contributors": 1, "quorum": 1.0, "deadline_s": 30.0, "seed": 1, **RUNS[algorithm]}
     )
     (tmp_path / "broker").mkdir()

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.process_fleet import Stage
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
 from tests.helpers import calls
 from tests.helpers.tasks import logistic_bundle, samples
@@ -37,7 +36,7 @@ NAMES = ("dev-0", "dev-1", "dev-2")
 TOLD_WITHIN_S = 10.0
 SETTLED_S = 11.0
 """Until then the aggregator takes a presence for one that may have waited at the broker."""
-LONG = RunOptions(
+LONG = Recipe(
     "fedavg",
     rounds=100_000,
     local=LocalTraining(epochs=1, batch_size=16, lr=0.2),

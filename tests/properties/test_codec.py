@@ -21,6 +21,7 @@ from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, ModelChoice, RunPlan, SegmentSpec
 from shoal.protocol.messages import FULL_PERCENT, DeclineReason, Vitals
+from shoal.protocol.recipe import LocalTraining, knobs
 from shoal.protocol.requests import LATEST_RECORDS, OwnerRequest, RequestAction
 from shoal.protocol.shards import Job, MeanPlace, NodeKind, VectorNode
 from shoal.protocol.states import (
@@ -29,12 +30,12 @@ from shoal.protocol.states import (
     HeldState,
     MeanRef,
     Offer,
-    Recipe,
     RetainedStep,
     RoundModels,
     SealedCheckpoints,
     StateId,
     Statement,
+    StateRecipe,
     Step,
     Term,
 )
@@ -102,7 +103,7 @@ def messages(kind):
         return st.builds(SegmentSpec, st.sampled_from(["cluster", "shared"]), st.integers(1, 1 << 20))
     made = {
         Term: terms,
-        Recipe: recipes,
+        StateRecipe: recipes,
         Step: steps,
         RetainedStep: retained_steps,
         SealedCheckpoints: attached,
@@ -111,6 +112,7 @@ def messages(kind):
         return made[kind]()
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: SPECIAL.get(f.name, values(hints[f.name])) for f in dataclasses.fields(kind)}
+    fields |= {name: within(knob) for name, knob in knobs(kind).items()}
     if kind.__name__ == "Decline":
         fields["reason"] = st.sampled_from([r for r in DeclineReason if r is not DeclineReason.UPLOAD])
     if kind.__name__ == "Setting":
@@ -221,7 +223,7 @@ ROUNDS = st.integers(1, 2**32 - 1)
 def recipes(rounds=ROUNDS):
     return rounds.flatmap(
         lambda r: st.builds(
-            Recipe,
+            StateRecipe,
             st.integers(0, 65535),
             st.just(r),
             st.lists(terms(before=r), min_size=1, max_size=3).map(tuple),
@@ -251,31 +253,39 @@ def attached(draw):
     return SealedCheckpoints(models, tuple(draw(st.integers(0, 2**32 - 1)) for _ in models))
 
 
+def within(knob):
+    """Return values that a knob allows."""
+    if knob.choices:
+        return st.sampled_from(knob.choices)
+    if knob.kind is str:
+        return st.text(max_size=20)
+    if knob.kind is int:
+        allowed = st.integers(knob.least, knob.most)
+    else:
+        least = knob.above if knob.least is None else knob.least
+        most = knob.below if knob.most is None else knob.most
+        allowed = st.floats(
+            least,
+            1e9 if most is None else most,
+            exclude_min=knob.above is not None,
+            exclude_max=knob.below is not None,
+        )
+    allowed = st.none() | allowed if knob.optional else allowed
+    return allowed if knob.off is None else st.just(float(knob.off)) | allowed
+
+
 @st.composite
 def plans(draw):
     hints = typing.get_type_hints(RunPlan, include_extras=True)
     fields = {f.name: draw(SPECIAL.get(f.name, values(hints[f.name]))) for f in dataclasses.fields(RunPlan)}
     del fields["workers"]
-    shares = st.floats(0, 1, exclude_min=True)
-    rounds = draw(st.integers(1, 1 << 30))
     origins = draw(st.integers(1, 4096))
+    needed = {"seed": draw(st.integers(0, 2**64 - 1)), "local": draw(messages(LocalTraining))}
     fields |= {
+        "recipe": dataclasses.replace(fields["recipe"], **needed),
         "segments": tuple(draw(st.lists(messages(SegmentSpec), min_size=1, max_size=2))),
-        "rounds": rounds,
         "origins": origins,
         "max_models": draw(st.integers(origins, 4096)),
-        "min_contributors": draw(st.integers(1, 65535)),
-        "quorum": draw(shares),
-        "participation": draw(shares),
-        "deadline_s": draw(st.floats(1e-3, 1e9)),
-        "norm_limit": draw(st.floats(1e-3, 1e9)),
-        "weighting": draw(st.sampled_from(["samples", "uniform"])),
-        "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
-        "max_samples": draw(st.integers(1, 2**32 - 1)),
-        "robust": draw(st.sampled_from(limits.ROBUST_RULES)),
-        "precision_up": draw(st.sampled_from(limits.PRECISIONS)),
-        "precision_down": draw(st.sampled_from(limits.PRECISIONS)),
-        "weight_cap": draw(st.one_of(st.just(0.0), st.floats(1, 1e9))),
     }
     length = sum(segment.length for segment in fields["segments"])
     shared = length >= 3 * limits.PART_BLOCK and draw(st.booleans())

@@ -69,7 +69,7 @@ def test_whatever_devices_report_run_goes_on(name, random):
         if verdict is not Decision.STORE:
             upload, body = honest(engine, state, device)
         norm = norm_of(np.frombuffer(body, "<f4", upload.length)) if upload.length else 0.0
-        assert norm <= engine.run.norm_limit
+        assert norm <= engine.run.recipe.norm_limit
         state, _ = engine.handle(state, stored_with(upload, body))
         dump(state.strategy, state.held)
     assert state.finished

@@ -25,7 +25,7 @@ from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import FOLDER, StateStore
 from shoal.errors import IntegrityError, ShoalError, UntrustedError
 from shoal.membership.statements import sign_statement
-from shoal.protocol.states import RETAINED_STEPS, Recipe, StateCertificate, StateId, Step, Term
+from shoal.protocol.states import RETAINED_STEPS, StateCertificate, StateId, StateRecipe, Step, Term
 from shoal.types import MaskedVector, Segment
 from shoal.util.files import private_directory
 from tests.conftest import MEMORY
@@ -183,7 +183,7 @@ class Server:
                 also_open.add(self.parent)
         changed = {m for m in terms if means.get(m) is not None or terms[m] != ((self.newest.get(m), 1.0),)}
         recipes = tuple(
-            Recipe(
+            StateRecipe(
                 m,
                 r,
                 tuple(Term(id_.model, id_.round, weight) for id_, weight in terms[m]),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import Limits, Shelf
 from shoal.simulation.trainers.dual import Dual
@@ -16,7 +16,7 @@ from shoal.simulation.trainers.networks import OneHidden, Softmax, origins
 pytestmark = pytest.mark.torch
 
 recipes = st.builds(
-    LocalSettings,
+    LocalTraining,
     epochs=st.integers(0, 3),
     steps=st.integers(1, 4),
     batch_size=st.integers(0, 6),

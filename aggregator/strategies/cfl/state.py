@@ -131,7 +131,7 @@ class CflSettings(StrategySettings):
     def least_side(self, run: RunPlan) -> int:
         """Return the fewest devices of a half: of fewer than ``min_contributors`` no mean could be taken."""
         own = self.min_side if self.min_side > 0 else 2 if self.validate else 1
-        return max(own, run.min_contributors)
+        return max(own, run.recipe.min_contributors)
 
     def _rounds(self, given: int) -> int:
         if given >= 0:

@@ -157,11 +157,11 @@ class Cfl:
             return state, set(drawn(self.run, round_, available))
         there = set(available)
         members = {c.id: [d for d in c.members if d in there] for c in state.clusters.values()}
-        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.min_contributors)
+        turns = drawn_by_cluster(self.run, round_, members, state.asked, self.run.recipe.min_contributors)
         state = dataclasses.replace(state, asked={**state.asked, **dict.fromkeys(turns, round_)})
         present = {d for chosen in turns.values() for d in chosen}
         for id_, mine in members.items():
-            if looked and len(mine) < self.run.min_contributors:
+            if looked and len(mine) < self.run.recipe.min_contributors:
                 # A leaf that can't be averaged any more gets no turn, but its devices may leave it.
                 present.update(mine)
             size = min(len(mine), FEWEST_COMPARED)
@@ -176,7 +176,7 @@ class Cfl:
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
-        if round_ == self.run.rounds and self.settings.path:
+        if round_ == self.run.recipe.rounds and self.settings.path:
             return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
         # After the last round of a trial all of its devices score, and some may not have trained.
@@ -219,19 +219,19 @@ class Cfl:
             else:
                 members = set(cluster.members)
                 mine = [c for c in given if c.phase is Phase.TRAIN and c.model == cluster.id and c.device in members]
-                means += [mine] if len(mine) >= self.run.min_contributors else []
+                means += [mine] if len(mine) >= self.run.recipe.min_contributors else []
                 state, news = self._close_cluster(state, cluster, mine, plan.round)
             events.extend(news)
         for node in due:
             state, news = cfl_merge.close_check(state, node, given, self.settings, self.run, plan.round)
             events.extend(news)
-        capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
+        capped = capped_devices(means, self.run.recipe.weighting, self.run.recipe.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
 
     def _close_cluster(self, state: CflState, cluster: Cluster, given: list[ClientUpdate], round_: int) -> Step:
-        if len(given) < self.run.min_contributors:
+        if len(given) < self.run.recipe.min_contributors:
             return state, ()
-        mean = self.average(given, self.run.weighting, self.run.weight_cap)
+        mean = self.average(given, self.run.recipe.weighting, self.run.recipe.weight_cap)
         norms = Norms(norm_of(mean), max(c.norm for c in given))
         heard = {**state.heard, **{c.device: round_ for c in given}}
         moved = dataclasses.replace(cluster, slot=cluster.slot.moved(mean, len(given), round_))
@@ -240,13 +240,13 @@ class Cfl:
         if self.settings.trace:
             figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
             trace = (Event(round_, "norms", figures),)
-        if self._is_quiet(cluster, round_) or round_ + self._trial_length > self.run.rounds:
+        if self._is_quiet(cluster, round_) or round_ + self._trial_length > self.run.recipe.rounds:
             return state, trace
         cuts: tuple[Cut, ...] = ()
         if settled(self.settings, norms, state.early_norm):
             cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
         if not cuts:
-            share = self.run.participation
+            share = self.run.recipe.participation
             if self.settings.validate and share < 1 and share * len(cluster.members) < FEWEST_COMPARED:
                 moved = dataclasses.replace(moved, quiet_until=round_ + 1 + self.settings.refused_cool_down)
                 state = dataclasses.replace(state, clusters={**state.clusters, moved.id: moved})
@@ -262,8 +262,8 @@ class Cfl:
         halves = []
         for i, side in enumerate(cut.sides):
             slot = parent.slot
-            if len(side) >= self.run.min_contributors:
-                mean = self.average(list(side), self.run.weighting, self.run.weight_cap)
+            if len(side) >= self.run.recipe.min_contributors:
+                mean = self.average(list(side), self.run.recipe.weighting, self.run.recipe.weight_cap)
                 slot = before.slot.moved(mean, len(side), round_)
             halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
@@ -307,7 +307,7 @@ class Cfl:
         }
         tried = state.clusters[trial.cluster].refused + trial.extended
         if not (self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)):
-            has_time = trial.extended < MAX_EXTENSIONS or round_ == self.run.rounds
+            has_time = trial.extended < MAX_EXTENSIONS or round_ == self.run.recipe.rounds
             if has_gap(trial.figures) and goes_on(verdicts) and has_time:
                 trial = dataclasses.replace(trial, trained=-1 - self.settings.trial_rounds, extended=trial.extended + 1)
                 return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), apart
@@ -330,7 +330,7 @@ class Cfl:
         """
 
         def moved(slot: ClusterModel, given: list[ClientUpdate]) -> ClusterModel:
-            mean = self.average(given, self.run.weighting, self.run.weight_cap)
+            mean = self.average(given, self.run.recipe.weighting, self.run.recipe.weight_cap)
             return slot.moved(mean, len(given), round_)
 
         if not trial.extended or trial.trained < 0:

@@ -89,12 +89,12 @@ class FedGroup:
         self.settings.check()
         if self.proximal:
             require_proximal(run)
-        require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
+        require(run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_origin(run)
         most = self.settings.most_groups
         self.auxiliary = most
         self.untrained = most + 1
-        self.search = Search(run, backend, average, weighting=run.weighting, first_id=2 * most + 2)
+        self.search = Search(run, backend, average, weighting=run.recipe.weighting, first_id=2 * most + 2)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -179,8 +179,10 @@ class FedGroup:
             state, events = self._place(state, given, plan)
         else:
             means = [[c for c in given if c.model == j] for j in range(len(state.slots))]
-            least = max(1, self.run.min_contributors)
-            capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
+            least = max(1, self.run.recipe.min_contributors)
+            capped = capped_devices(
+                (m for m in means if len(m) >= least), self.run.recipe.weighting, self.run.recipe.weight_cap
+            )
             state, events = self._train(state, given, plan.round)
         return state, Outcome(state.clusters, events, capped)
 
@@ -189,7 +191,7 @@ class FedGroup:
     ) -> tuple[FedGroupState, Outcome]:
         """Close a round of the search for groups."""
         after, found, events = self.search.close(search, given, plan.round)
-        capped = capped_devices(self.search.means(search, given), self.run.weighting, self.run.weight_cap)
+        capped = capped_devices(self.search.means(search, given), self.run.recipe.weighting, self.run.recipe.weight_cap)
         if found is None:
             state = dataclasses.replace(state, search=after)
             return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
@@ -216,8 +218,10 @@ class FedGroup:
             labels, count = nearest_directions(rows, [rows[i] for i in chosen], self.backend), len(chosen)
         else:
             grouped = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend)
-            if self.run.min_contributors > 1:
-                grouped = join_small(cosine_matrix(rows, backend=self.backend), grouped, self.run.min_contributors)
+            if self.run.recipe.min_contributors > 1:
+                grouped = join_small(
+                    cosine_matrix(rows, backend=self.backend), grouped, self.run.recipe.min_contributors
+                )
             labels, count = grouped.tolist(), int(grouped.max()) + 1
         means = []
         for j in range(count):
@@ -242,7 +246,7 @@ class FedGroup:
 
     def _from_origin(self, state: FedGroupState, members: list[ClientUpdate], round_: int) -> ClusterModel:
         """Return w_0 plus the members' mean update; w_0 itself if they are too few for a mean."""
-        if len(members) < max(1, self.run.min_contributors):
+        if len(members) < max(1, self.run.recipe.min_contributors):
             return state.origin
         return state.origin.moved(self.average(members, "uniform"), len(members), round_)
 
@@ -272,7 +276,7 @@ class FedGroup:
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
             )
             added = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
-            if all(intergroup.fits(s, self.run.norm_limit * round_) for s in added):
+            if all(intergroup.fits(s, self.run.recipe.norm_limit * round_) for s in added):
                 slots = added
             else:
                 events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
@@ -281,7 +285,7 @@ class FedGroup:
         return dataclasses.replace(state, slots=slots, clusters=clusters, lengths=lengths), events
 
     def _length_after(self, given: list[ClientUpdate], before: ClusterModel, after: ClusterModel) -> float:
-        return intergroup.length_after(given, before, after, self.run.weighting, self.run.weight_cap)
+        return intergroup.length_after(given, before, after, self.run.recipe.weighting, self.run.recipe.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model.

@@ -140,7 +140,7 @@ class Search:
         self.weighting = weighting
         self.one = first_id
         # A group of one device has no mean that hides it, and nothing to compare its gain with.
-        self.least = max(2, run.min_contributors)
+        self.least = max(2, run.recipe.min_contributors)
 
     @staticmethod
     def models() -> int:
@@ -159,7 +159,7 @@ class Search:
         return RoundPlan(round_, {self.one: state.one}, dict.fromkeys(chosen, assignment))
 
     def _looks(self, state: SearchState, round_: int) -> bool:
-        return state.trained + 1 >= state.look and round_ + TRIAL_ROUNDS < self.run.rounds
+        return state.trained + 1 >= state.look and round_ + TRIAL_ROUNDS < self.run.recipe.rounds
 
     def _all(self, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
         if len(available) <= MOST_LOOKED:
@@ -258,9 +258,9 @@ class Search:
 
     def _moved(self, model: ClusterModel, given: list[ClientUpdate], round_: int) -> ClusterModel:
         """Return the model plus the mean update; the model itself if they are too few for a mean."""
-        if len(given) < max(1, self.run.min_contributors):
+        if len(given) < max(1, self.run.recipe.min_contributors):
             return model
-        return model.moved(self.average(given, self.weighting, self.run.weight_cap), len(given), round_)
+        return model.moved(self.average(given, self.weighting, self.run.recipe.weight_cap), len(given), round_)
 
     def means(self, state: SearchState, given: list[ClientUpdate]) -> list[list[ClientUpdate]]:
         """Return the contributions of each mean that a model moved by in the round that follows ``state``."""

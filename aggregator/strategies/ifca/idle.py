@@ -74,7 +74,7 @@ def refill(
         round_: the round's number.
     """
     waiting = [j for j, rounds in state.idle.items() if rounds >= IDLE_ROUNDS]
-    least = max(1, run.min_contributors)
+    least = max(1, run.recipe.min_contributors)
     chosen: dict[int, list[ClientUpdate]] = {}
     for c in given:
         chosen.setdefault(c.model - before.first, []).append(c)
@@ -86,7 +86,7 @@ def refill(
     half = sorted(large[worst], key=lambda c: (-c.loss, c.device))[: max(least, len(large[worst]) // 2)]
     half.sort(key=lambda c: c.device)
     slots = list(state.slots)
-    slots[empty] = before.slots[worst].moved(average(half, weighting, run.weight_cap), len(half), round_)
+    slots[empty] = before.slots[worst].moved(average(half, weighting, run.recipe.weight_cap), len(half), round_)
     idle = {j: rounds for j, rounds in state.idle.items() if j != empty}
     detail = {"model": state.first + empty, "from": state.first + worst, "devices": len(half)}
     state = dataclasses.replace(state, slots=tuple(slots), idle=idle)

@@ -143,8 +143,8 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         f"{s.restarts} starts of {max(1, s.k)} models need {s.origins} origins, the run ships {run.origins}",
     )
     require(
-        s.restarts == 1 or s.restarts * s.restart_rounds < run.rounds,
-        f"{s.restarts} starts of {s.restart_rounds} rounds leave none of {run.rounds} to the kept one",
+        s.restarts == 1 or s.restarts * s.restart_rounds < run.recipe.rounds,
+        f"{s.restarts} starts of {s.restart_rounds} rounds leave none of {run.recipe.rounds} to the kept one",
         "raise rounds, or lower restarts or restart_rounds",
     )
     require(

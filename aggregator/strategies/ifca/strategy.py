@@ -158,7 +158,7 @@ class Ifca:
     ) -> tuple[IfcaState, Outcome]:
         """Close a round of the search for groups."""
         after, found, events = self.search.close(search, given, round_)
-        capped = capped_devices(self.search.means(search, given), self.weighting, self.run.weight_cap)
+        capped = capped_devices(self.search.means(search, given), self.weighting, self.run.recipe.weight_cap)
         if found is None:
             state = dataclasses.replace(state, search=after)
             return state, Outcome(dict.fromkeys(state.devices, 0), events, capped)
@@ -169,7 +169,7 @@ class Ifca:
         self, state: IfcaState, before: IfcaState, given: list[ClientUpdate], round_: int
     ) -> tuple[IfcaState, tuple[Event, ...]]:
         """Retire or refill models that too few devices have chosen for some rounds."""
-        least = self.run.min_contributors
+        least = self.run.recipe.min_contributors
         if self.settings.k == AUTO:
             return idle.retire(idle.counted(state, max(1, least)), round_)
         if least <= 1 or self.sharing:
@@ -181,12 +181,12 @@ class Ifca:
         self, state: IfcaState, given: list[ClientUpdate], round_: int
     ) -> tuple[tuple[ClusterModel, ...], ClusterModel | None]:
         means: dict[int, _Mean] = {}
-        least = self.run.min_contributors
+        least = self.run.recipe.min_contributors
         for j in state.offered:
             chosen = [c for c in given if c.model == j]
             if len(chosen) >= (1 if self.sharing else least):
-                update = self.average(chosen, self.weighting, self.run.weight_cap)
-                means[j] = _Mean(update, chosen, weights_of(chosen, self.weighting, self.run.weight_cap))
+                update = self.average(chosen, self.weighting, self.run.recipe.weight_cap)
+                means[j] = _Mean(update, chosen, weights_of(chosen, self.weighting, self.run.recipe.weight_cap))
         among = {"machines": len(state.devices), "participants": len(given)}.get(self.normalise)
         span = self.run.span("cluster")
         slots = dict(enumerate(state.slots, state.first))
@@ -202,7 +202,7 @@ class Ifca:
 
     def _shared_mean(self, given: list[ClientUpdate], means: Mapping[int, _Mean]) -> Float32Vector:
         """Return the mean update of the shared segment over all participants, capped by the median of all of them."""
-        span, cap = self.run.span("shared"), self.run.weight_cap
+        span, cap = self.run.span("shared"), self.run.recipe.weight_cap
         weights = dict(zip((c.device for c in given), weights_of(given, self.weighting, cap), strict=True))
         if any(weights[c.device] != w for m in means.values() for c, w in zip(m.given, m.weights, strict=True)):
             return self.average(given, self.weighting, cap)[span].copy()
@@ -214,12 +214,12 @@ class Ifca:
 
     def _capped(self, state: IfcaState, given: list[ClientUpdate]) -> dict[str, float]:
         """Return the devices whose weight was capped; see `capped_devices`."""
-        least = self.run.min_contributors
+        least = self.run.recipe.min_contributors
         means = [[c for c in given if c.model == j] for j in state.offered]
         means = [m for m in means if len(m) >= least]
         if self.sharing and len(given) >= least:
             means.insert(0, given)
-        return capped_devices(means, self.weighting, self.run.weight_cap)
+        return capped_devices(means, self.weighting, self.run.recipe.weight_cap)
 
     def _observed(
         self, state: IfcaState, plan: RoundPlan, choice: Mapping[str, int]

@@ -17,7 +17,7 @@ import typer
 
 from shoal import limits
 from shoal.errors import UsageError
-from shoal.owner.runs.defaults import DEFAULT_MODE
+from shoal.protocol.recipe import DEFAULTS
 from shoal.report.delivery import BrokerName, HtmlFile, SaveFile, broker_name, deliver, stop_cleanly
 from shoal.util.console import forbid_inspection, note, say
 from shoal.util.files import write_atomic
@@ -66,7 +66,7 @@ def bench_round(
     rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
     mode: Annotated[
         str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
-    ] = DEFAULT_MODE,
+    ] = DEFAULTS.mode,
     broker: BrokerName = "auto",
 ) -> Report:
     """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""

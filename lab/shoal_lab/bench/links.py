@@ -144,7 +144,7 @@ def _run(fleet: Fleet, task: str, precision: str, seed: int, algorithm: str, rou
     sim_options = fleet_options(
         chosen, rounds=rounds, local=fleet.local, seed=seed, participation=participation, evaluate_every=every
     )
-    done = simulate(algorithm, chosen.settings, fleet.population, fleet.network, sim_options, watch=watch)
+    done = simulate(algorithm, chosen.values, fleet.population, fleet.network, sim_options, watch=watch)
     (up, uploads), (down, means) = done.workforce.models.links.up, done.workforce.models.links.down
     head_up, head_down = heads()
     accuracies = tuple((r.round, float(r.accuracy)) for r in done.history if r.accuracy is not None)

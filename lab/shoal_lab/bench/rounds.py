@@ -25,14 +25,12 @@ from crypto.mask.modes import registry
 from edge_client.learning import data as device_data
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
-from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS, DEFAULT_MODE
-from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
+from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
 from shoal.types import Float32Vector
 from shoal.util.console import counted, mask_words
@@ -48,7 +46,7 @@ LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 
 def measure(
-    devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS, mode: str = DEFAULT_MODE
+    devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS, mode: str = DEFAULTS.mode
 ) -> dict[str, Any]:
     """Run the benchmark once.
 
@@ -76,12 +74,12 @@ def measure(
             start_broker(broker_kind, root / "broker") as broker,
             Stage(root / "fleet", broker.url, names) as stage,
         ):
-            options = RunOptions(
+            options = Recipe(
                 "fedavg",
                 rounds=WARM_UP_ROUNDS + rounds,
                 local=LOCAL,
                 # One device can be measured too.
-                min_contributors=min(DEFAULT_MIN_CONTRIBUTORS, devices),
+                min_contributors=min(DEFAULTS.min_contributors, devices),
                 quorum=1.0,
                 seed=0,
                 mode=mode,
@@ -97,7 +95,7 @@ def measure(
                 ),
                 "model_bytes": 4 * plan.length,
                 "broker": broker.kind,
-                "mode": plan.mode,
+                "mode": plan.recipe.mode,
                 "device_rss_mb_max": max(stage.programs[n].peak_rss_mb() for n in names),
                 "aggregator_rss_mb_max": stage.programs["aggregator"].peak_rss_mb(),
             }

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Final
 
 from edge_client.learning.training import FIRST_STEP
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import Recipe
 from shoal.simulation.process_fleet import Program, Stage, StageError
 from shoal.transport.local_broker import start_broker
 from shoal_lab.bench.rounds import LOCAL, make_task, write_data
@@ -89,7 +89,7 @@ def measure(starts: int = STARTS, broker_kind: str = "auto") -> dict[str, Any]:
         StageError: no loss was logged or no round was closed within WITHIN_S.
     """
     bundle, origins = make_task()
-    options = RunOptions("fedavg", rounds=ROUNDS, local=LOCAL, min_contributors=1, quorum=1.0, seed=0)
+    options = Recipe("fedavg", rounds=ROUNDS, local=LOCAL, min_contributors=1, quorum=1.0, seed=0)
     first, again = [], []
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)

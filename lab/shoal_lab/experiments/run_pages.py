@@ -60,8 +60,8 @@ class RunRecorder:
 
     def _started(self, workforce: Workforce) -> RunHistory:
         plan = workforce.run
-        name = plan.algorithm if self.seen == 1 else f"{self.seen}: {plan.algorithm}"
-        run = RunHistory(name=name, algorithm=plan.algorithm, rounds=plan.rounds)
+        name = plan.recipe.algorithm if self.seen == 1 else f"{self.seen}: {plan.recipe.algorithm}"
+        run = RunHistory(name=name, algorithm=plan.recipe.algorithm, rounds=plan.recipe.rounds)
         self._starts.append(run)
         return run
 

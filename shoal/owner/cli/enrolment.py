@@ -198,10 +198,10 @@ def _note_too_few(fleet: FleetDirectory) -> None:
 
     plans = signed_plans(fleet, lambda _complaint: None)
     left = fleet.roster.active_count
-    if plans and left < plans[-1].min_contributors:
+    if plans and left < plans[-1].recipe.min_contributors:
         note(
             f"warning: {counted(left, 'device')} left, and run {plans[-1].run} takes means of "
-            f"{plans[-1].min_contributors}: if it is under way, it waits until another device is admitted"
+            f"{plans[-1].recipe.min_contributors}: if it is under way, it waits until another device is admitted"
         )
 
 

@@ -88,7 +88,12 @@ def _run(plan: RunPlan, reader: ModelReader) -> dict[str, Any]:
     """Return the fields of a run; its models are those that the broker holds."""
     from shoal.protocol.messages import FOR_ALL
 
-    data = {"run": plan.run, "run_id": plan.run_id.hex(), "algorithm": plan.algorithm, "rounds": plan.rounds}
+    data = {
+        "run": plan.run,
+        "run_id": plan.run_id.hex(),
+        "algorithm": plan.recipe.algorithm,
+        "rounds": plan.recipe.rounds,
+    }
     last = reader.last
     if last is None or last.plan.run_id != plan.run_id:
         return {**data, "state": "absent", "round": None, "models": []}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.errors import UsageError
+from shoal.hints import wanted
 from shoal.util.console import counted
-from shoal.util.wanted import wanted
 
 if TYPE_CHECKING:
     from shoal.task.data_declaration import DataDeclaration

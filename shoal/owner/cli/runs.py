@@ -5,22 +5,24 @@ All ask the aggregator through the broker; only `start --out FILE` writes a file
 
 from __future__ import annotations
 
-import math
+import copy
+import inspect
 import textwrap
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from typer.core import TyperCommand
 
-from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.owner.broker.address import settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.keys.unlock import open_fleet
-from shoal.owner.runs import defaults
+from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
 from shoal.util.console import note, say, say_json, say_result
 from shoal.util.full_help import HelpAll, reveals
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
     from shoal.owner.task_compiler.signed import Source
     from shoal.task.bundle import TaskBundle
 
-MOST_ROUNDS: Final = 2**32 - 2
-"""A plan stores 32 bits, and the final round is one more."""
+LAST_RUN: Final = 2**32 - 1
+"""Largest number of a run, which a plan stores in 32 bits."""
 
 
 app = typer.Typer(help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True)
 
-Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=MOST_ROUNDS)]
+Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=LAST_RUN)]
 
 
 class RunCommand(TyperCommand):
@@ -62,18 +64,54 @@ class RunCommand(TyperCommand):
             formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
 
 
+def _takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each number and text of a recipe, in place of its ``**choices``.
+
+    `--help` shows the options named in COMMON and the recipe's common ones, `--help-all` all of them.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shown = [p if p.name in COMMON else p.replace(annotation=_hidden(p.annotation)) for p in own]
+    choices = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(DEFAULTS, name),
+            annotation=Annotated[
+                found.kind | None if found.optional else found.kind,
+                typer.Option(help=found.help, hidden=not found.common),
+            ],
+        )
+        for name, found in knobs(Recipe).items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*shown, *choices])  # type: ignore[attr-defined]
+    return command
+
+
+def _hidden(annotation: Any) -> Any:
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.hidden = True
+    return Annotated[kind, option]
+
+
+COMMON: Final = ("directory", "task", "algorithm", "run", "out", "setting", "local", "begin_with", "_all")
+"""Parameters of `start` that its short help shows."""
+_LOCAL: Final = ", ".join(knobs(LocalTraining))
+
+
 @app.command(cls=RunCommand)
+@_takes_recipe
 def start(
     directory: Directory,
     task: Annotated[
         Path | None, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)
     ] = None,
     algorithm: Annotated[
-        str | None,
-        typer.Option(help="Name of an algorithm listed below.", show_default=defaults.DEFAULT_ALGORITHM),
+        str | None, typer.Option(help="Name of an algorithm listed below.", show_default=DEFAULTS.algorithm)
     ] = None,
     run: Annotated[
-        int | None, typer.Option(help="Send the run of this number, which is signed already.", min=1, max=MOST_ROUNDS)
+        int | None, typer.Option(help="Send the run of this number, which is signed already.", min=1, max=LAST_RUN)
     ] = None,
     out: Annotated[
         Path | None,
@@ -83,102 +121,15 @@ def start(
         list[str] | None, typer.Option("--set", help="Setting of the algorithm, NAME=VALUE; repeatable.")
     ] = None,
     local: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Local training, NAME=VALUE: epochs, steps (instead of epochs, with epochs=0), batch_size, lr, lr_decay, "
-            "momentum, clip, prox_mu."
-        ),
+        list[str] | None, typer.Option(help=f"Local training, NAME=VALUE: {_LOCAL}; with epochs=0, steps count.")
     ] = None,
     pretrain: Annotated[
         list[str] | None,
         typer.Option(
             help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE; defaults to --local's "
-            "values.",
-            hidden=True,
+            "values."
         ),
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=limits.MAX_ROUNDS)
-    ] = (defaults.DEFAULT_ROUNDS),
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            "--mask",
-            help="Mask mode: rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none.",
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_MODE,
-    norm_limit: Annotated[
-        float,
-        typer.Option(
-            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case.",
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_NORM_LIMIT,
-    max_samples: Annotated[
-        int,
-        typer.Option(
-            help="Largest sample count that a device reports, even if it has more samples.",
-            min=1,
-            max=2**32 - 1,
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_MAX_SAMPLES,
-    weight_cap: Annotated[
-        float,
-        typer.Option(
-            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit.",
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_WEIGHT_CAP,
-    robust: Annotated[
-        str,
-        typer.Option(
-            help=f"Weights of the updates in a cluster's mean, against false ones: {', '.join(limits.ROBUST_RULES)}.",
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_ROBUST,
-    precision_up: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            help=f"Encoding of devices' updates, from the most bytes to the fewest: {', '.join(limits.PRECISIONS)}.",
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_PRECISION_UP,
-    precision_down: Annotated[
-        str, typer.Option(help="Encoding of the means that devices receive, of the same list.", hidden=True)
-    ] = defaults.DEFAULT_PRECISION_DOWN,
-    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = (
-        defaults.DEFAULT_MIN_CONTRIBUTORS
-    ),
-    quorum: Annotated[
-        float, typer.Option(help="Share of the devices that closes a round after its deadline.", hidden=True)
-    ] = (defaults.DEFAULT_QUORUM),
-    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = (
-        defaults.DEFAULT_PARTICIPATION
-    ),
-    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.", hidden=True)] = (
-        defaults.DEFAULT_DEADLINE_S
-    ),
-    weighting: Annotated[
-        str, typer.Option(help="samples, or uniform: devices then report no sample counts.", hidden=True)
-    ] = defaults.DEFAULT_WEIGHTING,
-    norm_noise: Annotated[
-        float,
-        typer.Option(
-            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
-            "data by the update's norm; 0 is off.",
-            min=0,
-            max=limits.MAX_NORM_NOISE,
-            hidden=True,
-        ),
-    ] = defaults.DEFAULT_NORM_NOISE,
-    evaluate_every: Annotated[
-        int,
-        typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS, hidden=True),
-    ] = defaults.DEFAULT_EVALUATE_EVERY,
     begin_with: Annotated[
         Path | None,
         typer.Option(
@@ -189,48 +140,31 @@ def start(
         ),
     ] = None,
     from_model: Annotated[
-        int | None, typer.Option(help="With --from: begin with this model of several.", min=0, hidden=True)
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
-            min=0,
-            max=2**64 - 1,
-            hidden=True,
-        ),
+        int | None, typer.Option(help="With --from: begin with this model of several.", min=0)
     ] = None,
     json: AsJson = False,
     _all: HelpAll = False,
+    **choices: Any,
 ) -> None:
     """Sign a run and send it to the aggregator: the plan, which limits the aggregator, and the sealed task and origins.
 
     The same run again changes nothing. With --out the file is written and nothing is sent: carry it into the
     aggregator's runs directory.
     """
-    if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
-        raise UsageError(
-            f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
-            hint=f"0 turns it off; {defaults.DEFAULT_WEIGHT_CAP:g} is the default; below 1 even the median device would weigh "
-            "less than its samples",
-        )
-    if robust not in limits.ROBUST_RULES:
-        raise UsageError(f"--robust {robust} is no rule", hint=f"there are {', '.join(limits.ROBUST_RULES)}")
-    for option, chosen in (("--precision", precision_up), ("--precision-down", precision_down)):
-        if chosen not in limits.PRECISIONS:
-            raise UsageError(f"{option} {chosen} is no precision", hint=f"there are {', '.join(limits.PRECISIONS)}")
     if run is not None and (task is not None or algorithm is not None):
         raise UsageError("--run sends a run that is signed already; --task and --algorithm sign a new one")
     if from_model is not None and begin_with is None:
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and task is None:
         raise UsageError("--task is missing", hint="shoal-fleet run start --help-all lists all options")
+    recipe = Recipe(algorithm or DEFAULTS.algorithm, as_settings(pairs(setting or [])), **choices)
     fleet = open_fleet(directory)
     if task is None:
         _deliver(fleet, run or 0, out, json=json)
         return
+    from aggregator.strategies.registry import plan_settings
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
-    from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
+    from shoal.owner.runs.plan import draft_plan, make_plan, write_run
     from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
 
@@ -239,39 +173,19 @@ def start(
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
     if algorithm is None:
-        note(f"algorithm {defaults.DEFAULT_ALGORITHM}, the default; `--help` lists the others")
-    options = RunOptions(
-        algorithm=algorithm or defaults.DEFAULT_ALGORITHM,
-        settings=pairs(setting or []),
-        rounds=rounds,
-        mode=mode,
-        local=training,
-        pretrain=local_training(training, pairs(pretrain or [])),
-        norm_limit=norm_limit,
-        min_contributors=min_contributors,
-        quorum=quorum,
-        participation=participation,
-        deadline_s=deadline_s,
-        weighting=weighting,
-        norm_noise=norm_noise,
-        max_samples=max_samples,
-        weight_cap=weight_cap,
-        robust=robust,
-        precision_up=precision_up,
-        precision_down=precision_down,
-        evaluate_every=evaluate_every,
-        seed=seed,
-    )
-    draft = draft_plan(fleet, bundle, options)
+        note(f"algorithm {DEFAULTS.algorithm}, the default; `--help` lists the others")
+    recipe = replace(recipe, local=training, pretrain=local_training(training, pairs(pretrain or [])))
+    draft = draft_plan(fleet, bundle, recipe)
     if bundle.private:
         note(private_words(bundle.manifest))
     devices = fleet.roster.active()
-    check_devices(draft, devices)
-    for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
+    settings = plan_settings(draft)
+    check_devices(draft, devices, settings)
+    for doubt in (*doubts(draft, devices, settings), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
     origins = _origins(fleet, begin_with, from_model, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
-        plan = make_plan(fleet, bundle, options)
+        plan = make_plan(fleet, bundle, recipe)
         write_run(fleet, plan, bundle, origins)
     _deliver(fleet, plan.run, out, json=json)
 

@@ -10,6 +10,7 @@ from shoal.membership.plans import open_plan
 from shoal.owner.keys.run_files import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.recipe import Recipe, knobs
 from shoal.util.console import counted, mask_words
 from shoal.util.files import read_private
 
@@ -31,20 +32,8 @@ def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list
 
 def summary(plan: RunPlan) -> dict[str, Any]:
     """Return the fields of a plan that `shoal-fleet show` prints."""
-    return {
-        "run": plan.run,
-        "algorithm": plan.algorithm,
-        "mode": plan.mode,
-        "rounds": plan.rounds,
-        "min_contributors": plan.min_contributors,
-        "weighting": plan.weighting,
-        "norm_noise": plan.norm_noise,
-        "max_samples": plan.max_samples,
-        "weight_cap": plan.weight_cap,
-        "robust": plan.robust,
-        "precision_up": plan.precision_up,
-        "precision_down": plan.precision_down,
-    }
+    chosen = {name: getattr(plan.recipe, name) for name in knobs(Recipe)}
+    return {"run": plan.run, "algorithm": plan.recipe.algorithm, **chosen}
 
 
 def summary_line(r: Mapping[str, Any]) -> str:

@@ -196,7 +196,7 @@ def read_certified(
             theta = np.frombuffer(values, "<f4").astype(np.float32)
             at = StateId(head.model, head.round)
             state = ModelState.of(at, theta, run_id=plan.run_id, digest_key=head.digest_key)
-            needed = signers_needed(plan.min_contributors, fleet.roster.active_count)
+            needed = signers_needed(plan.recipe.min_contributors, fleet.roster.active_count)
             try:
                 check_claims(
                     claims, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=fleet.roster, needed=needed
@@ -260,7 +260,7 @@ def fleet_scale(run: FinishedRun) -> Scale | None:
     data = run.bundle.manifest.data
     if data.standardise != "federated" or run.statistics is None:
         return None
-    return scale_from(run.statistics, data, run.plan.run_id, run.plan.norm_noise)
+    return scale_from(run.statistics, data, run.plan.run_id, run.plan.recipe.norm_noise)
 
 
 def _write(run: FinishedRun, model: FinalModel, folder: Path, scale: Scale | None) -> dict[str, Any]:
@@ -302,12 +302,12 @@ def _document(run: FinishedRun, models: list[dict[str, Any]], scale: Scale | Non
         "fleet": plan.fleet,
         "run": plan.run,
         "run_id": plan.run_id.hex(),
-        "algorithm": plan.algorithm,
-        "mode": plan.mode,
-        "rounds": plan.rounds,
+        "algorithm": plan.recipe.algorithm,
+        "mode": plan.recipe.mode,
+        "rounds": plan.recipe.rounds,
         "final_round": run.round,
         "key_version": run.key_version,
-        "min_contributors": plan.min_contributors,
+        "min_contributors": plan.recipe.min_contributors,
         "task": {"name": manifest.name, "kind": manifest.kind, "digest": plan.task_digest.hex()},
         "parameters": [{"name": p.name, "shape": list(p.shape), "segment": p.segment} for p in manifest.parameters],
         "private_coordinates": manifest.private_length,

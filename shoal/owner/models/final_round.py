@@ -213,7 +213,7 @@ class FinalRound:
         plan, at, held = self.plan, self.announcement.round, self.held
         if not self.announcement.finished:
             raise NotReadyError(
-                f"run {plan.run} is in round {at} of {plan.rounds}",
+                f"run {plan.run} is in round {at} of {plan.recipe.rounds}",
                 hint="try again when it has finished: its models stay on the broker until the next run begins",
             )
         offered = {offer.at for offer in held.offers}
@@ -221,7 +221,7 @@ class FinalRound:
         # The announcement is published again when the round has closed, with what devices sealed in it.
         if not refs or (refs.keys() != offered and all(ref.round < at for ref in refs.values())):
             raise NotReadyError(
-                f"the final round of run {plan.run} is open, or fewer than {plan.min_contributors} devices have certified "
+                f"the final round of run {plan.run} is open, or fewer than {plan.recipe.min_contributors} devices have certified "
                 "its models",
                 hint="`shoal-aggregator status` says whether the run has finished: if so, use a device's model "
                 "(shoal-edge export)",
@@ -254,7 +254,7 @@ class FinalRound:
                 keys=keys,
                 roster=roster,
                 length=length_of(plan, held, ref.state),
-                signers=plan.min_contributors,
+                signers=plan.recipe.min_contributors,
                 most_task_bytes=self.most_task_bytes,
             )
         signers = check_certificate(
@@ -263,7 +263,7 @@ class FinalRound:
             fleet=plan.fleet,
             run_id=plan.run_id,
             roster=roster,
-            needed=plan.min_contributors,
+            needed=plan.recipe.min_contributors,
         )
         return OpenedState(state, task, head.sender, ref.round, signers)
 

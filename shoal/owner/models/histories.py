@@ -69,9 +69,9 @@ def disagreements(
             found.append(
                 f"{party} has left run {run}: the aggregator has shown it another history than before or than others"
             )
-        elif head.round > plan.rounds + 1:
+        elif head.round > plan.recipe.rounds + 1:
             found.append(
-                f"{party} states the history of round {head.round} of run {run}, which has {plan.rounds} rounds"
+                f"{party} states the history of round {head.round} of run {run}, which has {plan.recipe.rounds} rounds"
             )
         else:
             seen[run, head.round][head.transcript].append(party)

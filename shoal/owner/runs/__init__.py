@@ -5,7 +5,7 @@
 - The plan is signed and readable by the aggregator; task and origins are sealed to the devices.
 - Origins never depend on the plan's seed, which the aggregator knows.
 
-Example: `draft_plan` validates `RunOptions`, `make_plan` takes a run number, and `write_run` seals task and
+Example: `draft_plan` validates `Recipe`, `make_plan` takes a run number, and `write_run` seals task and
 origins under the content key of the run's round 0 and writes ``runs/000001.run``. `algorithms` prints the settings of each
 algorithm.
 """

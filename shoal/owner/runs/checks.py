@@ -1,4 +1,4 @@
-"""Checks of a run against the roster: refuse a run that can't change any model, warn about one that may not find clusters."""
+"""Checks of a run against its devices: refuse one that can't change any model, warn about one that may not find clusters."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.registry import plan_settings
+from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.membership.roster import has_expired
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.util.console import counted
 from shoal.util.times import day
 
-LOWER_HINT: Final = (
-    "--min-contributors N lowers it, at the price that devices can read means of so few; or add devices first"
-)
+LOWER_HINT: Final = "lower min_contributors, at the price that devices can read means of so few; or add devices first"
 KEEPS: Final = (
-    "a cluster of fewer devices than --min-contributors keeps its starting model; --min-contributors N lowers it, at "
-    "the price that devices can read means of so few"
+    "a cluster of fewer devices than min_contributors keeps its starting model; a lower one has the price that devices can "
+    "read means of so few"
 )
 
 EXPIRES_SOON_S: Final = 30 * 24 * 3600
@@ -43,62 +41,54 @@ def roster_doubts(roster: Roster, now_s: int) -> Iterator[str]:
         yield f"the roster expires on {day(roster.expires_at_s)}, and ends the run then: {RENEW}"
 
 
-def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
+def check_devices(plan: RunPlan, devices: tuple[str, ...], settings: StrategySettings) -> None:
     """Check that a run with these devices can change a model.
 
     Args:
         plan: the run's plan.
-        devices: the roster's devices that are not revoked, at least one.
+        devices: those that may take part, at least one.
+        settings: the algorithm's.
 
     Raises:
         ConfigError: no round has ``min_contributors`` devices, or there are fewer devices than clusters.
     """
-    count, least = len(devices), plan.min_contributors
+    count, least = len(devices), plan.recipe.min_contributors
+    per_round = len(drawn(plan, 1, devices))
     if least > count:
         raise ConfigError(
-            f"--min-contributors {least} wants {counted(least, 'device')} in each mean, and the roster has {count}: "
+            f"min_contributors {least} wants {counted(least, 'device')} in each mean, and there are {count}: "
             "no model would ever change",
             hint=LOWER_HINT,
         )
-    per_round = len(drawn(plan, 1, devices))
     if least > per_round:
         raise ConfigError(
-            f"--participation {plan.participation:g} draws {per_round} of {counted(count, 'device')} for a round, and "
-            f"--min-contributors wants {least} in each mean: no model would ever change",
-            hint=f"raise --participation; or {LOWER_HINT}",
+            f"participation {plan.recipe.participation:g} draws {per_round} of {counted(count, 'device')} for a round, and "
+            f"min_contributors wants {least} in each mean: no model would ever change",
+            hint=f"raise participation; or {LOWER_HINT}",
         )
-    name, clusters = _clusters(plan)
-    if clusters > count:
+    if settings.clusters > count:
         raise ConfigError(
-            f"{name}={clusters} wants {clusters} clusters, and the roster has {counted(count, 'device')}",
-            hint=f"lower it with --set {name}=N, or add devices first",
+            f"{settings.clusters_setting} is {settings.clusters}, and there are {counted(count, 'device')}",
+            hint=f"lower {settings.clusters_setting}, or add devices first",
         )
 
 
-def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
+def doubts(plan: RunPlan, devices: tuple[str, ...], settings: StrategySettings) -> Iterator[str]:
     """Yield reasons why a run that `check_devices` accepts may not find clusters."""
-    per_round, least = len(drawn(plan, 1, devices)), plan.min_contributors
+    per_round, least = len(drawn(plan, 1, devices)), plan.recipe.min_contributors
     taking_part = counted(per_round, "device") + ("" if per_round == len(devices) else " a round")
-    _, clusters = _clusters(plan)
     # Where a mean needs more than one device, clusters of a given number take turns.
     at_hand, shared = (len(devices), counted(len(devices), "device")) if least > 1 else (per_round, taking_part)
-    if at_hand / clusters < least:
+    if at_hand / settings.clusters < least:
+        clusters = counted(settings.clusters, "cluster")
+        yield f"{shared} for {clusters} are fewer than min_contributors {least} for each: {KEEPS}"
+    if settings.splits and per_round < 2 * least:
         yield (
-            f"{shared} for {counted(clusters, 'cluster')} are fewer than --min-contributors {least} for each: {KEEPS}"
-        )
-    if plan_settings(plan).splits and per_round < 2 * least:
-        yield (
-            f"{plan.algorithm.upper()} can't split {taking_part}: each side needs --min-contributors, {least} of them; "
+            f"{plan.recipe.algorithm.upper()} can't split {taking_part}: each side needs min_contributors, {least} of them; "
             f"{KEEPS}"
         )
-    if plan.capabilities.scale and plan.robust != "off":
+    if plan.capabilities.scale and plan.recipe.robust != "off":
         yield (
-            f"eta_g computes the lengths of models from plain means: --robust {plan.robust} has no effect in this run, and "
-            "false updates count in full"
+            f"eta_g computes the lengths of models from plain means: robust {plan.recipe.robust} has no effect in this run, "
+            "and false updates count in full"
         )
-
-
-def _clusters(plan: RunPlan) -> tuple[str, int]:
-    """Return the setting that fixes the number of clusters, and the number: ("", 1) if there is no such setting."""
-    settings = plan_settings(plan)
-    return settings.clusters_setting, settings.clusters

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +20,13 @@ from shoal.errors import ConfigError, UsageError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
-from shoal.owner.runs import defaults
 from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec, Setting
+from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
 from shoal.protocol.messages import Sealed
+from shoal.protocol.recipe import Recipe, Setting
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
-from shoal.task.manifest import LocalTraining, statistics_length
+from shoal.task.manifest import statistics_length
 from shoal.util.files import write_atomic
 from shoal.version import WIRE
 
@@ -37,76 +36,29 @@ if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
-RANGES_HINT: Final = "`shoal-fleet run start --help-all` lists the range of each option"
 
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The owner's choices for a run, with the defaults of `shoal.owner.runs.defaults`; the rest follows from fleet and task.
-
-    Attributes:
-        algorithm, settings: see `aggregator.strategies`.
-        rounds: training rounds; one more follows, in which devices report on their test share.
-        mode: mask mode, a name that `crypto.mask.modes.registry` lists.
-        local: local training; None takes the task's defaults.
-        pretrain: training in cold starts and of one-shot clustering; None takes ``local``.
-        norm_limit: largest l2 norm of one update.
-        quorum, participation: shares in (0, 1].
-        deadline_s: seconds after which a round closes with a quorum.
-        weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
-        evaluate_every: rounds between accuracy reports; 0 reports at the end only.
-        seed: seed of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
-        norm_noise: relative standard deviation of the random factor on each update, 0 to MAX_NORM_NOISE; 0 is off.
-        max_samples: largest sample count that a device may report.
-        weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
-        robust: rule that weighs the updates of a cluster, one of `limits.ROBUST_RULES`.
-        precision_up, precision_down: encodings of updates and of means, of `limits.PRECISIONS`.
-    """
-
-    algorithm: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    rounds: int = defaults.DEFAULT_ROUNDS
-    mode: str = defaults.DEFAULT_MODE
-    local: LocalTraining | None = None
-    pretrain: LocalTraining | None = None
-    norm_limit: float = defaults.DEFAULT_NORM_LIMIT
-    min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
-    quorum: float = defaults.DEFAULT_QUORUM
-    participation: float = defaults.DEFAULT_PARTICIPATION
-    deadline_s: float = defaults.DEFAULT_DEADLINE_S
-    weighting: str = defaults.DEFAULT_WEIGHTING
-    evaluate_every: int = defaults.DEFAULT_EVALUATE_EVERY
-    seed: int | None = None
-    norm_noise: float = defaults.DEFAULT_NORM_NOISE
-    max_samples: int = defaults.DEFAULT_MAX_SAMPLES
-    weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
-    robust: str = defaults.DEFAULT_ROBUST
-    precision_up: str = defaults.DEFAULT_PRECISION_UP
-    precision_down: str = defaults.DEFAULT_PRECISION_DOWN
-
-
-def origins_needed(options: RunOptions) -> int:
+def origins_needed(recipe: Recipe) -> int:
     """Return the number of origins in the run.
 
     Raises:
         ConfigError: no such algorithm, or a setting that it does not have or refuses.
     """
-    return settings_of(options.algorithm, options.settings).origins
+    return settings_of(recipe.algorithm, recipe.values).origins
 
 
-def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+def make_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
     """Allocate a run number and return the plan, which the strategy has checked.
 
     Raises:
         ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
-        draft = draft_plan(fleet, bundle, options)
+        draft = draft_plan(fleet, bundle, recipe)
         return dataclasses.replace(draft, run=fleet.take_run())
 
 
-def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    """Return a plan without allocating its run number, to check the options first.
+def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
+    """Return a plan without allocating its run number, to check the recipe first.
 
     Raises:
         ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
@@ -116,11 +68,11 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
-    registry.find(options.mode)
+    registry.find(recipe.mode)
     try:
-        plan = _written(fleet, bundle, options)
+        plan = _written(fleet, bundle, recipe)
     except WireError as error:
-        raise ConfigError(str(error), hint=RANGES_HINT) from error
+        raise ConfigError(str(error)) from error
     _check_hidden(plan)
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
@@ -128,10 +80,9 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
 
-def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    local = options.local or bundle.manifest.hyper
-    settings = settings_of(options.algorithm, options.settings)
-    statistics = ((STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
+def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
+    settings = settings_of(recipe.algorithm, recipe.values)
+    statistics = (Setting(STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
         wire=WIRE,
         fleet=fleet.name,
@@ -139,31 +90,17 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         run_id=os.urandom(16),
         roster_sequence=fleet.roster.sequence,
         task_digest=bundle.digest,
-        algorithm=options.algorithm,
-        settings=tuple(Setting(k, v) for k, v in (*sorted(options.settings.items()), *statistics)),
+        recipe=dataclasses.replace(
+            recipe,
+            settings=(*recipe.settings, *statistics),
+            local=recipe.local or bundle.manifest.hyper,
+            seed=int.from_bytes(os.urandom(4), "little") if recipe.seed is None else recipe.seed,
+        ),
         origins=settings.origins + len(statistics),
         max_models=settings.origins + len(statistics),
-        rounds=options.rounds,
-        mode=options.mode,
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
-        norm_limit=options.norm_limit,
-        min_contributors=options.min_contributors,
-        quorum=options.quorum,
-        participation=options.participation,
-        deadline_s=options.deadline_s,
-        weighting=options.weighting,
-        evaluate_every=options.evaluate_every,
-        seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
-        local=local.settings(),
-        pretrain=(options.pretrain or local).settings(),
-        norm_noise=options.norm_noise,
-        max_samples=options.max_samples,
-        weight_cap=options.weight_cap,
-        robust=options.robust,
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
-        precision_up=options.precision_up,
-        precision_down=options.precision_down,
         workers=fleet.workers,
     )
 
@@ -180,10 +117,10 @@ def _check_statistics(plan: RunPlan, width: int) -> None:
         raise ConfigError(
             f"the fleet's figures of {width} features are more than a device can hide", hint=STANDARDISE_LOCALLY
         )
-    if {plan.precision_up, plan.precision_down} != {"float32"}:
+    if {plan.recipe.precision_up, plan.recipe.precision_down} != {"float32"}:
         raise ConfigError(
             "a task that standardises with the fleet's figures needs float32 both ways",
-            hint=f"leave --precision and --precision-down away, or {STANDARDISE_LOCALLY}",
+            hint=f"leave --precision-up and --precision-down away, or {STANDARDISE_LOCALLY}",
         )
 
 
@@ -193,12 +130,12 @@ def _check_hidden(plan: RunPlan) -> None:
     Raises:
         ConfigError: norm_noise with reported norms, or uniform weighting with reported sample counts.
     """
-    if plan.norm_noise and plan.capabilities.scale:
+    if plan.recipe.norm_noise and plan.capabilities.scale:
         raise ConfigError(
             "norm_noise hides nothing where devices report the norm of their model, which eta_g needs",
             hint="leave out norm_noise, or eta_g",
         )
-    if plan.weighting == "uniform" and any((s.name, s.value) == ("normalise", "samples") for s in plan.settings):
+    if plan.recipe.weighting == "uniform" and plan.recipe.values.get("normalise") == "samples":
         raise ConfigError(
             "devices report no sample counts under weighting uniform, and normalise=samples needs them",
             hint="choose weighting samples, or another normalise",

@@ -29,6 +29,6 @@ def run_report(directory: Path) -> bytes:
             hint="give a run's directory at the aggregator, such as server/run-000001, or a copy of it",
         )
     plan = decode(encoded, RunPlan)
-    run = RunHistory(name=f"run {plan.run}", algorithm=plan.algorithm, rounds=plan.rounds)
+    run = RunHistory(name=f"run {plan.run}", algorithm=plan.recipe.algorithm, rounds=plan.recipe.rounds)
     take_records(directory, 0, run.add)
-    return still(plan.fleet, [run.document()], note=f"{plan.algorithm}. {NOTE}")
+    return still(plan.fleet, [run.document()], note=f"{plan.recipe.algorithm}. {NOTE}")

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.errors import TaskError, UsageError
-from shoal.task.manifest import LocalTraining
-from shoal.util.wanted import wanted
+from shoal.errors import OutOfRangeError, UsageError
+from shoal.protocol.recipe import LocalTraining, knobs
 
 
 def local_training(defaults: LocalTraining, pairs: Mapping[str, str]) -> LocalTraining:
@@ -17,20 +16,16 @@ def local_training(defaults: LocalTraining, pairs: Mapping[str, str]) -> LocalTr
     Raises:
         UsageError: a name is unknown, a value is out of range or of another type, or nothing would be trained.
     """
-    fields = {f.name: f for f in dataclasses.fields(LocalTraining)}
+    allowed = knobs(LocalTraining)
     changes: dict[str, Any] = {}
     for name, text in pairs.items():
-        if name not in fields:
-            raise UsageError(f"local training has no {name!r}", hint=f"it has {', '.join(sorted(fields))}")
-        number: type[Any] = type(fields[name].default)
+        if name not in allowed:
+            raise UsageError(f"local training has no {name!r}", hint=f"it has {', '.join(sorted(allowed))}")
         try:
-            changes[name] = number(text)
+            changes[name] = allowed[name].kind(text)
         except ValueError as error:
-            raise UsageError(f"{name} is {wanted(number)}, not {text!r}") from error
-    try:
-        local = dataclasses.replace(defaults, **changes)
-    except TaskError as error:
-        raise UsageError(str(error), hint=error.hint) from error
+            raise OutOfRangeError(f"{name} is {allowed[name].words}, not {text!r}") from error
+    local = dataclasses.replace(defaults, **changes)
     if not local.steps and not local.batch_size:
         raise UsageError(
             "local training of batch_size=0 and steps=0 trains nothing", hint="with batch_size=0, give steps"

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.errors import TaskError
+from shoal.protocol.recipe import LocalTraining
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import KINDS, Kind, LocalTraining
+from shoal.task.manifest import KINDS, Kind
 from shoal.util.extensions import TASKS_GROUP, extension_names, load_extension
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -14,17 +14,10 @@ from torch.nn.parameter import UninitializedParameter
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported, trained
 from shoal.owner.task_compiler.quiet import quiet
+from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
-from shoal.task.manifest import (
-    PRIVATE,
-    SEGMENT_ORDER,
-    Kind,
-    LocalTraining,
-    Parameter,
-    TaskManifest,
-    TensorSpec,
-)
+from shoal.task.manifest import PRIVATE, SEGMENT_ORDER, Kind, Parameter, TaskManifest, TensorSpec
 from shoal.util import telemetry
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.layers import refuse_random, refuse_stateful
 from shoal.owner.task_compiler.origin import draw_origins
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.trainers.modules import Loss, ModuleNetwork
 from shoal.simulation.trainers.networks import Cnn, Kind, Linear, Network, OneHidden, Softmax
-from shoal.task.manifest import KINDS, PRIVATE, LocalTraining
+from shoal.task.manifest import KINDS, PRIVATE
 
 Model = nn.Module | Callable[[], nn.Module] | str
 TOLERANCE = 1e-4

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, read_settings
-from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import STRATEGIES, build_strategy, check_members, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from edge_client.learning.personal import node_name
 from shoal.errors import UsageError
-from shoal.limits import MOST_DITTO_WEIGHT, PRECISIONS, ROBUST_RULES
-from shoal.owner.runs.defaults import (
-    DEFAULT_MIN_CONTRIBUTORS,
-    DEFAULT_PRECISION_DOWN,
-    DEFAULT_PRECISION_UP,
-    DEFAULT_ROBUST,
-)
+from shoal.limits import MOST_DITTO_WEIGHT
+from shoal.owner.runs.checks import check_devices, doubts
 from shoal.owner.runs.training import local_training
 from shoal.protocol.messages import Phase
+from shoal.protocol.recipe import DEFAULTS, Choices, Recipe, knobs
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
@@ -45,6 +41,11 @@ from shoal.simulation.trainers.networks import Kind
 from shoal.types import Float32Vector
 from shoal.util.console import note
 
+CHOICES: Final = {name: getattr(DEFAULTS, name) for name, found in knobs(Recipe).items() if found.simulated} | {
+    "rounds": 100,
+    "seed": 0,
+}
+"""A simulated run's choices unless others are given."""
 SAMPLES_TRIED: Final = 8
 """Samples on which a model is tried before the run."""
 
@@ -54,12 +55,6 @@ def simulate(
     partitions: Sequence[Partition],
     *,
     strategy: str | type[Strategy] = "cfl",
-    rounds: int = 100,
-    seed: int = 0,
-    participation: float = 1.0,
-    mask: str = "default",
-    robust: str = DEFAULT_ROBUST,
-    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS,
     settings: Mapping[str, Any] | None = None,
     local: Mapping[str, Any] | None = None,
     task: str = "classification",
@@ -68,9 +63,8 @@ def simulate(
     private: Sequence[str] = (),
     standardise: str = "off",
     target: tuple[float, float] | None = None,
-    precision: str = DEFAULT_PRECISION_UP,
-    precision_down: str = DEFAULT_PRECISION_DOWN,
     writer: HistoryWriter | None = None,
+    **choices: Unpack[Choices],
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
 
@@ -84,13 +78,6 @@ def simulate(
             unless the strategy needs several different starting models (``ifca``): its layers then draw theirs again.
         partitions: one mapping a device: ``train`` and optionally ``validation`` and ``test``, each (x, y) arrays.
         strategy: a name, or a class as `Strategy` describes.
-        rounds: rounds to run; those of IFCA's discarded starts are not counted.
-        seed: of starting models, participation, batches and the mask. Equal seeds give equal results.
-        participation: share of the devices drawn for each round.
-        mask: a mask mode, or ``default`` for a fleet's default.
-        robust: the rule that weighs a cluster's updates: ``off``, ``filter``, ``multi-krum``, ``rfa``, ``centred-clipping`` or
-            ``nnm``.
-        min_contributors: fewest devices in a mean, as `--min-contributors`.
         settings: the strategy's own, as ``--set`` takes them.
         local: local training, as ``--local`` takes it.
         task: ``classification``, ``regression`` or ``sequence``.
@@ -104,40 +91,35 @@ def simulate(
         target: range of the numbers that a regression predicts, as `--target` of ``shoal-fleet task compile``: models train in
             its unit, and `Result` has models and losses in the data's. By default that of the median device; for a task with
             its own loss, the data's unit. Give (-2, 2) to train a model further that predicts in the data's unit already.
-        precision: encoding of updates: ``float32``, ``float16`` or ``int8``; rounding errors are fed back.
-        precision_down: encoding of means, of the same list.
         writer: gets each round as it closes, such as a `shoal.CsvWriter`.
+        choices: those of ``shoal-fleet run start --help-all`` that change a simulated run, by the names of its options. There are
+            100 ``rounds`` by default, those of IFCA's discarded starts not counted, and ``seed`` is 0: it is that of starting
+            models and of the mask as well, and equal seeds give equal results.
 
     Raises:
         UsageError: an argument makes no sense.
-        ConfigError: the strategy is unknown, or refuses the mask mode or a setting.
+        ConfigError: the strategy is unknown, or refuses the mask mode or a setting; or no model would ever change.
         DataError: the data holds NaN, shares differ in shape, labels are out of range, or a share is missing.
         TaskError: the model does not fit the data, a name in ``private`` fits no parameter, or the training of all
             devices diverged.
     """
-    _check(rounds, seed, participation, robust, min_contributors)
+    if unknown := sorted(choices.keys() - CHOICES.keys()):
+        raise TypeError(f"simulate() got an unexpected keyword argument {unknown[0]!r}")
     if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
         raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
-    for chosen_precision in (precision, precision_down):
-        if chosen_precision not in PRECISIONS:
-            raise UsageError(f"no precision {chosen_precision!r}", hint=f"there are {', '.join(PRECISIONS)}")
-    ways = {"precision_up": precision, "precision_down": precision_down}
-    fleet = fleet_run(name, _text(settings or {}, "settings"), robust=robust, min_contributors=min_contributors, **ways)
+    fleet = fleet_run(name, _text(settings or {}, "settings"), **{**CHOICES, **choices})
+    if fleet.seed is None:
+        raise UsageError("a simulated run has a seed", hint="leave seed out, or give a number")
+    find(fleet.mode)
+    seed, rounds = fleet.seed, fleet.rounds
     source = source_of(model, task, seed)
     if isinstance(private, str):
         raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")
     own_part = source.private_start(private)
-    options = fleet_options(
-        fleet,
-        rounds=rounds,
-        local=local_training(source.local, _text(local or {}, "local")),
-        seed=seed,
-        participation=participation,
-        mask=fleet.mode if mask == "default" else find(mask).name,
-    )
+    options = fleet_options(fleet, local=local_training(source.local, _text(local or {}, "local")))
     population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
-    scales = scales_of(population, standardise, options.weight_cap)
+    scales = scales_of(population, standardise, fleet.weight_cap)
     population = standardised_population(population, scales)
     scale, square = (0.0, 1.0), 1.0
     if target is not None and source.kind != "regression":
@@ -151,19 +133,20 @@ def simulate(
         check_labels(population, classes_of(source, first.x[:1]))
     if is_dense(network):
         population = _flattened(population)
-    plan = engine.sim_plan(name, fleet.settings, network, options, own, own_part)
+    plan = engine.sim_plan(name, fleet.values, network, options, own, own_part)
     kind = own or find_strategy(name)
     build_strategy(kind, plan)
-    chosen: StrategySettings = read_settings(kind.settings_type, name, fleet.settings)
+    chosen: StrategySettings = read_settings(kind.settings_type, name, fleet.values)
     if chosen.uses_validation:
         require_validation(population, name)
-    per_round = len(drawn(plan, 1, population.names))
-    _check_sizes(per_round, len(population), chosen, options.min_contributors, name)
+    check_devices(plan, population.names, chosen)
+    for doubt in doubts(plan, population.names, chosen):
+        warnings.warn(doubt, stacklevel=2)
     start = source.origins(plan.origins, seed)
     start = start if own_part is None else start[:, own_part.federated(network.length)]
     result = engine.simulate(
         name,
-        fleet.settings,
+        fleet.values,
         population,
         network,
         options,
@@ -190,17 +173,18 @@ def simulate(
     )
 
 
-def _check(rounds: int, seed: int, participation: float, robust: str, min_contributors: int) -> None:
-    if not isinstance(rounds, int) or rounds < 1:
-        raise UsageError(f"rounds is a whole number of at least 1, not {rounds!r}")
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        raise UsageError(f"seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
-    if not isinstance(min_contributors, int) or min_contributors < 1:
-        raise UsageError(f"min_contributors is a whole number of at least 1, not {min_contributors!r}")
-    if not 0 < participation <= 1:
-        raise UsageError(f"participation is above 0 and at most 1, not {participation!r}")
-    if robust not in ROBUST_RULES:
-        raise UsageError(f"no robust rule {robust!r}", hint=f"there are {', '.join(ROBUST_RULES)}")
+def _signature() -> inspect.Signature:
+    """Return the signature of `simulate` with each choice by its name, for ``help``."""
+    named = inspect.signature(simulate)
+    own = [p for p in named.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    hints = get_type_hints(Choices)
+    choices = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=hints[n]) for n, d in CHOICES.items()
+    ]
+    return named.replace(parameters=[*own, *choices])
+
+
+simulate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _strategy(strategy: Any) -> tuple[str, type[Strategy] | None]:
@@ -227,31 +211,6 @@ def _text(values: Mapping[str, Any], what: str) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str | np.number | np.bool_):
             raise UsageError(f"{what}: {name!r} is {value!r}", hint="values are numbers, text, True or False")
     return {name: str(value) for name, value in values.items()}
-
-
-def _check_sizes(per_round: int, devices: int, settings: StrategySettings, least: int, strategy: str) -> None:
-    """Refuse a run in which no model can change; warn where clusters may be too small.
-
-    Clusters of a given number take turns under partial participation, so all devices count for them.
-
-    Raises:
-        UsageError: a round has fewer devices than one mean, or there are fewer devices than clusters.
-    """
-    clusters = settings.clusters
-    if per_round < least or devices < clusters:
-        need = f"means of at least {least} devices" if per_round < least else f"{clusters} clusters"
-        raise UsageError(
-            f"{per_round} devices take part in a round, and {strategy} forms {need}: no model would ever change",
-            hint="give more partitions, a higher participation, or a lower min_contributors",
-        )
-    wanted = max(clusters, 2 if settings.splits else 1)
-    at_hand = per_round if settings.splits else devices
-    if at_hand < least * wanted:
-        warnings.warn(
-            f"{at_hand} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
-            "so smaller clusters keep their model",
-            stacklevel=3,
-        )
 
 
 def _flattened(population: Population) -> Population:

@@ -1,53 +1,32 @@
-"""The defaults of a fleet's run as options of a simulated run, so that both are set in one place."""
+"""Recipes of simulated runs, and of a fleet's run that is simulated."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aggregator.strategies.local import Local
-from shoal.owner.runs.plan import RunOptions
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.engine.records import SimOptions
-from shoal.task.manifest import LocalTraining
+
+SIMULATED: Final = Recipe(mode="none", seed=0, local=LocalTraining())
+"""A simulated run's recipe unless another is given: a fleet's without a mask, which changes no result, with a seed."""
 
 
-def fleet_run(strategy: str, settings: Mapping[str, str], **others: Any) -> RunOptions:
+def sim_options(recipe: Recipe = SIMULATED, **fields: Any) -> SimOptions:
+    """Return options with the given ``fields`` of `SimOptions` and, in place of those of ``recipe``, of `Recipe`."""
+    own = {name: fields.pop(name) for name in SimOptions.__slots__ if name in fields}
+    return SimOptions(dataclasses.replace(recipe, **fields), **own)
+
+
+def fleet_run(strategy: str, settings: Mapping[str, Any], **others: Any) -> Recipe:
     """Return an owner's choices for a run that names the strategy and its settings only; ``others`` override the defaults."""
     # Local training forms no means, and its strategy refuses any other number.
     least = {"min_contributors": 1} if strategy == Local.name else {}
-    return RunOptions(strategy, settings, **{**others, **least})
+    return Recipe(strategy, as_settings(settings), **{**others, **least})
 
 
-def fleet_options(
-    fleet: RunOptions,
-    *,
-    rounds: int,
-    local: LocalTraining | LocalSettings,
-    seed: int,
-    participation: float = 1.0,
-    **others: Any,
-) -> SimOptions:
-    """Return the options of a run that has a fleet's weights, limits and smallest mean, and counts every round.
-
-    Args:
-        fleet: from `fleet_run`, of which weighting, weight_cap, robust, norm_limit, min_contributors, mode
-            and precisions are taken.
-        rounds: number of rounds.
-        local: recipe of local training.
-        seed: as in `SimOptions`.
-        participation: as in `SimOptions`.
-        others: further options of `SimOptions`, which override the fleet's.
-    """
-    chosen: dict[str, Any] = {
-        "mask": fleet.mode,
-        "weighting": fleet.weighting,
-        "weight_cap": fleet.weight_cap,
-        "robust": fleet.robust,
-        "norm_limit": fleet.norm_limit,
-        "min_contributors": fleet.min_contributors,
-        "precision_up": fleet.precision_up,
-        "precision_down": fleet.precision_down,
-        "count": "all",
-    }
-    return SimOptions(rounds=rounds, local=local, seed=seed, participation=participation, **{**chosen, **others})
+def fleet_options(fleet: Recipe, **fields: Any) -> SimOptions:
+    """Return options by a fleet's recipe and the given ``fields`` (`sim_options`), which count every round."""
+    return sim_options(fleet, **{"count": "all", **fields})

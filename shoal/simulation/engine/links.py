@@ -64,13 +64,13 @@ class Links:
             round_: the round.
         """
         run = self._run
-        if run.precision_up == "float32":
+        if run.recipe.precision_up == "float32":
             self.up = self.up[0] + encoded_bytes(len(clear), "float32"), self.up[1] + 1
             return clear if mask is None else masked_under(clear, mask).values
         stored = residual_for(self._residuals.pop(device, None), run.run_id, round_, b"")
         seed = upload_seed(run.run_id, round_, phase, device)
         sent = with_residual(clear, stored, model, phase)
-        encoded = encode_update(sent, mask, run.precision_up, seed)
+        encoded = encode_update(sent, mask, run.recipe.precision_up, seed)
         self.up = self.up[0] + len(encoded.body), self.up[1] + 1
         if self.exact is not None:
             self.exact[device] = sent if mask is None else masked_under(sent, mask).values
@@ -83,7 +83,7 @@ class Links:
 
     def mean(self, vector: Float32Vector, *, model: int, round_: int) -> Float32Vector:
         """Return a masked mean, float32, as devices decode it."""
-        precision = self._run.precision_down
+        precision = self._run.recipe.precision_down
         self._moved[model] = encoded_bytes(len(vector), precision)
         if precision == "float32":
             return vector

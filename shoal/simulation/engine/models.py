@@ -57,13 +57,13 @@ class Models:
         self._states = States.of_origins(run.origins)
         self._vectors: dict[StateId, Float32Vector] = {StateId(i, 0): row for i, row in enumerate(origins)}
         self._masks: RoundMasks | None = None
-        if run.mode != "none":
+        if run.recipe.mode != "none":
             self._masks = RoundMasks(
                 fleet=run.fleet,
                 run_id=run.run_id,
                 seed=run.seed,
                 task_digest=run.task_digest,
-                mode=run.mode,
+                mode=run.recipe.mode,
                 segments=run.mask_segments,
             )
 

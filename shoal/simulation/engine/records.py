@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from aggregator.strategies.base import Event
-from shoal.owner.runs import defaults
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import Recipe
 from shoal.simulation.engine.evaluation import Protocol
-from shoal.task.manifest import LocalTraining
 
 UNLIMITED_NORM: Final = 1e9
 """A limit on norms that no update reaches."""
@@ -19,23 +17,13 @@ UNLIMITED_NORM: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Options of a simulated run, besides strategy, data and network.
-
-    Participation, weights, limits and the smallest mean are a fleet's unless given (`shoal.owner.runs.defaults`). A simulated run
-    has no mask unless asked, since a mask changes no result, and measures accuracy after every round.
+    """Options of a simulated run, besides strategy, data and network. Unlike a fleet it measures accuracy after every round.
 
     Attributes:
-        rounds: number of counted rounds (see ``count``); those of IFCA's abandoned starts don't count.
-        seed: seed of origins, participation, batch orders and the mask.
-        mask: a mask mode of `crypto.mask.modes.registry`, or "none"; each round has a mask of its own.
-        local: recipe of local training; pretrain: recipe of phase PRETRAIN, ``local`` if None.
-        participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
-        weight_cap, robust: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
-            have none of these.
-        norm_limit: largest l2 norm of an update; longer ones are left out.
-        precision_up, precision_down: as in `RunPlan`; each update is stored unless the first is float32.
-        min_contributors: fewest devices in a mean.
-        evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
+        recipe: as an owner chooses it. ``rounds`` are counted ones (see ``count``); those of IFCA's abandoned starts don't count.
+            The seed is that of origins and of the mask as well.
+        norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers have no such rule.
+        evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only. The recipe's is not read.
         count: "train" counts rounds in which a device trains in phase TRAIN, "all" counts every round.
         protocol: how accuracy is measured, see `evaluation.evaluate`.
         segments: names and lengths in the order of theta if weights are shared; one ``cluster`` segment if empty.
@@ -46,20 +34,8 @@ class SimOptions:
             Other devices take part from round 1.
     """
 
-    rounds: int
-    local: LocalTraining | LocalSettings
-    seed: int = 0
-    mask: str = "none"
-    pretrain: LocalTraining | LocalSettings | None = None
-    participation: float = defaults.DEFAULT_PARTICIPATION
-    weighting: str = defaults.DEFAULT_WEIGHTING
-    weight_cap: float = defaults.DEFAULT_WEIGHT_CAP
-    robust: str = defaults.DEFAULT_ROBUST
+    recipe: Recipe
     norm_screen: bool = True
-    norm_limit: float = defaults.DEFAULT_NORM_LIMIT
-    precision_up: str = defaults.DEFAULT_PRECISION_UP
-    precision_down: str = defaults.DEFAULT_PRECISION_DOWN
-    min_contributors: int = defaults.DEFAULT_MIN_CONTRIBUTORS
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"
     protocol: Protocol = "assigned"
@@ -75,7 +51,7 @@ class SimOptions:
     @property
     def limits_norms(self) -> bool:
         """Whether an update may be left out for its norm."""
-        return self.norm_screen or self.norm_limit < UNLIMITED_NORM
+        return self.norm_screen or self.recipe.norm_limit < UNLIMITED_NORM
 
 
 @dataclass(frozen=True, slots=True)

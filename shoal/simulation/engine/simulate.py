@@ -21,8 +21,9 @@ from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.errors import ConfigError
-from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from shoal.protocol.documents import RunPlan, SegmentSpec
 from shoal.protocol.precision.lengths import norm_room
+from shoal.protocol.recipe import as_settings
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
@@ -33,11 +34,10 @@ from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
-from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 from shoal.version import WIRE
 
-__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "sim_plan", "simulate"]
+__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "sim_plan", "simulate"]
 
 FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
@@ -105,11 +105,6 @@ Tamper = Callable[[list[ClientUpdate], Workforce], list[ClientUpdate]]
 """Turns a round's uploads into those of a fleet in which some devices attack; updates are masked."""
 
 
-def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
-    """Convert a recipe of local training to the form of run plans."""
-    return local if isinstance(local, LocalSettings) else local.settings()
-
-
 def sim_plan(
     algorithm: str,
     settings: Mapping[str, str],
@@ -131,9 +126,10 @@ def sim_plan(
     Raises:
         ConfigError: the strategy refuses the settings.
     """
-    texts = {name: str(value) for name, value in settings.items()}
     kind = strategy or find_strategy(algorithm)
-    parsed: StrategySettings = read_settings(kind.settings_type, algorithm, texts)
+    parsed: StrategySettings = read_settings(
+        kind.settings_type, algorithm, {name: str(value) for name, value in settings.items()}
+    )
     federated = network.length - (0 if private is None else len(private.places))
     segments = options.segments or (("cluster", federated),)
     plan = RunPlan(
@@ -143,28 +139,17 @@ def sim_plan(
         run_id=RUN_ID,
         roster_sequence=1,
         task_digest=bytes(32),
-        algorithm=algorithm,
-        settings=tuple(Setting(k, v) for k, v in sorted(texts.items())),
+        recipe=dataclasses.replace(
+            options.recipe,
+            algorithm=algorithm,
+            settings=as_settings(settings),
+            rounds=options.recipe.rounds + parsed.discarded_rounds,
+            evaluate_every=0,
+        ),
         origins=parsed.origins,
         max_models=limits.MAX_MODELS,
-        rounds=options.rounds + parsed.discarded_rounds,
-        mode=options.mask,
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
-        norm_limit=options.norm_limit,
-        min_contributors=options.min_contributors,
-        quorum=1.0,
-        participation=options.participation,
-        deadline_s=60.0,
-        weighting=options.weighting,
-        evaluate_every=0,
-        seed=options.seed,
-        local=local_settings(options.local),
-        pretrain=local_settings(options.pretrain or options.local),
-        weight_cap=options.weight_cap,
-        robust=options.robust,
         capabilities=parsed.capabilities,
-        precision_up=options.precision_up,
-        precision_down=options.precision_down,
     )
     if strategy is not None:
         return plan
@@ -209,10 +194,11 @@ def simulate(
         LostRankError: another rank has ended.
         TaskError: the training of all devices diverged.
     """
-    rounded = options.precision_up != "float32"
+    rounded = options.recipe.precision_up != "float32"
     if rounded and options.checkpoint is not None:
         raise ConfigError(
-            f"a run with {options.precision_up} updates can't be stored in a checkpoint: the residuals of devices are not in it"
+            f"a run with {options.recipe.precision_up} updates can't be stored in a checkpoint: "
+            "the residuals of devices are not in it"
         )
     if private is not None and (population.probes or options.checkpoint is not None):
         raise ConfigError("private values belong to devices: they are not tested on probes, nor stored in a checkpoint")
@@ -223,19 +209,19 @@ def simulate(
         )
     run = sim_plan(algorithm, settings, network, options, strategy, private)
     present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
-    if 0 < present < run.min_contributors:
+    if 0 < present < run.recipe.min_contributors:
         raise ConfigError(
-            f"{present} devices take part in a round, and a mean takes {run.min_contributors}: no model would ever change",
+            f"{present} devices take part in a round, and a mean takes {run.recipe.min_contributors}: no model would ever change",
             hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
         )
-    single = run.robust != "off" or tamper is not None or private is not None or rounded
+    single = run.recipe.robust != "off" or tamper is not None or private is not None or rounded
     if single and options.deferred:
         raise ConfigError(
             "deferred sums hold no single updates, which a robust mean, an attack, private coordinates and short precisions need",
             hint="choose robust off and float32, or leave deferred at None",
         )
     if start is None:
-        start = origins(network, run.origins, options.seed)
+        start = origins(network, run.origins, run.seed)
         start = start if private is None else start[:, private.federated(network.length)]
     name = checkpoint.fingerprint(run, start, options.arrivals)
     workforce = Workforce(
@@ -289,7 +275,7 @@ class _Simulation:
         self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
         self._saves = options.checkpoint is not None and workforce.ranks.rank == 0
         self.average, self.tamper = average, tamper
-        self.longest = workforce.run.norm_limit * norm_room(workforce.run.precision_up)
+        self.longest = workforce.run.recipe.norm_limit * norm_room(workforce.run.recipe.precision_up)
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
         unknown = sorted(options.arrivals.keys() - set(self.names))
@@ -320,9 +306,9 @@ class _Simulation:
                 round_, spent, outcome = self._go_on(point)
         saved_s = time.monotonic()
         # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
-        while len(self.history) < options.rounds or self.starts:
+        while len(self.history) < options.recipe.rounds or self.starts:
             round_ += 1
-            if round_ > ROUNDS_SPARE * run.rounds:
+            if round_ > ROUNDS_SPARE * run.recipe.rounds:
                 raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
@@ -452,7 +438,7 @@ class _Simulation:
     def _figures(self, number: int, state: Any, round_: int, outcome: Outcome) -> dict[str, Any]:
         """Return the clustering's quality and, if an evaluation is due, the accuracy, as fields of a `SimRound`."""
         every = self.options.evaluate_every
-        due = number == self.options.rounds or (every and number % every == 0)
+        due = number == self.options.recipe.rounds or (every and number % every == 0)
         found = self._evaluate(state, round_) if due else None
         self.last = found if found is not None else self.last
         labels = [outcome.clusters[d] for d in self.names if d in outcome.clusters]

@@ -26,8 +26,9 @@ from crypto.mask.masking import mask
 from edge_client.learning.nearest import nearest_direction
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins, trial_margins
 from shoal.errors import DataError, IntegrityError
-from shoal.protocol.documents import LocalSettings, RunPlan
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
 from shoal.simulation.engine.exchange import exchange
 from shoal.simulation.engine.models import Models
@@ -131,7 +132,7 @@ class Workforce:
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
         self.trainer = self.trainer_on(self.shelf(Share.TRAIN))
-        self.samples = np.minimum(population.samples, self.run.max_samples)
+        self.samples = np.minimum(population.samples, self.run.recipe.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
 
     def shelf(self, share: Share | int) -> Shelf:
@@ -260,7 +261,7 @@ class Workforce:
             return self.deferred
         if self.reads == "updates":
             return False
-        known = self._equal or self.run.weighting == "uniform" or not self.run.weight_cap
+        known = self._equal or self.run.recipe.weighting == "uniform" or not self.run.recipe.weight_cap
         if known and not self._watched:
             return True
         # The cap follows from the samples of all devices in a mean, which are known only when all have chosen their model.
@@ -546,7 +547,7 @@ class Workforce:
         if self.private is not None and isinstance(trained, PrivateRows) and assignment.train:
             self.private.keep(part, trained.private)
 
-    def _recipe(self, phase: int) -> LocalSettings:
+    def _recipe(self, phase: int) -> LocalTraining:
         return self.run.pretrain if phase in (Phase.PRETRAIN, Phase.PLACE) else self.run.local
 
     def _add(

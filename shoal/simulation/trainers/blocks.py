@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edge_client.learning.training import Shuffler
 from shoal.errors import DataError, TaskError
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Shard
 
 _T = TypeVar("_T")
@@ -213,7 +213,7 @@ class Rows:
 class Trainer(Protocol):
     """A way to train the devices of a block; all ways give the same updates, up to float32 rounding."""
 
-    def limits(self, candidates: int, local: LocalSettings) -> Limits:
+    def limits(self, candidates: int, local: LocalTraining) -> Limits:
         """Return the limits of a block whose devices choose among so many models, and train by the recipe ``local``."""
 
     def train(
@@ -222,7 +222,7 @@ class Trainer(Protocol):
         start: NDArray[np.int64],
         block: Block,
         orders: Sequence[Shuffler],
-        local: LocalSettings,
+        local: LocalTraining,
         round_: int,
     ) -> Trained:
         """Train every device of ``block`` from the model that ``start`` names.
@@ -245,12 +245,12 @@ def devices_within(floats: int, length: int, most: int) -> int:
     return max(1, min(most, floats // length))
 
 
-def step_size(local: LocalSettings, round_: int) -> float:
+def step_size(local: LocalTraining, round_: int) -> float:
     """Return the step size of a round, counted from 1, rounded to float32 as on a device."""
     return float(np.float32(local.lr * local.lr_decay ** (round_ - 1)))
 
 
-def batch_rows(n: int, local: LocalSettings, order: Shuffler) -> list[NDArray[np.int64]]:
+def batch_rows(n: int, local: LocalTraining, order: Shuffler) -> list[NDArray[np.int64]]:
     """Return the rows of each mini-batch in turn, exactly as a device draws them; none for full-batch settings."""
     size = min(local.batch_size, n)
     if size == 0:
@@ -285,7 +285,7 @@ class Schedule:
 
 
 def schedule(
-    lengths: NDArray[np.int64], local: LocalSettings, orders: Sequence[Shuffler], device: torch.device
+    lengths: NDArray[np.int64], local: LocalTraining, orders: Sequence[Shuffler], device: torch.device
 ) -> Schedule:
     """Return the mini-batches of devices with ``lengths`` (c,) samples."""
     passes = -(-lengths // np.minimum(local.batch_size, lengths))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.learning.training import Shuffler
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.trainers import dense
 from shoal.simulation.trainers.blocks import Block, Limits, Rows, Schedule, check_losses, schedule, step_size
 from shoal.simulation.trainers.dense import Descent, Factors
@@ -72,7 +72,7 @@ class Convolved:
         self._passes: dict[int, _Pass] = {}
         self._scratch: Scratch | None = None
 
-    def limits(self, _candidates: int, _local: LocalSettings) -> Limits:
+    def limits(self, _candidates: int, _local: LocalTraining) -> Limits:
         """Return the limits of a block."""
         return Limits(BLOCK_DEVICES)
 
@@ -82,7 +82,7 @@ class Convolved:
         start: NDArray[np.int64],
         block: Block,
         orders: Sequence[Shuffler],
-        local: LocalSettings,
+        local: LocalTraining,
         round_: int,
     ) -> Rows:
         """Train every device of the block: see `blocks.Trainer`."""

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.trainers.networks import Linear, Network, OneHidden, Softmax
 
 Dense = Linear | Softmax | OneHidden
@@ -96,7 +96,7 @@ class Descent:
 
     params: list[Tensor]
     lr: float
-    local: LocalSettings
+    local: LocalTraining
     bias: bool = True
     first: list[Tensor] = field(default_factory=list)
     velocity: list[Tensor] = field(default_factory=list)

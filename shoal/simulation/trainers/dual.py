@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.learning.training import Shuffler
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.trainers import dense
 from shoal.simulation.trainers.blocks import (
     SIZE_RATIO,
@@ -207,7 +207,7 @@ class _Spanned:
     kernel: Tensor
     u: Tensor
     lr: float
-    local: LocalSettings
+    local: LocalTraining
     moved: bool = False
     velocity: Tensor | None = None
     change: Tensor | None = None
@@ -298,7 +298,7 @@ class Dual:
         self.out, self.inputs = network.shapes[0]
         self.kernels = Kernels(shelf, bias=self.bias)
 
-    def limits(self, candidates: int, local: LocalSettings) -> Limits:
+    def limits(self, candidates: int, local: LocalTraining) -> Limits:
         """Return the limits of a block, in which either all devices have a kernel or none."""
         return Limits(
             devices_within(UPDATE_FLOATS, self.network.length, MOST_DEVICES),
@@ -309,7 +309,7 @@ class Dual:
             ratio=math.inf if local.batch_size else SIZE_RATIO,
         )
 
-    def spans(self, block: Block, local: LocalSettings) -> bool:
+    def spans(self, block: Block, local: LocalTraining) -> bool:
         """Return whether the first layer moves in the dual form."""
         return block.x.shape[1] <= self.limits(1, local).edge
 
@@ -333,7 +333,7 @@ class Dual:
         start: NDArray[np.int64],
         block: Block,
         orders: Sequence[Shuffler],
-        local: LocalSettings,
+        local: LocalTraining,
         round_: int,
         pre: Tensor | None = None,
     ) -> Trained:
@@ -379,7 +379,7 @@ class Dual:
         return pre
 
     def _descend(
-        self, first: _Spanned | _Weighed, descent: Descent, block: Block, local: LocalSettings, mini: Schedule | None
+        self, first: _Spanned | _Weighed, descent: Descent, block: Block, local: LocalTraining, mini: Schedule | None
     ) -> NDArray[np.float64]:
         """Take all steps; return each device's mean loss over the samples it visited (c,), in the order of training."""
         total = torch.zeros(len(block.lengths), device=block.x.device)
@@ -394,7 +394,7 @@ class Dual:
 
 
 def _batches(
-    block: Block, local: LocalSettings, mini: Schedule | None
+    block: Block, local: LocalTraining, mini: Schedule | None
 ) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor]]:
     """Yield each step's samples as rows of the flattened block (a, b) and in the order of training, and their weights (a, b).
 

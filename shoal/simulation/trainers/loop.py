@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.learning.training import Shuffler
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.trainers.blocks import (
     UPDATE_FLOATS,
     Block,
@@ -32,7 +32,7 @@ class Loop:
 
     network: Network
 
-    def limits(self, _candidates: int, _local: LocalSettings) -> Limits:
+    def limits(self, _candidates: int, _local: LocalTraining) -> Limits:
         """Return the limits of a block: it holds every device's update."""
         return Limits(devices_within(UPDATE_FLOATS, self.network.length, 64))
 
@@ -42,7 +42,7 @@ class Loop:
         start: NDArray[np.int64],
         block: Block,
         orders: Sequence[Shuffler],
-        local: LocalSettings,
+        local: LocalTraining,
         round_: int,
     ) -> Rows:
         """Train every device of the block: see `blocks.Trainer`."""
@@ -56,7 +56,7 @@ class Loop:
 
 
 def train_one(
-    network: Network, theta0: Tensor, x: Tensor, y: Tensor, order: Shuffler, local: LocalSettings, round_: int
+    network: Network, theta0: Tensor, x: Tensor, y: Tensor, order: Shuffler, local: LocalTraining, round_: int
 ) -> tuple[Tensor, float]:
     """Return one device's update (d,) and its mean loss over the samples visited, which is NaN if the update is not finite.
 
@@ -95,7 +95,7 @@ def train_one(
     return update, total / seen if bool(torch.isfinite(update).all()) else math.nan
 
 
-def _batches(x: Tensor, y: Tensor, order: Shuffler, local: LocalSettings) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(x: Tensor, y: Tensor, order: Shuffler, local: LocalTraining) -> Iterator[tuple[Tensor, Tensor]]:
     if local.batch_size == 0:
         for _ in range(local.steps):
             yield x, y

@@ -9,12 +9,12 @@ from shoal_lab.experiments.run_pages import RunRecorder, write_page
 from aggregator.numerics.backend import NumpyBackend
 from shoal.errors import ConfigError
 from shoal.page.page import MOST_RUNS
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.watching import watched_by
 from shoal.simulation.trainers.networks import Softmax
-from shoal.task.manifest import LocalTraining
 
 pytestmark = pytest.mark.torch
 
@@ -36,9 +36,9 @@ def simulated(strategy="fedavg", settings=None, rounds=3):
         local=LocalTraining(epochs=1, batch_size=8, lr=0.5),
         seed=1,
         participation=1.0,
-        mask="none",
+        mode="none",
     )
-    return simulate(strategy, fleet.settings, population(), Softmax(3, 2), options, backend=NumpyBackend())
+    return simulate(strategy, fleet.values, population(), Softmax(3, 2), options, backend=NumpyBackend())
 
 
 def embedded(path):

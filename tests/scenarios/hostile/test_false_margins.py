@@ -37,7 +37,7 @@ LIES = {
 def clusters_of(sizes, seed, lie):
     fleet = tables.deal(Scenario(kind="few", title="", data="digits", groups=blocks(*sizes)), seed=seed)
     options = fleet_options(
-        fleet_run("cfl", {}), rounds=25, local=fleet.local, seed=seed, participation=1.0, mask="permutation"
+        fleet_run("cfl", {}), rounds=25, local=fleet.local, seed=seed, participation=1.0, mode="permutation"
     )
     names = fleet.population.names
 

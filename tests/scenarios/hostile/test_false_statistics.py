@@ -12,10 +12,10 @@ from edge_client.learning.statistics import COUNT, LEAST_DEVIATION
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.scales import Scales
 from edge_client.storage.state import DeviceState
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle, samples
 
 DATA = DataDeclaration(features=tuple("abcd"), low=(-10,) * 4, high=(10,) * 4, standardise="federated", missing="mean")
@@ -87,7 +87,7 @@ def fleet_with(tmp_path, monkeypatch, devices, liar, lie, **changes):
         "deadline_s": 30.0,
         "seed": 1,
     }
-    return LoopbackFleet(tmp_path, bundle, data, RunOptions("fedavg", **{**fields, **changes}))
+    return LoopbackFleet(tmp_path, bundle, data, a_recipe("fedavg", **{**fields, **changes}))
 
 
 def finished(fleet):

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.runs.plan import origins_needed
 from shoal.protocol.messages import Action
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.loopback_fleet import LoopbackFleet
-from shoal.task.manifest import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,
@@ -24,6 +24,7 @@ from tests.helpers.fleets import (
     uploads_of,
     with_body,
 )
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle
 
 COUNT = 8
@@ -64,7 +65,7 @@ class Hostile:
     def __init__(self, root, lies, algorithm="fedavg", **changes):
         self.tap, self.lies, self.sent = Wiretap(), lies, dict.fromkeys(lies, 0)
         wanted = {"rounds": 4, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, "quorum": 0.6}
-        options = RunOptions(algorithm, **wanted | STRATEGIES.get(algorithm, {}) | changes)
+        options = a_recipe(algorithm, **wanted | STRATEGIES.get(algorithm, {}) | changes)
         bundle = logistic_bundle(INPUTS, CLASSES)
         rng = np.random.default_rng(3)
         self.origins = rng.standard_normal((origins_needed(options), bundle.manifest.length)).astype(np.float32) / 10

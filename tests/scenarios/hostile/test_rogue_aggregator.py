@@ -29,6 +29,7 @@ from tests.helpers.fleets import (
     tell,
     uploads_of,
 )
+from tests.helpers.plans import altered
 from tests.helpers.round_fleets import continued, moved, publish_mean, round_keys
 
 ROUND_2 = {"round": 2, "nonce": b"\2" * 16}
@@ -240,7 +241,7 @@ def package_of(fleet):
 def test_a_plan_that_the_owner_did_not_sign_is_refused(rogue, caplog, change):
     """No downgrade: the aggregator can't take the mask away, name more models, or average fewer devices."""
     fleet = rogue.fleet
-    plan = dataclasses.replace(fleet.plan, run=2, run_id=b"\7" * 16, **change)
+    plan = altered(fleet.plan, run=2, run_id=b"\7" * 16, **change)
     package = dataclasses.replace(package_of(fleet), plan=sign_document(aggregator_identity(fleet), plan))
     tell(fleet, Topics("demo").plan, "run", encode(package), ChunkKind.PLAN)
     fleet.settle()
@@ -263,9 +264,9 @@ def test_an_earlier_run_is_not_taken_up_again(rogue, caplog):
 
 
 def rogue_options():
-    from shoal.owner.runs.plan import RunOptions
+    from shoal.protocol.recipe import Recipe
 
-    return RunOptions("fedavg", rounds=2, min_contributors=1, seed=0)
+    return Recipe("fedavg", rounds=2, min_contributors=1, seed=0)
 
 
 D = 28

@@ -11,7 +11,7 @@ from edge_client.run import held_models as held
 from edge_client.run.policy import LIMIT_RATIO, MEAN_RATIO
 from edge_client.status import status_lines
 from edge_client.storage.state import DeviceState
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.fleets import FULL_BATCH, grouped_data, make_fleet, names
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)

@@ -61,7 +61,7 @@ class Forked:
     def second_round(self, device, value):
         """Announce round 2 to a device with a mean of its own."""
         rule = self.only(*((device,) if isinstance(device, str) else device))
-        mean = publish_mean(self.fleet, np.full(LENGTH, value), contributors=self.fleet.plan.min_contributors)
+        mean = publish_mean(self.fleet, np.full(LENGTH, value), contributors=self.fleet.plan.recipe.min_contributors)
         self.fleet.broker.pump()
         self.show(device, 2, moved(self.last[device].held, mean))
         self.tap.forgive(rule)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client.learning.data import Dataset
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import LOST, Wiretap, make_exact_fleet, names, slow_link, thetas

@@ -2,10 +2,11 @@
 
 import pytest
 
-from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.runs.plan import origins_needed
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet
+from tests.helpers.plans import a_recipe
 
 OPTIONS = {"rounds": 1, "quorum": 0.5, "deadline_s": 20.0}
 
@@ -24,7 +25,7 @@ def test_it_finds_into_the_next_run(tmp_path, times):
         )
         assert fleet.run(200)[-1]["missing"] == ["dev-02"]
         assert runtime.session.labels
-        next_run = RunOptions("fedavg", local=FULL_BATCH, seed=2, min_contributors=1, **OPTIONS)
+        next_run = a_recipe("fedavg", local=FULL_BATCH, seed=2, min_contributors=1, **OPTIONS)
         origins = draw_origins(fleet.bundle.manifest, origins_needed(next_run), 2)
         fleet.plan = fleet.stage.add_run(fleet.bundle, origins, next_run)
         tap.lose(client=client, ending="/s/plan", hop=Hop.DOWN, times=times)

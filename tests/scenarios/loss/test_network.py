@@ -6,7 +6,7 @@ import pytest
 from edge_client.learning.data import Dataset
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long

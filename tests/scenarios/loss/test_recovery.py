@@ -7,7 +7,7 @@ from aggregator.storage.store import Store
 from edge_client.protocol.round_state import Stage
 from shoal.errors import IntegrityError, UsageError
 from shoal.protocol.messages import Action
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long

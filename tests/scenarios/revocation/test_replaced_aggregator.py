@@ -17,9 +17,9 @@ from shoal.membership.directory import KEY_FILE
 from shoal.membership.roster import ReplacedError
 from shoal.owner.cli.runs import _origins
 from shoal.owner.models.files import MAX_CERTIFIED, read_certified
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
 from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.recipe import Recipe
 from shoal.protocol.states import StateCertificate
 from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers import calls
@@ -45,7 +45,7 @@ def lose_aggregator(fleet, tmp_path, name="aggregator"):
 
 def next_run(fleet):
     """Sign another run of two rounds, carry it to the new aggregator and start that."""
-    chosen = RunOptions("fedavg", rounds=2, local=FULL_BATCH, seed=2, min_contributors=1, quorum=0.5)
+    chosen = Recipe("fedavg", rounds=2, local=FULL_BATCH, seed=2, min_contributors=1, quorum=0.5)
     fleet.plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 7), chosen)
     fleet.revive_aggregator()
 

@@ -9,8 +9,8 @@ from aggregator.rounds.orders import Order
 from aggregator.storage.backup import restore, save
 from edge_client.membership import DeviceMembership
 from shoal.errors import ShoalError, UntrustedError
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
+from shoal.protocol.recipe import Recipe
 from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers.fleets import FULL_BATCH, make_fleet, names, publish
 from tests.helpers.sessions import hand_over
@@ -34,7 +34,7 @@ def lose_and_restore(fleet, tmp_path):
 
 
 def next_run(fleet):
-    chosen = RunOptions("fedavg", rounds=2, local=FULL_BATCH, seed=2, min_contributors=1, quorum=0.5)
+    chosen = Recipe("fedavg", rounds=2, local=FULL_BATCH, seed=2, min_contributors=1, quorum=0.5)
     fleet.plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 7), chosen)
     fleet.revive_aggregator()
 

@@ -73,7 +73,7 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
         fleet.run_until(lambda: fleet.service.state.held.key_version == version, 60)
         done, later = len(fleet.records()), len(tap.heard)
         records = fleet.run(60)
-        assert fleet.now_s - started_s < fleet.plan.deadline_s / 2
+        assert fleet.now_s - started_s < fleet.plan.recipe.deadline_s / 2
         assert records[-1]["final"]
         assert done <= 2, "at most the round that was open has closed since"
         assert [r["round"] for r in records] == [1, 2, 3, 4, 5, 6], "the fleet takes no step of its own for it"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.backends import BACKENDS, make
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet

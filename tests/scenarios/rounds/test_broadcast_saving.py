@@ -4,7 +4,7 @@ import pytest
 
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import NO_ASSIGNMENT
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     Wiretap,

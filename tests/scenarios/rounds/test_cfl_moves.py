@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_exact_fleet, make_fleet, same_partition, thetas, truth_of
 

@@ -10,7 +10,7 @@ from edge_client.learning.model import OrtModel
 from edge_client.storage import path_models as kept
 from edge_client.storage.state import DeviceState
 from shoal.errors import ConfigError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.util.console import run_program
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, same_partition, truth_of
 from tests.helpers.tasks import logistic_bundle

@@ -14,11 +14,11 @@ from edge_client.doctor import diagnose
 from edge_client.learning.data import Dataset
 from edge_client.status import status_lines
 from edge_client.storage.state import DeviceState
-from shoal.owner.runs.defaults import DEFAULT_QUORUM
 from shoal.protocol.channels import DECLINE
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Decline, DeclineReason, Sealed
+from shoal.protocol.recipe import DEFAULTS
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
@@ -97,7 +97,7 @@ def test_one_of_three_that_can_not_stops_a_run_only_if_a_mean_takes_three(tmp_pa
     data = grouped_data(3)
     name = list(data)[odd]
     with make_fleet(
-        tmp_path / "fleet", {**data, name: unfit(data[name])}, quorum=DEFAULT_QUORUM, min_contributors=least
+        tmp_path / "fleet", {**data, name: unfit(data[name])}, quorum=DEFAULTS.quorum, min_contributors=least
     ) as fleet:
         if least == 2:
             records = fleet.run(DEADLINE_S)

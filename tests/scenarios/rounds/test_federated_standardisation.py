@@ -12,12 +12,12 @@ from aggregator.uploads.validation import UploadVerifier
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scales
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.messages import Phase
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
 from tests.helpers.cases import with_long
+from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle, samples
 
 LOCAL = LocalTraining(epochs=1, batch_size=8, lr=0.2)
@@ -52,7 +52,7 @@ def data(n=4):
 
 def options(algorithm="fedavg", **changes):
     fields = {"rounds": 4, "local": LOCAL, "min_contributors": 3, "quorum": 1.0, "deadline_s": 30.0, "seed": 1}
-    return RunOptions(algorithm, **{**fields, **changes})
+    return a_recipe(algorithm, **{**fields, **changes})
 
 
 def expected(fleet):

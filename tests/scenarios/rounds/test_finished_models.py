@@ -12,9 +12,8 @@ from edge_client import inference as answers
 from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError, StorageError
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.task.manifest import LocalTraining
 from shoal.util.console import run_program
 from shoal.util.files import write_failed
 from tests.helpers.fleets import CLASSES, FULL_BATCH, INPUTS, grouped_data, make_fleet, thetas
@@ -42,7 +41,7 @@ def source(tmp_path):
 def begin_run(fleet, *, bundle=None, local=FULL_BATCH, rounds=2, seed=5):
     """Let the owner sign another run, and the aggregator begin it."""
     bundle = bundle or fleet.bundle
-    options = RunOptions("fedavg", rounds=rounds, min_contributors=1, seed=seed, local=local)
+    options = Recipe("fedavg", rounds=rounds, min_contributors=1, seed=seed, local=local)
     plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, seed), options)
     fleet.kill_aggregator()
     fleet.plan = plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
 from shoal.errors import ConfigError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.fleets import (
     Wiretap,
     grouped_data,
@@ -91,7 +91,7 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
     caplog.set_level(logging.INFO)
     with make_fleet(tmp_path / "fleet", faults=tap, mode=mode) as fleet:
         fleet.run(10)
-        assert fleet.plan.mode == mode
+        assert fleet.plan.recipe.mode == mode
         assert {r.kv["mode"] for r in caplog.records if r.getMessage() == "following run"} == {mode}
         upload, _ = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])
         assert (upload.mode, upload.key_id) == (mode, round_masks(fleet, 1)[""].key_id)

@@ -11,9 +11,9 @@ from edge_client.learning.standardisation import standardised
 from edge_client.storage.scales import Scales
 from shoal.errors import ConfigError, NotReadyError, UntrustedError
 from shoal.owner.models.files import write_models
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.states import StateId
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
 from shoal.util.telemetry import import_onnxruntime
 from tests.helpers.fleets import (
     CLASSES,

@@ -7,9 +7,8 @@ from edge_client import inference
 from edge_client.learning.data import split
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, finish_of, grouped_data, make_fleet
 from tests.helpers.round_fleets import held_states
 
@@ -58,7 +57,7 @@ def test_no_device_stores_the_origin(tmp_path):
 
 
 def begin_run(fleet, rounds=2):
-    options = RunOptions("fedavg", rounds=rounds, min_contributors=1, seed=5, local=MINI)
+    options = Recipe("fedavg", rounds=rounds, min_contributors=1, seed=5, local=MINI)
     plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 5), options)
     fleet.kill_aggregator()
     fleet.plan = plan
@@ -115,7 +114,7 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, com
     from shoal.owner.task_compiler.builtin import build
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
-    from shoal.simulation.engine.records import SimOptions
+    from shoal.simulation.engine.fleet import sim_options
     from shoal.simulation.trainers.networks import Softmax
 
     data = grouped_data(4, 2, n=80)
@@ -143,7 +142,7 @@ def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, com
     names = tuple(sorted(data))
     population = Population(shards("train"), shards("validation"), shards("test"), names=names)
     network = Softmax(INPUTS, CLASSES)
-    options = SimOptions(rounds=4, local=MINI, seed=fleet.plan.seed, mask="none", min_contributors=1)
+    options = sim_options(rounds=4, local=MINI, seed=fleet.plan.seed, mode="none", min_contributors=1)
     done = simulate.simulate("fedavg", {}, population, network, options, start=origin[None])
     start = personal.drawn_start(network, origin, fleet.plan.seed)
     assert [int(np.prod(shape)) for shape in network.shapes] == list(lengths)

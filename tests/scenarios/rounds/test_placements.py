@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.protocol.messages import Phase
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
 
@@ -143,4 +143,4 @@ def test_a_newcomer_that_is_gone_in_its_placement_round_is_placed_later(fleet):
     closed = len(fleet.records())
     fleet.run_until(lambda: fleet.closed() > closed, 200)
     fleet.revive_device(LATE)
-    assert finish(fleet) == [(LATE, "direction" if fleet.plan.algorithm == "cfl" else "loss")]
+    assert finish(fleet) == [(LATE, "direction" if fleet.plan.recipe.algorithm == "cfl" else "loss")]

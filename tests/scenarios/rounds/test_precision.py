@@ -11,7 +11,7 @@ import pytest
 from shoal import limits
 from shoal.owner.runs import plan
 from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     Wiretap,

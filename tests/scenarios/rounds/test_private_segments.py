@@ -13,9 +13,8 @@ from edge_client.models.store import FOLDER
 from edge_client.protocol.round_state import Stage
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
@@ -137,7 +136,7 @@ def test_a_new_run_begins_with_the_tasks_values(tmp_path):
 
 
 def begin_run(fleet, bundle):
-    options = RunOptions("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
+    options = Recipe("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
     plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, 5), options)
     fleet.kill_aggregator()
     fleet.plan = plan
@@ -289,8 +288,8 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
+    from shoal.simulation.engine.fleet import sim_options
     from shoal.simulation.engine.private import PrivateStart
-    from shoal.simulation.engine.records import SimOptions
     from shoal.simulation.trainers.networks import OneHidden
 
     settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
@@ -325,7 +324,7 @@ def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path,
         settings,
         population,
         network,
-        SimOptions(rounds=4, local=MINI, seed=seed, mask="none", min_contributors=1, segments=segments),
+        sim_options(rounds=4, local=MINI, seed=seed, mode="none", min_contributors=1, segments=segments),
         start=draw_origins(manifest, count, seed),
         private=start,
     )

@@ -10,9 +10,9 @@ from edge_client.learning.training import train
 from edge_client.models.recipes import weighted_sum
 from shoal.errors import ConfigError
 from shoal.protocol.messages import Action
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.states import StateId
 from shoal.simulation.loopback_fleet import LoopbackError, draw_origins
-from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import (
     CLASSES,
     FULL_BATCH,

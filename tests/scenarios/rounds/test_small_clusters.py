@@ -7,7 +7,7 @@ still and the other goes on.
 import pytest
 
 from edge_client.models.store import STATE_FILES
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, truth_of
 
@@ -61,8 +61,8 @@ def kinds(records):
 
 def ends_in_step(fleet, small=SMALL, *, end_s=20_000):
     """Assert that the small cluster has trained to the end of the run; return the records."""
-    fleet.run_until(lambda: fleet.closed() == fleet.plan.rounds, end_s)
-    assert newest(fleet, small[0]) == fleet.plan.rounds
+    fleet.run_until(lambda: fleet.closed() == fleet.plan.recipe.rounds, end_s)
+    assert newest(fleet, small[0]) == fleet.plan.recipe.rounds
     records = fleet.run(end_s)
     assert not records[-1]["still"], records[-1]["still"]
     assert len({fleet.model(name).theta.tobytes() for name in small}) == 1

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from aggregator.cli import app
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
 

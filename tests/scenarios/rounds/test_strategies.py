@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
@@ -115,12 +115,12 @@ def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
     ends = []
     for mode in ("permutation", "none"):
         with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**options, "settings": settings}) as fleet:
-            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds - 1, 20)
+            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.recipe.rounds - 1, 20)
             before = held_states(fleet, "dev-00")
             records = fleet.run(20)
             assert same_partition(records[-1]["clusters"], truth_of(6, 2))
             last = relayed_steps(fleet)[-1]
-            assert last.step.round == fleet.plan.rounds
+            assert last.step.round == fleet.plan.recipe.rounds
             own, other = zip(*(r.terms for r in last.step.recipes if r.model < 2), strict=True)
             assert [term.weight for term in own] == [1, 1]
             share, start = [term.weight for term in other], [before[term.state] for term in own]

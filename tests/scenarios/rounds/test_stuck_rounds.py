@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from shoal.protocol.messages import Phase
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.fleets import grouped_data, make_fleet, names
 
 ROTATION = {"mode": "rotation", "deadline_s": 20.0}

@@ -7,11 +7,10 @@ import pytest
 
 from edge_client.inference import choose
 from edge_client.learning.data import Dataset
-from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import build
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
 
 pytestmark = pytest.mark.torch
 
@@ -35,7 +34,7 @@ def test_large_numbers_are_grouped_and_false_ones_left_out(tmp_path, compile_onc
     declared = DataDeclaration(target=(-4 * UNIT, 4 * UNIT))
     bundle = compile_once(*build("linear", inputs=4)[:3], name="prices", kind="regression", data=declared)
     local = LocalTraining(epochs=1, batch_size=10, lr=0.05)
-    options = RunOptions("cfl", rounds=12, local=local, quorum=1.0, deadline_s=30.0, seed=1, min_contributors=3)
+    options = Recipe("cfl", rounds=12, local=local, quorum=1.0, deadline_s=30.0, seed=1, min_contributors=3)
     with LoopbackFleet(tmp_path, bundle, data(), options) as fleet:
         records = fleet.run(LIMIT_S)
         assert any(LIAR in record["declined"] for record in records), "the aggregator names it"

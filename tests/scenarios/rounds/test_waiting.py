@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from aggregator.cli import app
 from aggregator.status.live_file import LiveFile
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import Recipe
 from shoal.util.locks import exclusive
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, make_fleet
@@ -68,7 +68,7 @@ def test_before_the_first_round_it_says_who_is_here(fleet):
 def test_a_run_in_the_queue_hides_nothing(fleet, tap):
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: waiting(fleet), 10)
-    fleet.stage.add_run(fleet.bundle, np.zeros((1, fleet.plan.length), np.float32), RunOptions("fedavg", rounds=2))
+    fleet.stage.add_run(fleet.bundle, np.zeros((1, fleet.plan.length), np.float32), Recipe("fedavg", rounds=2))
     lines = [line[:10] for line in status(fleet).splitlines()]
     assert [line for line in lines if line.startswith("run")] == ["run 1: fed", "run 1 now:", "run 2: fed"]
 

@@ -86,7 +86,7 @@ def test_masks_change_no_bit(tmp_path, calm):
 def test_the_aggregator_relays_one_shared_mean_and_small_ones(tmp_path):
     """Masked, all of them, inside each segment."""
     with sharing_fleet(tmp_path / "fleet", mode="rotation") as fleet:
-        fleet.run_until(lambda: fleet.closed() == fleet.plan.rounds - 1, 30)
+        fleet.run_until(lambda: fleet.closed() == fleet.plan.recipe.rounds - 1, 30)
         before = held_states(fleet, "dev-00")
         fleet.run(30)
         kept, model = relayed_steps(fleet)[-1], fleet.model("dev-00")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from shoal.task.manifest import LocalTraining, Parameter
+from shoal.protocol.recipe import LocalTraining
+from shoal.task.manifest import Parameter
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
 from tests.helpers.tasks import logistic_bundle

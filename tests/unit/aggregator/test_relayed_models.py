@@ -29,7 +29,9 @@ class Broker:
 
 def announced(relayed, held):
     plan = RoundPlan(held.closed + 1, {0: ClusterModel(max(held.states.names))}, {})
-    return relayed.announce(held_plan(), held, offers_of(plan, held.states), 4, signers=held_plan().min_contributors)
+    return relayed.announce(
+        held_plan(), held, offers_of(plan, held.states), 4, signers=held_plan().recipe.min_contributors
+    )
 
 
 def test_each_mean_and_checkpoint_is_published_once_and_named_in_the_announcement():
@@ -76,7 +78,9 @@ def test_the_mean_of_a_segment_says_which_one_it_is():
     recipes = (kept.step.recipes[0], dataclasses.replace(kept.step.recipes[0], model=SHARED_MODEL))
     means = tuple(KeptMean(m, 2, ROUND_KEY, np.ones(n, np.float32)) for m, n in ((0, 2), (SHARED_MODEL, 4)))
     step = KeptStep(dataclasses.replace(kept.step, recipes=recipes), means)
-    announced = relayed.announce(run, dataclasses.replace(held, steps=(step,)), {}, 4, signers=run.min_contributors)
+    announced = relayed.announce(
+        run, dataclasses.replace(held, steps=(step,)), {}, 4, signers=run.recipe.min_contributors
+    )
     found = [decode_prefix(plain, MeanHeader)[0] for _, plain, _, _ in broker.sent]
     assert [(h.model, h.segment, h.length) for h in found] == [(0, "cluster", 2), (SHARED_MODEL, "shared", 4)]
     assert len({mean.label for mean in announced.steps[0].means}) == 2

@@ -2,12 +2,13 @@
 
 import inspect
 import re
+import typing
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import DEFAULTS, Choices, Recipe, knobs
 from tests.helpers import documents
 from tests.helpers.trees import lay_out_image, python
 
@@ -83,14 +84,18 @@ def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
 
 @pytest.mark.torch
 def test_defaults_are_the_fleets():
-    """The signature repeats what `shoal-fleet run start` has; the rest is taken from it when a run begins."""
+    """Each choice of a recipe that changes a simulated run is an argument, for callers, `help` and type checkers alike."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
-    assert given["participation"] == RunOptions("cfl").participation
-    assert list(given) == [
-        *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
-        *("robust", "min_contributors", "settings", "local", "task", "progress", "personal", "private"),
-        *("standardise", "target", "precision", "precision_down", "writer"),
+    assert list(given)[:12] == [
+        *("model", "partitions", "strategy", "settings", "local", "task", "progress", "personal", "private"),
+        *("standardise", "target", "writer"),
     ]
+    choices = {name: getattr(DEFAULTS, name) for name, knob in knobs(Recipe).items() if knob.simulated}
+    assert dict(list(given.items())[12:]) == {**choices, "rounds": 100, "seed": 0}
+    assert (given["min_contributors"], given["mode"], given["robust"]) == (3, "rotation", "filter")
+    typed = typing.get_type_hints(Choices)
+    recipe = typing.get_type_hints(Recipe)
+    assert typed == {name: recipe[name] for name in choices}
 
 
 @pytest.mark.torch

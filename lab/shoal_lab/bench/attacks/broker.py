@@ -25,18 +25,17 @@ from crypto.seal.envelope import open_from_member, read_head
 from edge_client.learning import feedback, update
 from edge_client.learning.data import Dataset
 from shoal.owner.runs.masks import round_mask
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Upload
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.loopback_fleet import LoopbackFleet
-from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop, Passage
 from shoal.types import Float32Vector, MaskedVector
 from shoal_lab.bench.attacks.base import Attack, Result
@@ -203,7 +202,7 @@ def broker(lab: Lab, mode: str) -> list[Result]:
     Groups are inferred from the model topic that each device is sent; their figure is the adjusted Rand index.
     """
     data, truth = _population(lab)
-    options = RunOptions("cfl", SPLIT_ONCE, rounds=ROUNDS, mode=mode, local=LOCAL, min_contributors=1, seed=0)
+    options = Recipe("cfl", as_settings(SPLIT_ONCE), rounds=ROUNDS, mode=mode, local=LOCAL, min_contributors=1, seed=0)
     tap = Tap()
     with (
         tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder,

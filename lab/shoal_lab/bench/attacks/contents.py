@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from crypto.mask.masking import mask
 from shoal.owner.task_compiler.builtin import build
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.types import Float32Vector
 from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, auc, cosine, psnr_db
 from shoal_lab.bench.attacks.lab import CLASSES, LR, Images, Lab

@@ -28,16 +28,25 @@ from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
 from edge_client.run.policy import check_announcement, check_mean
 from shoal.demo.data import load_images
-from shoal.owner.runs.plan import RunOptions
 from shoal.owner.task_compiler.builtin import TaskSource, build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Announcement
-from shoal.protocol.states import MeanHeader, MeanRef, Offer, Recipe, RetainedStep, RoundModels, StateId, Step, Term
+from shoal.protocol.recipe import LocalTraining, Recipe
+from shoal.protocol.states import (
+    MeanHeader,
+    MeanRef,
+    Offer,
+    RetainedStep,
+    RoundModels,
+    StateId,
+    StateRecipe,
+    Step,
+    Term,
+)
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector, MaskedVector, Segment
 
 T = TypeVar("T")
@@ -274,7 +283,7 @@ def signed_plan(lab: Lab, mode: str) -> RunPlan:
 
 
 def _signed_plan(lab: Lab, mode: str) -> RunPlan:
-    options = RunOptions("fedavg", rounds=ROUNDS, mode=mode, min_contributors=MIN_CONTRIBUTORS, seed=0)
+    options = Recipe("fedavg", rounds=ROUNDS, mode=mode, min_contributors=MIN_CONTRIBUTORS, seed=0)
     with tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder:
         stage = Stage(Path(folder), "mqtt://nobody", ("dev-00",))
         plan = stage.add_run(lab.bundle, lab.origin[None], options)
@@ -290,7 +299,7 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
     """
     plan, values = signed_plan(lab, mode), np.asarray(mean, np.float32)
     norm = float(np.linalg.norm(values.astype(np.float64)))
-    recipe = Recipe(0, 1, (Term(0, 0, 1.0),), 1.0)
+    recipe = StateRecipe(0, 1, (Term(0, 0, 1.0),), 1.0)
     step = RetainedStep(Step(1, (recipe,), (recipe.state,)), (MeanRef(0, "x", b"\1" * 16, contributors),))
     announcement = Announcement(
         fleet=plan.fleet,
@@ -310,7 +319,7 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
     header = MeanHeader(
         fleet=plan.fleet, run_id=plan.run_id, round=1, key_id=key.key_id, model=0, length=plan.length, segment=""
     )
-    check_mean(header, plan, "", 4 * values.size, norm, plan.norm_limit)
+    check_mean(header, plan, "", 4 * values.size, norm, plan.recipe.norm_limit)
     return lab.origin + unmask(MaskedVector(values, key.key_id), key)
 
 

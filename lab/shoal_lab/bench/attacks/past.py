@@ -38,9 +38,9 @@ from crypto.seal.receiving import ReceivingSecrets
 from edge_client.learning.data import Dataset
 from edge_client.runtime import DeviceRuntime
 from shoal.membership.directory import KEY_FILE, RECEIVING_FILE
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile, RunPlan
+from shoal.protocol.recipe import Recipe
 from shoal.protocol.topics import TopicKind, parse
 from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
 from shoal.simulation.process_fleet import Stage
@@ -187,7 +187,7 @@ class Keyring:
                 yield from self._along(chain, rounds)
 
     def _context(self, keys: RoundKeys) -> MaskContext:
-        return keys.context(self._plan.task_digest, self._plan.mode, self._plan.mask_segments)
+        return keys.context(self._plan.task_digest, self._plan.recipe.mode, self._plan.mask_segments)
 
     def _is_wanted(self, keys: RoundKeys) -> bool:
         return key_id(keys.mask, self._context(keys)) == self._wanted[keys.key_version][keys.round]
@@ -331,9 +331,9 @@ def evidence(lab: Lab, mode: str, stolen: int = STOLEN) -> Evidence:
     return Evidence(uploads, before, masks, truth)
 
 
-def fleet_options(mode: str, rounds: int) -> RunOptions:
+def fleet_options(mode: str, rounds: int) -> Recipe:
     """Return the options of a FedAvg run that goes on while devices are away."""
-    return RunOptions(
+    return Recipe(
         "fedavg",
         rounds=rounds,
         mode=mode,

@@ -30,13 +30,13 @@ from edge_client import membership as enrolment
 from shoal import limits
 from shoal.errors import ConfigError, UsageError
 from shoal.membership.directory import KEY_FILE
-from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.runs.plan import origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
+from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds
 from shoal.task.bundle import TaskBundle
-from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.open_files import raise_open_files
 from shoal_lab.bench.load.driver import DriverReport
@@ -93,9 +93,9 @@ class Sample:
     database_bytes: int = 0
 
 
-def run_options(algorithm: str, rounds: int, unlike: Mapping[str, Any] = UNLIKE_A_FLEET) -> RunOptions:
+def run_options(algorithm: str, rounds: int, unlike: Mapping[str, Any] = UNLIKE_A_FLEET) -> Recipe:
     """Return the options of a run, of which ``unlike`` are not a fleet's defaults."""
-    return RunOptions(algorithm, SETTINGS.get(algorithm, {}), rounds=rounds, local=LOCAL, seed=0, **unlike)
+    return Recipe(algorithm, as_settings(SETTINGS.get(algorithm, {})), rounds=rounds, local=LOCAL, seed=0, **unlike)
 
 
 class FleetPlace(Stage):
@@ -119,7 +119,7 @@ class FleetPlace(Stage):
         *,
         size: int,
         model: str = "logistic",
-        options: RunOptions,
+        options: Recipe,
         shards: int = 1,
     ) -> None:
         self.states = states

@@ -183,7 +183,7 @@ def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
             if assignment is None:
                 continue
             update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
-            phase, precision = assignment.phase, plan.precision_up
+            phase, precision = assignment.phase, plan.recipe.precision_up
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
             encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
             body = b"" if encoded is None else encoded.body
@@ -235,7 +235,7 @@ def _upload(
         device=fleet.names[place],
         recipient=aggregator_of(fleet.fleet.roster).seal_key,
         task_digest=plan.task_digest,
-        mode=plan.mode,
+        mode=plan.recipe.mode,
         key_id=key_id,
         model=assignment.candidates[choice],
         samples=PREPARED_SAMPLES,
@@ -244,7 +244,7 @@ def _upload(
         correct=1 if assignment.evaluate else 0,
         tested=2 if assignment.evaluate else 0,
         length=length,
-        precision=plan.precision_up,
+        precision=plan.recipe.precision_up,
         model_norm=1.0 if assignment.norm else 0.0,
         key_version=models.key_version,
         statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states, head),

@@ -26,7 +26,7 @@ from aggregator.numerics.torch_backend import TorchBackend
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.secret import MaskSecret
 from edge_client.learning.training import Shuffler
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import shards_of
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained
 from shoal.simulation.trainers.dual import Dual
@@ -45,7 +45,7 @@ DIRECTIONS: Final = 5
 NETWORK: Final = OneHidden(784, 200, 10)
 STEPS: Final = 10
 MODELS: Final = 4
-RECIPE: Final = LocalSettings(
+RECIPE: Final = LocalTraining(
     epochs=0, steps=STEPS, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
 )
 LOOP_DEVICES: Final = 12

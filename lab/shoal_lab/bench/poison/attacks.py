@@ -17,7 +17,7 @@ import numpy as np
 
 from aggregator.strategies.base import ClientUpdate, norm_of
 from crypto.mask.masking import mask, unmask
-from shoal import limits
+from shoal.protocol.recipe import DEFAULTS
 from shoal.simulation.engine.workforce import Workforce
 from shoal.types import Float32Vector, MaskedVector
 
@@ -109,7 +109,7 @@ def _alie(false: list[ClientUpdate], honest: list[ClientUpdate], workforce: Work
 
 def _false_counts(false: list[ClientUpdate], honest: list[ClientUpdate], workforce: Workforce) -> list[ClientUpdate]:
     flipped = _times(-1.0)(false, honest, workforce)
-    return [dataclasses.replace(c, samples=workforce.run.max_samples) for c in flipped]
+    return [dataclasses.replace(c, samples=workforce.run.recipe.max_samples) for c in flipped]
 
 
 def _false_losses(false: list[ClientUpdate], honest: list[ClientUpdate], workforce: Workforce) -> list[ClientUpdate]:
@@ -150,7 +150,7 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
         "noise": Attack("sends noise as long as its update", change=_noise),
         "alie": Attack("sends the honest mean less 1.2 deviations of each coordinate", change=_alie),
         "false-counts": Attack(
-            f"sends its update reversed, with {limits.DEFAULT_MAX_SAMPLES:,} samples", change=_false_counts
+            f"sends its update reversed, with {DEFAULTS.max_samples:,} samples", change=_false_counts
         ),
         "false-losses": Attack(
             "claims a loss of 0 for the honest devices' model and sends a reversed update",

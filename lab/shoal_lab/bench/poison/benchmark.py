@@ -115,7 +115,7 @@ def _run(fleet: Fleet, attack: str, rule: str, mode: str, strategy: str, seed: i
 
     done = simulate(
         strategy,
-        chosen.settings,
+        chosen.values,
         population,
         fleet.network,
         fleet_options(chosen, rounds=rounds, local=fleet.local, seed=seed, evaluate_every=0),
@@ -157,7 +157,7 @@ def mask_error(seen: Observation) -> float:
     clear = [with_vector(c, unmask(MaskedVector(c.row, key.key_id), key)) for c in given]
 
     def mean(updates: list[ClientUpdate]) -> Any:
-        return RobustMean(run)(updates, run.weighting, run.weight_cap)
+        return RobustMean(run)(updates, run.recipe.weighting, run.recipe.weight_cap)
 
     masked, expected = mean(given), mask(mean(clear), key).values
     length = float(np.linalg.norm(expected))

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import OneHidden
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.data import datasets
 from shoal_lab.experiments.wild import images
 from shoal_lab.experiments.wild.fleets import Fleet

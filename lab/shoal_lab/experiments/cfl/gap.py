@@ -21,8 +21,8 @@ from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix
 from edge_client.learning.update import BatchOrder
 from shoal.errors import UsageError
-from shoal.protocol.documents import LocalSettings
 from shoal.protocol.messages import Share
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
 from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
 from shoal.simulation.engine.workforce import Workforce
@@ -44,7 +44,7 @@ SAMPLES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
 ROUNDS_SAMPLES: Final = {"cifar10": 1500}
 """Samples per device in cfl-gap-rounds, by data set; 100 for others."""
 KINDS: Final = ("updates", "gradients")
-GRADIENT: Final = LocalSettings(
+GRADIENT: Final = LocalTraining(
     epochs=0, steps=1, batch_size=0, lr=1024.0, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
 )
 """One step on all samples with step size 1024, so that float32 does not round the gradient away beside the model."""
@@ -146,7 +146,7 @@ def watched_fedavg(
         rounds=options.rounds,
         local=local_of(options.values),
         seed=seed,
-        mask=options.mask,
+        mode=options.mask,
         evaluate_every=0,
         device=options.device,
         threads=options.threads,

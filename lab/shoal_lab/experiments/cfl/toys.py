@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.simulate import Observation, SimResult, simulate
 from shoal.simulation.shares import CFL_SHARES, cut, population_of
 from shoal.simulation.trainers.networks import Linear, Softmax
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
 from shoal_lab.experiments.common.paper import paper_options
 
@@ -125,7 +125,7 @@ def _learn(algorithm: str, population: Population, options: Options) -> SimResul
         rounds=options.rounds,
         local=LOCAL,
         seed=options.seed,
-        mask=options.mask,
+        mode=options.mask,
         count="all",
         deferred=False,
     )
@@ -145,7 +145,7 @@ def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDAr
     sim_options = paper_options(
         rounds=PATH_ROUNDS,
         local=PATH_LOCAL,
-        mask=options.mask,
+        mode=options.mask,
         evaluate_every=0,
         deferred=False,
     )

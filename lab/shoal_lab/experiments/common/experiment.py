@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from shoal.errors import UsageError
-from shoal.util.wanted import wanted
+from shoal.hints import wanted
 
 _SWITCHES: Final = {
     **dict.fromkeys(("1", "on", "true", "yes"), True),

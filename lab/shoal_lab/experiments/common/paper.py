@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from shoal.owner.runs.defaults import DEFAULT_MODE, DEFAULT_WEIGHTING
+from shoal.protocol.recipe import DEFAULTS
+from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.records import UNLIMITED_NORM, SimOptions
 
 PAPER: Final[Mapping[str, Any]] = MappingProxyType(
@@ -24,7 +25,7 @@ PAPER_TEXT: Final = f"min_contributors {PAPER['min_contributors']}, no weight ca
 
 def paper_options(**fields: Any) -> SimOptions:
     """Return the options of a paper's run: `PAPER`, and the ``fields`` of `SimOptions` that the experiment sets."""
-    return SimOptions(**{**PAPER, **fields})
+    return sim_options(**{**PAPER, **fields})
 
 
 def unlike_a_fleet(parameters: Mapping[str, Any]) -> str:
@@ -34,9 +35,9 @@ def unlike_a_fleet(parameters: Mapping[str, Any]) -> str:
         parameters: of the result (`Result.parameters`); ``mask`` and ``weighting`` are read.
     """
     texts = [PAPER_TEXT]
-    if parameters.get("weighting", DEFAULT_WEIGHTING) != DEFAULT_WEIGHTING:
+    if parameters.get("weighting", DEFAULTS.weighting) != DEFAULTS.weighting:
         texts.append(f"weighting {parameters['weighting']}")
     mask = parameters.get("mask", "none")
-    if mask != DEFAULT_MODE:
+    if mask != DEFAULTS.mode:
         texts.append("no mask" if mask in ("none", "nothing leaves a device") else f"mask {mask}")
     return ", ".join(texts)

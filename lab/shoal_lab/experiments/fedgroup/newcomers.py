@@ -200,7 +200,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
         local=local,
         pretrain=pretraining(values, local),
         seed=options.seed,
-        mask=options.mask,
+        mode=options.mask,
         evaluate_every=values["evaluate_every"],
         count="all",
         device=options.device,

@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.masks import RoundMasks
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Linear
-from shoal.task.manifest import LocalTraining
 from shoal.types import Segment
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, parsed
 from shoal_lab.experiments.common.paper import paper_options
@@ -209,7 +209,7 @@ def cost(point: Point, options: Options, iterations: int = 3) -> dict[str, float
     numpy_s = (time.process_time() - begin_s) / iterations
     population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
     recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
-    sim_options = paper_options(rounds=iterations, local=recipe, mask=options.mask, evaluate_every=0, trainer="loop")
+    sim_options = paper_options(rounds=iterations, local=recipe, mode=options.mask, evaluate_every=0, trainer="loop")
     settings = {"k": str(point.k), "option": "gradient"}
     run_ = simulate("ifca", settings, population, Linear(point.d), sim_options, start=starts[0].numpy())
     return {

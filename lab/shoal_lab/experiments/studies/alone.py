@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import as_one, current_ranks
-from shoal.simulation.engine.simulate import local_settings, simulate
+from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.networks import Network, OneHidden, origins, sample_losses, unflatten
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.common.paper import paper_options
 
 BLOCK_BYTES: Final = 2 << 20
@@ -148,9 +148,7 @@ def _whole_blocks(
     population: Population, network: Network, local: LocalTraining, rounds: int, seed: int, start: NDArray[np.float32]
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each device's place and final theta (d,), trained by the strategy ``local``."""
-    options = paper_options(
-        rounds=rounds, local=local_settings(local), seed=seed, evaluate_every=0, threads=torch.get_num_threads()
-    )
+    options = paper_options(rounds=rounds, local=local, seed=seed, evaluate_every=0, threads=torch.get_num_threads())
     for begin in range(0, len(population), BLOCK_DEVICES):
         some = slice(begin, begin + BLOCK_DEVICES)
         block = Population(population.train[some], names=population.names[some])

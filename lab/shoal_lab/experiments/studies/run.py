@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
-from shoal.task.manifest import LocalTraining
 from shoal.util.console import counted
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, nearest
 from shoal_lab.experiments.common.paper import paper_options
@@ -95,7 +95,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
         local=local,
         pretrain=pretraining(values, local),
         seed=options.seed,
-        mask=options.mask,
+        mode=options.mask,
         participation=participation,
         evaluate_every=measure.evaluate_every,
         segments=task.segments if method.get("shares_layers") else (),

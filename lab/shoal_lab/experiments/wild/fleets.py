@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
 from shoal.simulation.trainers.networks import Network
-from shoal.task.manifest import LocalTraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.data import datasets
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import NO_GROUP, Scenario

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import DataError
-from shoal.owner.runs.defaults import DEFAULT_WEIGHT_CAP
+from shoal.protocol.recipe import DEFAULTS, LocalTraining
 from shoal.simulation.api.standardisation import scales_of, standardised_population
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Linear, OneHidden
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.data import datasets
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import Scenario
@@ -68,7 +67,7 @@ def deal(scenario: Scenario, *, seed: int, data_dir: Path | None) -> Fleet:
     population = Population(train, validation, test, tuple(group for group, _ in pools))
     inputs = train[0].x.shape[1]
     return Fleet(
-        population=standardised_population(population, scales_of(population, "federated", DEFAULT_WEIGHT_CAP)),
+        population=standardised_population(population, scales_of(population, "federated", DEFAULTS.weight_cap)),
         network=Linear(inputs, bias=True) if scenario.regression else OneHidden(inputs, UNITS, CLASSES),
         local=LocalTraining(lr=0.01 if scenario.regression else 0.1),
     )

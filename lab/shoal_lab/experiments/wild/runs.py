@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.strategies.base import Event
 from shoal.errors import UsageError
-from shoal.limits import ROBUST_RULES
-from shoal.owner.runs.defaults import DEFAULT_ROBUST
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import DEFAULTS, Recipe
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
@@ -94,10 +92,8 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
         "fedavg" if algorithm == TRUE_GROUPS else algorithm,
         settings,
         min_contributors=values["min_contributors"] or scenario.min_contributors,
-        robust=values["robust"] or DEFAULT_ROBUST,
+        robust=values["robust"] or DEFAULTS.robust,
     )
-    if chosen.robust not in ROBUST_RULES:
-        raise UsageError(f"no robust rule {chosen.robust!r}", hint=f"there are {', '.join(ROBUST_RULES)}")
     progress.stage(f"{algorithm}: {counted(len(fleet.population), 'device')}, {counted(rounds, 'round')}")
 
     def told(closed: SimRound) -> None:
@@ -137,7 +133,7 @@ def fleet_of(name: str, seed: int, data_dir: Path | None, samples: int | None, t
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=samples, test_images=test_images)
 
 
-def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, options: Options, told: Any) -> _Ended:
+def _train(fleet: Fleet, chosen: Recipe, participation: float, rounds: int, options: Options, told: Any) -> _Ended:
     """Run a strategy, with the fleet's later data from the middle of the run on."""
 
     def watch(seen: Observation) -> None:
@@ -150,14 +146,14 @@ def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, 
         local=fleet.local,
         seed=options.seed,
         participation=participation,
-        mask=options.mask,
+        mode=options.mask,
         device=options.device,
         threads=options.threads,
         evaluate_every=max(1, rounds // EVALUATIONS),
     )
     done = simulate(
         chosen.algorithm,
-        chosen.settings,
+        chosen.values,
         fleet.population,
         fleet.network,
         sim_options,
@@ -174,7 +170,7 @@ _Part = tuple[Fleet, NDArray[np.int64], _Ended]
 """Some of the devices: their data, their places in the whole fleet, and their run."""
 
 
-def _true_groups(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, options: Options) -> list[_Part]:
+def _true_groups(fleet: Fleet, chosen: Recipe, participation: float, rounds: int, options: Options) -> list[_Part]:
     """Run FedAvg within each true group; if groups change, on the later data, for the rounds that these are in use.
 
     A mean has the fleet's fewest devices, or all that a group has in a round if these are fewer.
@@ -241,7 +237,7 @@ def _figures(found: Personal, kind: str) -> NDArray[np.float64]:
     return found.losses if kind == "regression" else 100.0 * found.correct / found.tested
 
 
-def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part], chosen: RunOptions) -> Result:
+def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part], chosen: Recipe) -> Result:
     kind, algorithm = fleet.network.kind, options.algorithm
     found = _measure(parts, fleet, options.seed)
     groups = fleet.last.groups
@@ -282,11 +278,11 @@ def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part]
             **{name: sorted({len(s) for s in share}) for name, share in shares.items()},
             "participation": scenario.participation if algorithm != LOCAL else 1.0,
             "robust": chosen.robust,
-            "min_contributors": [ended.done.run.min_contributors for _, _, ended in parts],
+            "min_contributors": [ended.done.run.recipe.min_contributors for _, _, ended in parts],
             "epochs": fleet.local.epochs,
             "batch_size": fleet.local.batch_size,
             "lr": fleet.local.lr,
-            "settings": dict(chosen.settings),
+            "settings": chosen.values,
         },
         accuracy=None if kind == "regression" else extra["mean"],
         clusters=len(set(labels)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.errors import UsageError
-from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
+from shoal.protocol.recipe import DEFAULTS
 
 SAMPLES: Final = 150
 NO_GROUP: Final = -1
@@ -59,7 +59,7 @@ class Scenario:
     faulty: int = 0
     noise: bool = False
     participation: float = 1.0
-    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
+    min_contributors: int = DEFAULTS.min_contributors
     regression: bool = False
     network: str = "mlp"
 

@@ -9,11 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.owner.runs.defaults import DEFAULT_WEIGHT_CAP
+from shoal.protocol.recipe import DEFAULTS, LocalTraining
 from shoal.simulation.api.standardisation import scales_of, standardised_population
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Linear, Network, Softmax
-from shoal.task.manifest import LocalTraining
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import Scenario
 
@@ -95,7 +94,7 @@ def deal(scenario: Scenario, *, seed: int) -> Fleet:
     train, validation, test = map(tuple, shares)
     population = Population(train, validation, test, tuple(groups.tolist()))
     if scenario.shift == "scaled":
-        population = standardised_population(population, scales_of(population, "federated", DEFAULT_WEIGHT_CAP))
+        population = standardised_population(population, scales_of(population, "federated", DEFAULTS.weight_cap))
     return Fleet(population=population, network=network, local=LocalTraining(lr=lr))
 
 

@@ -18,7 +18,7 @@ def test_a_device_checks_forged_means(lab):
     plan, spike = signed_plan(lab, "permutation"), _spike(lab, 7)
     assert np.count_nonzero(device_model(lab, "permutation", spike) != lab.origin) == 1
     with pytest.raises(UntrustedError, match="is allowed for one step"):
-        device_model(lab, "permutation", np.full(lab.length, 10 * plan.norm_limit, np.float32))
+        device_model(lab, "permutation", np.full(lab.length, 10 * plan.recipe.norm_limit, np.float32))
     with pytest.raises(UntrustedError, match="a mean of 2 devices"):
         device_model(lab, "permutation", spike, contributors=2)
 

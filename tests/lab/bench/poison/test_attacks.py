@@ -76,7 +76,7 @@ def test_a_little_is_computed_of_clear_updates():
 def test_false_counts_and_losses():
     _, given = uploads()
     counts = attacked("false-counts", given)
-    assert [c.samples for c in counts] == [run_plan().max_samples] * 2 + [10] * 3
+    assert [c.samples for c in counts] == [run_plan().recipe.max_samples] * 2 + [10] * 3
     given = [*uploads(model=1)[1][:2], *uploads(model=7, loss=2.0)[1][2:]]
     losses = attacked("false-losses", given)
     assert {(c.model, c.loss) for c in losses[:2]} == {(7, 0.0)}

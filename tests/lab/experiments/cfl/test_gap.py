@@ -12,11 +12,12 @@ from shoal_lab.experiments.cfl.gap import GRADIENT, gap_of, gradients, positive_
 from torch.nn import functional
 
 from shoal.errors import UsageError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.engine.simulate import SimOptions, sim_plan
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, origins
-from shoal.task.manifest import LocalTraining
 from tests.helpers.studies import run
 
 MLP = {"model": "mlp", "hidden": 16}
@@ -32,7 +33,7 @@ def test_gradients_are_those_of_autograd(network: Network) -> None:
     rng = np.random.default_rng(4)
     pixels = 81 if isinstance(network, Cnn) else 9
     shards = tuple(Shard(rng.random((n, pixels), np.float32), rng.integers(0, 3, n)) for n in (6, 6, 4))
-    plan = sim_plan("fedavg", {}, network, SimOptions(1, LocalTraining(epochs=1, batch_size=4, lr=0.1)))
+    plan = sim_plan("fedavg", {}, network, sim_options(rounds=1, local=LocalTraining(epochs=1, batch_size=4, lr=0.1)))
     start = origins(network, 1, 3)
     found = gradients(Workforce(Population(shards), network, plan, start), start[0]) / -GRADIENT.lr
     for row, shard in zip(found, shards, strict=True):

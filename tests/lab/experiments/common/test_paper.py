@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 import shoal_lab.experiments
 from shoal_lab.experiments.common.paper import PAPER, paper_options, unlike_a_fleet
 
-from shoal.simulation.engine.records import SimOptions
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import DEFAULTS, LocalTraining
+from shoal.simulation.engine.fleet import sim_options
 
 FOLDER = Path(shoal_lab.experiments.__file__).parent
 LOCAL = LocalTraining()
@@ -19,17 +19,17 @@ LOCAL = LocalTraining()
 
 def test_papers_limit_nothing():
     made = paper_options(rounds=1, local=LOCAL)
-    assert (made.min_contributors, made.weight_cap, made.norm_screen) == (1, 0.0, False)
-    assert made.norm_limit > SimOptions(rounds=1, local=LOCAL).norm_limit
+    assert (made.recipe.min_contributors, made.recipe.weight_cap, made.norm_screen) == (1, 0.0, False)
+    assert made.recipe.norm_limit > DEFAULTS.norm_limit
 
 
 def test_an_experiment_may_choose_otherwise():
-    assert paper_options(rounds=1, local=LOCAL, weight_cap=2.0).weight_cap == 2.0
+    assert paper_options(rounds=1, local=LOCAL, weight_cap=2.0).recipe.weight_cap == 2.0
 
 
 def test_each_option_is_not_a_fleets():
-    fleet = SimOptions(rounds=1, local=LOCAL)
-    assert all(getattr(fleet, name) != value for name, value in PAPER.items())
+    assert paper_options() == sim_options(**PAPER)
+    assert all(getattr(DEFAULTS, name, True) != value for name, value in PAPER.items())
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_options_come_from_two_functions():
         file.name
         for file in FOLDER.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SimOptions"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "sim_options"
     ]
     assert found == ["paper.py"]

@@ -17,10 +17,10 @@ from shoal_lab.experiments.ifca.linear import (
     run_starts,
 )
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Linear
-from shoal.task.manifest import LocalTraining
 
 SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
 
@@ -133,7 +133,7 @@ def test_the_batch_ends_at_a_simulated_run(point, mask):
     settings = {"k": str(point.k), "option": "gradient"}
     for r, rate in enumerate(rates.tolist()):
         local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=rate)
-        options = paper_options(rounds=25, local=local, mask=mask, evaluate_every=0)
+        options = paper_options(rounds=25, local=local, mode=mask, evaluate_every=0)
         done = simulate("ifca", settings, population, Linear(point.d), options, start=starts[r].numpy())
         thetas = np.stack([done.thetas[j] for j in range(point.k)])
         np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)

@@ -7,10 +7,10 @@ import pytest
 from shoal_lab.experiments.studies import alone
 from shoal_lab.experiments.studies.alone import train_alone
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import Ranks
 from shoal.simulation.trainers.networks import OneHidden, Softmax
-from shoal.task.manifest import LocalTraining
 
 
 def shards_of(sizes, seed=0, inputs=9, classes=4):

@@ -220,9 +220,19 @@ def test_methods_are_columns_of_table_3(simulated, algorithm, strategy, settings
     seen = simulated("fedgroup-synthetic", algorithm=algorithm, devices=10, settings={"cohort": 5, "mu": 0.7})
     given = seen["options"]
     assert (seen["strategy"], seen["settings"]) == (strategy, settings)
-    assert (given.local.prox_mu, given.pretrain.prox_mu, given.weighting) == (mu, 0.0, weighting)
-    assert (given.local.epochs, given.local.batch_size, given.local.lr, given.pretrain.steps) == (20, 10, 0.01, 50)
-    assert (given.participation, given.weight_cap, given.norm_screen, given.evaluate_every) == (0.5, 0.0, False, 0)
+    assert (given.recipe.local.prox_mu, given.recipe.pretrain.prox_mu, given.recipe.weighting) == (mu, 0.0, weighting)
+    assert (
+        given.recipe.local.epochs,
+        given.recipe.local.batch_size,
+        given.recipe.local.lr,
+        given.recipe.pretrain.steps,
+    ) == (20, 10, 0.01, 50)
+    assert (given.recipe.participation, given.recipe.weight_cap, given.norm_screen, given.evaluate_every) == (
+        0.5,
+        0.0,
+        False,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +248,12 @@ def test_only_ifca_shares_layers(simulated, data_sets, algorithm, strategy, prot
     seen = simulated("ifca-femnist", data_sets, algorithm=algorithm, seed=4, mask="rotation", settings=settings)
     given = seen["options"]
     assert (seen["strategy"], given.protocol, bool(given.segments)) == (strategy, protocol, shared)
-    assert (given.seed, given.mask, given.evaluate_every, given.pretrain.epochs) == (4, "rotation", 7, 100)
+    assert (given.recipe.seed, given.recipe.mode, given.evaluate_every, given.recipe.pretrain.epochs) == (
+        4,
+        "rotation",
+        7,
+        100,
+    )
 
 
 def test_a_watched_run_stores_every_update(simulated, data_sets):

@@ -8,10 +8,11 @@ from shoal_lab.experiments.studies.watch import CflWatch, cluster_gaps
 
 from aggregator.strategies.base import ClientUpdate, Event
 from shoal.protocol.messages import Phase
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.engine.simulate import Observation, SimOptions, simulate
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import Observation, simulate
 from shoal.simulation.trainers.networks import Softmax
-from shoal.task.manifest import LocalTraining
 
 
 def upload(device: str, vector: list[float], model: int = 0, phase: Phase = Phase.TRAIN) -> ClientUpdate:
@@ -62,7 +63,7 @@ def test_a_waiting_device_is_in_no_cluster() -> None:
         watch(seen)
 
     settings = {"validate": "off", "eps1": "0.9", "cool_down": "1", "max_age": "1"}
-    options = SimOptions(
+    options = sim_options(
         8, LocalTraining(epochs=2, batch_size=5, lr=0.3), seed=5, participation=0.5, min_contributors=1
     )
     simulate("cfl", settings, population, Softmax(4, 2), options, watch=look)

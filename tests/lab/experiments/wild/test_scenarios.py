@@ -12,7 +12,7 @@ from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS, blocks
 
 from shoal.errors import UsageError
-from shoal.owner.runs.defaults import DEFAULT_MIN_CONTRIBUTORS
+from shoal.protocol.recipe import DEFAULTS
 
 
 def test_blocks_are_groups_in_order():
@@ -54,7 +54,7 @@ def test_power_laws_run_from_12_to_600():
 def test_few_devices_may_form_means_of_two():
     few = {name: s for name, s in SCENARIOS.items() if s.kind == "few"}
     assert {(s.min_contributors, len(s.groups) < 7) for s in few.values()} == {(2, True)}
-    assert {s.min_contributors for s in SCENARIOS.values() if s.kind != "few"} == {DEFAULT_MIN_CONTRIBUTORS}
+    assert {s.min_contributors for s in SCENARIOS.values() if s.kind != "few"} == {DEFAULTS.min_contributors}
 
 
 def test_drifting_devices_take_another_group():

@@ -92,7 +92,7 @@ def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
         given=before,
         declined={},
         settled=(begun().states, (), frozenset({0})),
-        signers=held_plan().min_contributors,
+        signers=held_plan().recipe.min_contributors,
     )
     assert agree(held, {0: ORIGIN}, tie).out_of_step == {"dev-1": 0}
 
@@ -176,7 +176,7 @@ def test_a_round_that_moves_no_model_retains_the_steps_before_it():
         given=[],
         declined={},
         settled=(held.states, (), frozenset(held.states.names)),
-        signers=held_plan().min_contributors,
+        signers=held_plan().recipe.min_contributors,
     )
     assert [kept.step.round for kept in still.steps] == [1, 2]
     assert still.closed == 3

@@ -63,7 +63,7 @@ def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state
 def seals(held, run=None, *, waiting=False, **plan):
     made, run = plan_of(held, **plan), run or held_plan()
     offers = offers_of(made, held.states)
-    orders = sealing(held, made, offers, run, waiting=waiting, signers=run.min_contributors)
+    orders = sealing(held, made, offers, run, waiting=waiting, signers=run.recipe.min_contributors)
     return {d: o.seal for d, o in orders.items() if o.seal}
 
 

@@ -30,7 +30,7 @@ def planning(models=(0,), **changes):
 
 def prepare(before, held, available, run, planning, **options):
     """Prepare a round in which as many statements certify a state as a mean takes devices."""
-    return opening.prepare(before, held, available, run, planning, signers=run.min_contributors, **options)
+    return opening.prepare(before, held, available, run, planning, signers=run.recipe.min_contributors, **options)
 
 
 def newest(held):

@@ -231,8 +231,8 @@ def test_one_false_figure_of_five_or_more_has_a_bound_in_the_record(count, lie):
             losses = [c.loss for c in honest]
             assert min(losses) <= record.loss <= max(losses)
             assert record.cluster_losses == {0: record.loss}
-            assert record.tested == 10 * (count - 1) + 10 * state.run.weight_cap
-            share = state.run.weight_cap / (count - 1 + state.run.weight_cap)
+            assert record.tested == 10 * (count - 1) + 10 * state.run.recipe.weight_cap
+            share = state.run.recipe.weight_cap / (count - 1 + state.run.recipe.weight_cap)
             assert abs(record.correct / record.tested - 0.8) <= 0.8 * share + 1e-9
 
 

@@ -9,8 +9,8 @@ from aggregator.strategies import robust
 from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import STRATEGIES, make_strategy
 from aggregator.strategies.robust import Finding, RobustMean, Standings
-from shoal import limits
 from shoal.protocol.documents import Capabilities, SegmentSpec
+from shoal.protocol.recipe import DEFAULTS
 from tests.helpers.plans import contribution, run_plan
 
 D = 30
@@ -74,7 +74,7 @@ def test_no_rule_shows_a_single_update():
     mean = RobustMean(plan(robust="rfa"))(updates, "uniform").astype(float)
     # At three times the median weight the central update has 3 of 11 parts, and the others cancel out.
     weights = np.linalg.lstsq(rows.T, mean, rcond=None)[0]
-    assert weights.max() <= limits.DEFAULT_WEIGHT_CAP * np.median(weights) * 1.01
+    assert weights.max() <= DEFAULTS.weight_cap * np.median(weights) * 1.01
 
 
 def test_updates_from_different_models_are_not_compared():

@@ -40,7 +40,7 @@ def test_the_wrapped_strategy_sees_its_own_plan_alone():
     strategy = make_strategy(PLAN)
     assert isinstance(strategy, Standardised)
     assert (strategy.inner.run.origins, strategy.inner.run.max_models) == (2, PLAN.max_models - 1)
-    assert strategy.inner.run.settings == PLAN.without_statistics.settings
+    assert strategy.inner.run.recipe.settings == PLAN.without_statistics.recipe.settings
     assert plan_settings(PLAN).k == 2
     assert models_needed(PLAN) == models_needed(PLAN.without_statistics) + 1
     assert PLAN.without_statistics.without_statistics == PLAN.without_statistics

@@ -88,7 +88,7 @@ def test_a_forged_upload_is_not_answered_and_does_not_stop_the_real_one(scene):
 
 def test_an_upload_above_the_norm_limit_is_refused_and_its_device_not_waited_for(scene):
     packet = scene.packet("dev-1", value=50.0)
-    assert np.sqrt(600) * 50 > scene.run.norm_limit
+    assert np.sqrt(600) * 50 > scene.run.recipe.norm_limit
     scene.send(packet)
     assert "above the plan's limit" in refusal(scene)
     ((sent),) = scene.publisher.take()

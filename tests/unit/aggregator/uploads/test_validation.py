@@ -23,7 +23,7 @@ from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import StateId, Statement
-from tests.helpers.plans import D, engine_of, resumed, run_plan, upload_of
+from tests.helpers.plans import D, altered, engine_of, resumed, run_plan, upload_of
 from tests.helpers.statements import sealed_checkpoints
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
@@ -269,7 +269,7 @@ def test_an_upload_with_another_statement_is_refused_and_its_device_is_told(wron
 
 def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
     """Return (plan, header, body) of an honest upload in a precision."""
-    run = dataclasses.replace(RUN, precision_up=precision, norm_limit=norm_limit)
+    run = altered(RUN, precision_up=precision, norm_limit=norm_limit)
     values = np.arange(D, dtype=np.float32) if values is None else values
     header, _ = upload(values, precision=precision, **changes)
     return run, header, encode_vector(values, precision, b"seed")
@@ -289,7 +289,7 @@ def test_an_upload_in_the_plans_precision_is_decoded_on_arrival(precision):
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_another_precision_than_the_plans_is_refused(precision):
     _, header, body = in_precision(precision)
-    run = dataclasses.replace(RUN, precision_up="float16")
+    run = altered(RUN, precision_up="float16")
     with pytest.raises(RefusedUploadError, match=f"a vector in '{precision}', not float16"):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body), ROSTER)
 
@@ -321,7 +321,7 @@ def test_the_norm_limit_has_room_for_rounding():
     norm = float(np.linalg.norm(decode_vector(body, D, "int8")))
     room = norm_room("int8")
     for limit, fits in ((norm / room * 1.001, True), (norm / room * 0.999, False)):
-        verifier = UploadVerifier(SERVER, dataclasses.replace(run, norm_limit=limit))
+        verifier = UploadVerifier(SERVER, altered(run, norm_limit=limit))
         if fits:
             assert verifier.upload("dev-1", transfer(header, body), ROSTER).norm == pytest.approx(norm)
         else:

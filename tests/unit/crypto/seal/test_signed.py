@@ -8,7 +8,8 @@ from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import Card, Roster, Setting
+from shoal.protocol.documents import Card, Roster
+from shoal.protocol.recipe import Setting
 
 OWNER, OTHER = Identity.generate("owner"), Identity.generate("owner")
 KEY = OWNER.member.sign_key

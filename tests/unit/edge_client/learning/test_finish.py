@@ -13,7 +13,7 @@ from edge_client.learning.training import Cancelled, train
 from edge_client.learning.update import BatchOrder
 from edge_client.models.fresh_start import draw, figures_of
 from shoal.errors import TaskError
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, logistic_bundle, samples
 
@@ -45,7 +45,7 @@ def fresh():
 
 def ended(**changes):
     fields = {
-        "plan": run_plan(local=MINI.settings(), rounds=6),
+        "plan": run_plan(local=MINI, rounds=6),
         "device": "dev-1",
         "round": 7,
         "own": ORIGIN,
@@ -226,7 +226,7 @@ def test_a_model_above_may_be_chosen_by_cross_validation(shares, backend):
 
 def test_epochs_on_top_never_raise_the_training_loss(shares, backend):
     """A step size that one device's model can't bear is halved until it can."""
-    hot = run_plan(local=dataclasses.replace(MINI, lr=500.0).settings(), rounds=6)
+    hot = run_plan(local=dataclasses.replace(MINI, lr=500.0), rounds=6)
     settled = finish(ended(), shares, backend, never).theta
     done = finish(ended(plan=hot, own=settled, fresh=None), shares, backend, never)
     spoilt = train(

@@ -8,10 +8,10 @@ from hypothesis.extra.numpy import arrays
 
 from edge_client.learning import personal
 from edge_client.learning.personal import ALONE, CLUSTER, choose, clearly_better
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 
-EPOCHS = LocalTraining(epochs=2, batch_size=5, prox_mu=0.5).settings()
-STEPS = LocalTraining(epochs=0, steps=4, batch_size=0, prox_mu=0.5).settings()
+EPOCHS = LocalTraining(epochs=2, batch_size=5, prox_mu=0.5)
+STEPS = LocalTraining(epochs=0, steps=4, batch_size=0, prox_mu=0.5)
 LOSSES = st.integers(2, 12).flatmap(
     lambda n: st.lists(arrays(np.float64, n, elements=st.floats(0, 100, width=32)), min_size=1, max_size=5)
 )
@@ -118,8 +118,8 @@ def test_a_node_has_a_name(name, node):
 
 def test_recipes_of_candidates():
     """One epoch at a time without a proximal term; Ditto's is as long as the longest; steps keep their number."""
-    assert personal.one_epoch(EPOCHS) == LocalTraining(epochs=1, batch_size=5).settings()
-    assert personal.one_epoch(STEPS) == LocalTraining(epochs=0, steps=4, batch_size=0).settings()
+    assert personal.one_epoch(EPOCHS) == LocalTraining(epochs=1, batch_size=5)
+    assert personal.one_epoch(STEPS) == LocalTraining(epochs=0, steps=4, batch_size=0)
     ditto = personal.ditto_recipe(EPOCHS, 0.3)
     assert (ditto.epochs, ditto.steps, ditto.prox_mu) == (10, 0, 0.3)
     assert personal.ditto_recipe(STEPS, 0.3).steps == 40
@@ -135,4 +135,4 @@ def test_training_alone_lasts_as_long_as_the_run_within_a_limit(local, rounds, e
 
 
 def test_an_epoch_limit_below_one_round_still_gives_a_round():
-    assert personal.alone_rounds(LocalTraining(epochs=5000, batch_size=5).settings(), 3) == 1
+    assert personal.alone_rounds(LocalTraining(epochs=5000, batch_size=5), 3) == 1

@@ -28,16 +28,17 @@ from edge_client.learning.update import (
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
-from shoal.protocol.documents import LocalSettings, SegmentSpec
+from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
+from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.states import RoundModels, SealedCheckpoints, StateId
 from shoal.types import MaskedVector
-from tests.helpers.plans import run_plan
+from tests.helpers.plans import altered, run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, samples
 
 DEVICE, AGGREGATOR = Identity.generate("dev-1"), Identity.generate("aggregator")
 D = INPUTS * CLASSES + CLASSES
-MINI = LocalSettings(epochs=2, steps=0, batch_size=5, lr=0.3, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
+MINI = LocalTraining(epochs=2, steps=0, batch_size=5, lr=0.3, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
 RNG = np.random.default_rng(4)
 MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
@@ -251,7 +252,7 @@ def test_everything_that_binds_an_upload_is_in_it(shop):
     assert (upload.fleet, upload.run, upload.run_id) == (plan.fleet, plan.run, plan.run_id)
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
     assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
-    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.round.key_id)
+    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.recipe.mode, shop.round.key_id)
     assert (upload.key_version, upload.statement) == (3, b"signed")
 
 
@@ -271,7 +272,7 @@ def test_the_checkpoints_that_were_asked_for_follow_the_update(shop):
 
 
 def vary(shop, **changes):
-    return dataclasses.replace(shop, run=dataclasses.replace(shop.run, plan=dataclasses.replace(shop.plan, **changes)))
+    return dataclasses.replace(shop, run=dataclasses.replace(shop.run, plan=altered(shop.plan, **changes)))
 
 
 def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(shop):
@@ -348,7 +349,7 @@ def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere
     others = [
         assignments(device="dev-2"),
         assignments(round_=3),
-        assignments(plan=dataclasses.replace(shop.plan, seed=8)),
+        assignments(plan=altered(shop.plan, seed=8)),
     ]
     seen = [tuple(o) for stream in (first, *others) for o in stream]
     assert len(set(seen)) == len(seen)
@@ -363,8 +364,8 @@ def test_a_run_repeated_with_its_seed_trains_in_the_same_order(shop):
 
 
 def test_the_plan_decides_how_training_goes(shop):
-    local = LocalSettings(epochs=0, steps=7, batch_size=0, lr=0.5, lr_decay=0.9, momentum=0.1, clip=2.0, prox_mu=0.3)
-    made = local_training(dataclasses.replace(shop.plan, local=local))
+    local = LocalTraining(epochs=0, steps=7, batch_size=0, lr=0.5, lr_decay=0.9, momentum=0.1, clip=2.0, prox_mu=0.3)
+    made = local_training(altered(shop.plan, local=local))
     assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
     assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)
 
@@ -386,7 +387,7 @@ WHOLE = {model: np.concatenate((theta, PRIVATE)) for model, theta in SHORT.items
 
 def private_shop(shop, **changes):
     """Return the context of a run of the same task whose last P coordinates are private."""
-    plan = dataclasses.replace(shop.plan, segments=(SegmentSpec("cluster", D - P),), **changes)
+    plan = altered(shop.plan, segments=(SegmentSpec("cluster", D - P),), **changes)
     key = derive(shop.round.keys.mask, shop.round.keys.context_of(plan))
     round_ = dataclasses.replace(shop.round, derive_mask=lambda: key, key_id=key.key_id)
     run = dataclasses.replace(shop.run, plan=plan)

@@ -53,7 +53,7 @@ def announcement(round_=1, **changes):
         "round": round_,
         "nonce": bytes([round_]) * 16,
         "deadline_s": 60.0,
-        "finished": round_ > PLAN.rounds,
+        "finished": round_ > PLAN.recipe.rounds,
         "held": MODELS,
         "assignments": (TRAIN,),
         "assignment_of": (0, NO_ASSIGNMENT),

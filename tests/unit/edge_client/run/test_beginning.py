@@ -18,9 +18,10 @@ from edge_client.run.following import RunFollower
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.statements import sign_statement
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
+from shoal.protocol.recipe import Recipe
 from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from tests.helpers.earlier_formats import earlier_plan
 from tests.helpers.power_cuts import cut_at
@@ -209,7 +210,7 @@ def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
 def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(scene):
     """Run 2 waits while run 1 goes on under newer keys, under which a device was admitted."""
     owner, bundle = scene.parties.owner, logistic_bundle(4, 3)
-    second = make_plan(owner, bundle, RunOptions("fedavg", min_contributors=2))
+    second = make_plan(owner, bundle, Recipe("fedavg", min_contributors=2))
     package = write_run(owner, second, bundle, origins()).read_bytes()
     first = {name: scene.device(name) for name in ("dev-1", "dev-2")}
     late = newcomer(scene)

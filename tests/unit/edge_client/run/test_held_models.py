@@ -535,7 +535,7 @@ def test_a_device_that_follows_keeps_the_newest_certificate_and_verifies_no_sign
     scene.serve(device, announced)
     kept = read_certificate_file(member.directory / FOLDER).statements
     assert set(kept) < set(signed)
-    assert len(kept) == signers_needed(scene.plan.min_contributors, member.roster.active_count)
+    assert len(kept) == signers_needed(scene.plan.recipe.min_contributors, member.roster.active_count)
     assert verified == []
     scene.serve(device, changed(announced, statements=signed[:1]))
     assert read_certificate_file(member.directory / FOLDER).statements == kept, "one statement certifies nothing"

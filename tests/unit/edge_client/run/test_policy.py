@@ -17,14 +17,14 @@ from shoal.protocol.states import (
     MeanHeader,
     MeanRef,
     Offer,
-    Recipe,
     RetainedStep,
     RoundModels,
     StateId,
+    StateRecipe,
     Step,
     Term,
 )
-from tests.helpers.plans import run_plan
+from tests.helpers.plans import altered, run_plan
 
 PLAN = run_plan(origins=2, max_models=3, rounds=9, min_contributors=3)
 SHARING = run_plan(origins=1, max_models=2, rounds=9, segments=(SegmentSpec("shared", 5), SegmentSpec("cluster", 4)))
@@ -33,7 +33,7 @@ TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, m
 
 
 def recipe(*weights, mean=None, model=0, round_=4):
-    return Recipe(model, round_, tuple(Term(i, 1, w) for i, w in enumerate(weights)), mean)
+    return StateRecipe(model, round_, tuple(Term(i, 1, w) for i, w in enumerate(weights)), mean)
 
 
 def retained(*recipes, round_=4, contributors=3):
@@ -59,7 +59,7 @@ def announcement(plan=PLAN, round_=5, offered=None, **changes):
         "round": round_,
         "nonce": bytes(16),
         "deadline_s": 60.0,
-        "finished": round_ > plan.rounds,
+        "finished": round_ > plan.recipe.rounds,
         "assignments": (TRAIN,),
         "assignment_of": (0,),
         "held": offered or held(),
@@ -77,7 +77,7 @@ def announcement(plan=PLAN, round_=5, offered=None, **changes):
 def test_plans(changes, match):
     check_plan(PLAN, fleet="demo", modes=("permutation", "none"))
     with pytest.raises(UntrustedError, match=match) as caught:
-        check_plan(dataclasses.replace(PLAN, **changes), fleet="demo", modes=("permutation", "none"))
+        check_plan(altered(PLAN, **changes), fleet="demo", modes=("permutation", "none"))
     assert caught.value.hint or "fleet" in changes
 
 
@@ -113,7 +113,7 @@ def test_what_the_plan_allows_is_accepted(models):
         ({"held": held(steps=(retained(recipe(1.0, mean=2.0)),))}, "2 times the mean"),
         ({"held": held(steps=(retained(recipe(0.5, 0.4)),))}, "add up to 0.9"),
         ({"held": held(steps=(retained(recipe(2.0, -1.0)),))}, "add up to 1"),
-        ({"held": held(steps=(retained(Recipe(0, 4, (Term(2, 0, 1.0),), None)),))}, "state 0 of model 2"),
+        ({"held": held(steps=(retained(StateRecipe(0, 4, (Term(2, 0, 1.0),), None)),))}, "state 0 of model 2"),
         ({"held": held(checkpoints=(checkpoint((0, 5), 5),))}, "state 5 of model 0"),
         ({"held": held(checkpoints=(checkpoint((0, 3), 6),))}, "sealed in a later round"),
         ({"held": held(checkpoints=(checkpoint((0, 3), 3),))}, "before its state existed"),
@@ -201,7 +201,7 @@ def test_a_device_may_be_placed_by_direction_if_the_plan_allows_comparisons():
         with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
             check_assignment(dataclasses.replace(order, **bad), announced, comparing)
     with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
-        check_assignment(order, announcement(round_=PLAN.rounds + 1, finished=True), comparing)
+        check_assignment(order, announcement(round_=PLAN.recipe.rounds + 1, finished=True), comparing)
     with pytest.raises(UntrustedError, match="to train where there is nothing to train for"):
         check_assignment(dataclasses.replace(order, train=True), announced, comparing)
     every = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True, margins=True))
@@ -244,7 +244,7 @@ SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
     ("announced", "longest", "model_norm", "plan", "limit"),
     [
         (20.0, 2.0, 1.0, PLAN, 20.0),
-        (PLAN.norm_limit * 2, 0.0, 1.0, PLAN, PLAN.norm_limit),
+        (PLAN.recipe.norm_limit * 2, 0.0, 1.0, PLAN, PLAN.recipe.norm_limit),
         (20.0, 0.1, 1.0, PLAN, 10.0),
         (20.0, 1e-9, 3.0, PLAN, 3.0),
         (90.0, 1e-9, 0.0, SCALING, 90.0),

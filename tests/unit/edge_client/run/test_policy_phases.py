@@ -24,7 +24,7 @@ ASKS = {
 
 
 def announcement(plan, finished=False):
-    round_ = plan.rounds + 1 if finished else 3
+    round_ = plan.recipe.rounds + 1 if finished else 3
     return Announcement(
         fleet="demo",
         run=1,
@@ -138,6 +138,6 @@ def test_an_order_for_statistics_asks_for_nothing_else(order, plan, words):
 
 
 def test_there_are_no_statistics_in_the_final_round():
-    final = dataclasses.replace(offered(WITH, STATISTICS_MODEL), round=WITH.rounds + 1, finished=True)
+    final = dataclasses.replace(offered(WITH, STATISTICS_MODEL), round=WITH.recipe.rounds + 1, finished=True)
     with pytest.raises(UntrustedError, match="nothing to train for"):
         check_assignment(STATISTICS, final, WITH)

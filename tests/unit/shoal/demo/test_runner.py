@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from shoal.demo import runner
 from shoal.demo.runner import LOOK_ROUND, OPTIONS, plan_seed
-from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.recipe import Recipe
 from shoal.simulation.process_fleet import StageError
 from tests.helpers.demos import made
 from tests.helpers.plans import run_plan
@@ -100,7 +100,7 @@ def test_the_three_runs_train_alike_with_a_fleets_defaults():
     assert len({options.local for options in OPTIONS}) == 1
     own = {"algorithm", "settings", "rounds", "local"}
     for options in OPTIONS:
-        for field in dataclasses.fields(RunOptions):
+        for field in dataclasses.fields(Recipe):
             assert field.name in own or getattr(options, field.name) == field.default
 
 

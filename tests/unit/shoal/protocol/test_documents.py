@@ -117,36 +117,8 @@ def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
         {"origins": 0},
         {"origins": 3, "max_models": 2},
         {"max_models": limits.MAX_MODELS + 1},
-        {"quorum": 0.0},
-        {"quorum": 1.1},
-        {"participation": 0.0},
-        {"participation": 2.0},
-        {"deadline_s": 0.0},
-        {"norm_limit": 0.0},
-        {"norm_limit": -1.0},
-        {"rounds": 0},
-        {"min_contributors": 0},
-        {"weighting": "median"},
-        {"norm_noise": -0.001},
-        {"precision_up": "int7"},
-        {"precision_down": ""},
-        {"norm_noise": limits.MAX_NORM_NOISE * 1.001},
-        {"max_samples": 0},
-        {"max_samples": 2**32},
-        {"seed": -1},
-        {"seed": 2**64},
-        {"weight_cap": 0.5},
-        {"weight_cap": -1.0},
-        {"weight_cap": float("nan")},
-        {"weight_cap": float("inf")},
-        {"robust": "krum"},
-        {"robust": ""},
-        {"quorum": float("nan")},
-        {"participation": float("nan")},
-        {"deadline_s": float("inf")},
-        {"deadline_s": float("nan")},
-        {"norm_limit": float("inf")},
-        {"norm_noise": float("nan")},
+        {"seed": None},
+        {"local": None},
         {"segments": (SegmentSpec("cluster", 0),)},
         {"segments": (SegmentSpec("layer", 6),)},
         {"segments": (SegmentSpec("shared", 1), SegmentSpec("cluster", limits.MAX_COORDINATES))},
@@ -155,29 +127,6 @@ def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
 def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
     with pytest.raises(WireError):
         run_plan(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"quorum": 1.0, "participation": 1.0},
-        {"norm_noise": limits.MAX_NORM_NOISE},
-        {"precision_up": "int8", "precision_down": "float16"},
-        {"weight_cap": 0.0},
-        {"weight_cap": 1.0},
-        {"robust": "off"},
-        {"robust": "multi-krum"},
-        {"max_samples": 2**32 - 1},
-        {"seed": 2**64 - 1},
-        {"origins": 3, "max_models": 3},
-        {"rounds": 1, "min_contributors": 1},
-        {"weighting": "uniform"},
-    ],
-)
-def test_a_run_plan_takes_the_ends_of_its_ranges(changes):
-    plan = run_plan(**changes)
-    assert {name: getattr(plan, name) for name in changes} == changes
-    assert decode(encode(plan), type(plan)) == plan
 
 
 def test_a_plan_that_breaks_its_rules_is_refused_on_decoding():

@@ -22,7 +22,7 @@ from shoal.protocol.shards import (
     part_of,
 )
 from shoal.protocol.states import checkpoint_number, mean_number
-from tests.helpers.plans import run_plan
+from tests.helpers.plans import altered, run_plan
 
 
 @pytest.mark.parametrize("length", [48, 100, 7850, 159_010])
@@ -53,7 +53,7 @@ def with_workers(count, **changes):
     members = tuple(Member(f"worker-{n}", bytes([n]) * 32, bytes([n]) * 32) for n in range(count))
     plan = run_plan()
     segments = (dataclasses.replace(plan.segments[0], length=100),)
-    return dataclasses.replace(plan, **{"workers": members, "segments": segments, **changes})
+    return altered(plan, **{"workers": members, "segments": segments, **changes})
 
 
 def test_a_plan_with_workers():

@@ -12,12 +12,12 @@ from shoal.protocol.states import (
     MAX_TERMS,
     HeldState,
     MeanRef,
-    Recipe,
     RetainedStep,
     RoundModels,
     StateCertificate,
     StateId,
     Statement,
+    StateRecipe,
     Step,
     Term,
     read_certificate,
@@ -47,12 +47,12 @@ def test_weights_that_float32_may_lose_are_refused(weight):
     with pytest.raises(WireError, match="weight"):
         Term(0, 1, weight)
     with pytest.raises(WireError, match="weight"):
-        Recipe(0, 1, (Term(0, 0, 1.0),), weight)
+        StateRecipe(0, 1, (Term(0, 0, 1.0),), weight)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-12, -1e6])
 def test_weights_within_the_limits_pass(weight):
-    assert Recipe(0, 1, (Term(0, 0, weight),), weight).mean == weight
+    assert StateRecipe(0, 1, (Term(0, 0, weight),), weight).mean == weight
 
 
 def test_a_recipe_names_earlier_states_only_and_not_too_many():

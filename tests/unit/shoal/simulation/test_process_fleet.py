@@ -10,11 +10,11 @@ from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
 from edge_client.storage.state import STATUS_FILE
 from shoal.owner.keys.vault import ROSTER_FILE
-from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation import process_fleet
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import Program, Stage, StageError
-from shoal.task.manifest import LocalTraining
+from tests.helpers.plans import a_recipe
 
 
 class Process:
@@ -157,7 +157,7 @@ def test_a_roster_is_replaced_as_a_whole_and_private(staged):
 def test_a_run_arrives_at_the_aggregator(staged, logistic):
     bundle = logistic(3, 2)
     local = LocalTraining(epochs=1, batch_size=2, lr=0.1)
-    options = RunOptions("fedavg", {}, rounds=3, local=local, min_contributors=1, seed=1)
+    options = a_recipe("fedavg", {}, rounds=3, local=local, min_contributors=1, seed=1)
     plan = staged.add_run(bundle, draw_origins(bundle.manifest, 1, 1), options)
     (file,) = (staged.aggregator_dir / "runs").iterdir()
     assert file.read_bytes() in {p.read_bytes() for p in staged.root.joinpath("owner").rglob(file.name)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from shoal.errors import TaskError
-from shoal.task.manifest import MAX_MANIFEST_BYTES, LocalTraining, Parameter, TaskManifest, TensorSpec
+from shoal.protocol.recipe import LocalTraining
+from shoal.task.manifest import MAX_MANIFEST_BYTES, Parameter, TaskManifest, TensorSpec
 from tests.helpers.tasks import manifest
 
 TEXT = manifest().to_toml()
@@ -31,7 +30,7 @@ def test_round_trip_is_exact():
         ("lr = 0.1", "lr = nan", "hyper.lr must be a finite number"),
         ("lr = 0.1", "lr = inf", "hyper.lr must be a finite number"),
         ("lr = 0.1", "lr = true", "hyper.lr must be a finite number"),
-        ("lr = 0.1", "lr = -0.1", "lr must be a number"),
+        ("lr = 0.1", "lr = -0.1", "lr is a number above 0"),
         ("epochs = 1", "epochs = 1.0", "epochs must be an integer"),
         ("batch_size = 10", "batch_size = true", "batch_size must be an integer"),
         ("format_version = 1", "format_version = 2", "format 2"),
@@ -90,12 +89,6 @@ def test_label_contract_follows_the_kind():
 def test_integer_rates_become_floats_so_that_equal_settings_have_one_text():
     assert LocalTraining(lr=1) == LocalTraining(lr=1.0)
     assert repr(LocalTraining(lr=1).lr) == "1.0"
-
-
-def test_settings_without_progress_are_refused():
-    for change in ({"lr": 0.0}, {"lr_decay": 0.0}, {"momentum": 1.0}, {"steps": -1}, {"clip": float("nan")}):
-        with pytest.raises(TaskError):
-            dataclasses.replace(LocalTraining(), **change)
 
 
 def test_private_parameters_come_last_and_are_never_all():

@@ -199,7 +199,7 @@ class MaskedFleet:
         """
         sent = mean if self.keys.lifetime == "round" else mean - self._offset
         norm = float(np.linalg.norm(sent.astype(np.float64)))
-        limit, longest = self._plan().norm_limit, float(np.median(self._longest))
+        limit, longest = self._plan().recipe.norm_limit, float(np.median(self._longest))
         most = max(MEAN_RATIO * longest, float(np.linalg.norm(self.held))) if longest else limit
         excess = max(1.0, norm / (BELOW * most)) if norm <= limit else 1.0
         steps = math.ceil(excess) if self.keys.lifetime == "run" else 1

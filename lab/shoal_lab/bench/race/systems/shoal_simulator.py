@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.utils import vector_to_parameters
 
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, shards_of
 from shoal.simulation.engine.simulate import SimRound, simulate
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, Softmax
-from shoal.task.manifest import LocalTraining
 from shoal_lab.bench.race.systems.models import accuracy, given, module
 from shoal_lab.bench.race.tasks import Task
 from shoal_lab.bench.race.turns import Turns

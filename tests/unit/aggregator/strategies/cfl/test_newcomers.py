@@ -11,7 +11,7 @@ from aggregator.strategies.cfl.split_validation import Half, Trial
 from aggregator.strategies.cfl.state import ROOT, CflState, Cluster
 from aggregator.strategies.cfl.tree import BASES, EDGES, Node, leaves
 from shoal.protocol.messages import Phase
-from tests.helpers.plans import contribution
+from tests.helpers.plans import altered, contribution
 from tests.helpers.quadratics import (
     ALG_5,
     DEVICES,
@@ -44,7 +44,7 @@ def goals_with(groups, noise=0.05, seed=3):
 def test_twenty_newcomers_of_twenty_join_their_groups(participation):
     """Alg. 4: they walk down three nested splits, one edge a round, however few devices are drawn for training."""
     rounds = settled_tree()
-    run = dataclasses.replace(rounds.strategy.run, participation=participation)
+    run = altered(rounds.strategy.run, participation=participation)
     rounds.strategy = type(rounds.strategy)(run)
     answer = Quadratic(rounds, goals_with(NEWCOMERS))
     begun = rounds.round

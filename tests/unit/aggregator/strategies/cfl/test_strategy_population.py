@@ -1,12 +1,11 @@
 """CFL while devices take part in turn, stay away or leave: every device is in one cluster or on its way to one."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from aggregator.strategies.cfl import tree as cfl_tree
 from shoal.protocol.messages import Phase
+from tests.helpers.plans import altered
 from tests.helpers.quadratics import (
     ALG_5,
     DEVICES,
@@ -84,7 +83,7 @@ def test_a_trial_asks_more_devices_if_those_drawn_are_too_few():
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=2)
     (trial,) = rounds.state.trials.values()
-    run = dataclasses.replace(rounds.strategy.run, participation=0.1)
+    run = altered(rounds.strategy.run, participation=0.1)
     strategy = type(rounds.strategy)(run)
     present = tuple(sorted(d for d in DEVICES if d != "dev-90"))
     _, plan = strategy.plan(rounds.state, 3, present)

@@ -17,9 +17,9 @@ from crypto.mask.schedule import VersionKey
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import Score
-from shoal.protocol.documents import LocalSettings, SegmentSpec
+from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.types import MaskedVector
 from tests.helpers.plans import KEY_VERSION, Rounds, contribution, run_plan
 
@@ -28,7 +28,7 @@ DEVICES = tuple(f"dev-{i:02d}" for i in range(M))
 WHOLE = (SegmentSpec("cluster", D),)
 PARTS = (SegmentSpec("shared", SHARED), SegmentSpec("cluster", D - SHARED))
 TURNED = (SegmentSpec("cluster", D - SHARED), SegmentSpec("shared", SHARED))
-FULL = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
+FULL = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
 LOCAL = dataclasses.replace(FULL, steps=3)
 
 
@@ -109,11 +109,11 @@ def plain_ifca(run, data, origins, presence, *, k, restarts, restart_rounds, sha
     for start in range(restarts):
         models = origins[start * k : (start + 1) * k].astype(np.float64)
         models[:, shared] = models[0, shared]
-        finished.append(play(models, restart_rounds if restarts > 1 else run.rounds))
+        finished.append(play(models, restart_rounds if restarts > 1 else run.recipe.rounds))
     best = int(np.argmin([loss for *_, loss in finished]))
     models, identities, _ = finished[best]
     if restarts > 1:
-        models, more, _ = play(models, run.rounds - round_)
+        models, more, _ = play(models, run.recipe.rounds - round_)
         identities = identities | more
     return models, identities, best
 
@@ -123,7 +123,7 @@ def keys_of(run, round_):
     chain = VersionKey(run.fleet, KEY_VERSION, b"s" * 32).begin_run(run.run_id, run.run)
     chain.skip_to(round_)
     keys = chain.take()
-    key = derive(keys.mask, keys.context(run.task_digest, run.mode, run.mask_segments))
+    key = derive(keys.mask, keys.context(run.task_digest, run.recipe.mode, run.mask_segments))
     return key, segment_keys(key)
 
 
@@ -182,7 +182,7 @@ class Driven(Rounds):
     def play(self):
         """Do the whole run; return who took part, round by round."""
         presence = []
-        while self.round < self.run.rounds:
+        while self.round < self.run.recipe.rounds:
             self.step(self.answer)
             self.reload()  # stored and loaded between all rounds
             presence.append(tuple(self.plan.assignments))
@@ -190,7 +190,7 @@ class Driven(Rounds):
 
     def models(self):
         """Return the kept start's models, (k, d) float32, in clear."""
-        thetas = self.thetas(self.strategy.final(self.state, self.run.rounds + 1, DEVICES))
+        thetas = self.thetas(self.strategy.final(self.state, self.run.recipe.rounds + 1, DEVICES))
         return np.stack([thetas[j] for j in sorted(thetas)])
 
 

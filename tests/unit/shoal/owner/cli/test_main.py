@@ -179,22 +179,14 @@ def sign(fleet, task):
     return call
 
 
-@pytest.mark.parametrize("cap", [0.5, -1.0, float("nan"), float("inf")])
-def test_a_weight_cap_below_one_is_refused_before_the_fleet_is_opened(tmp_path, cap):
-    with pytest.raises(UsageError, match="is neither 0 nor at least 1") as caught:
-        runs.start(tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
-    assert "0 turns it off" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"algorithm": "fedsum"}, ConfigError, "no algorithm 'fedsum'"),
         ({"setting": ["k"]}, UsageError, "'k' is not NAME=VALUE"),
-        ({"local": ["lr=fast"]}, UsageError, "lr is a number, not 'fast'"),
+        ({"local": ["lr=fast"]}, UsageError, "lr is a number above 0"),
         ({"pretrain": ["epochs=0"]}, UsageError, "epochs=0 and steps=0 trains nothing"),
-        ({"min_contributors": 3}, ConfigError, "--min-contributors 3 wants 3 devices"),
-        ({"min_contributors": 1, "quorum": 2.0}, ConfigError, "quorum 2 and participation 1"),
+        ({"min_contributors": 3}, ConfigError, "min_contributors 3 wants 3 devices"),
         ({"min_contributors": 1, "mode": "rot13"}, ConfigError, "'rot13'"),
     ],
 )
@@ -259,11 +251,22 @@ def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypat
     from shoal.owner.keys.run_list import signed_plans
 
     (plan,) = signed_plans(FleetDirectory(fleet.path), pytest.fail)
-    assert (plan.rounds, plan.mode, plan.norm_limit, plan.max_samples, plan.weight_cap) == (9, "rotation", 5.0, 11, 2.0)
-    assert plan.robust == "rfa"
-    assert (plan.precision_up, plan.precision_down) == ("int8", "float16")
-    assert (plan.min_contributors, plan.quorum, plan.participation, plan.deadline_s) == (1, 0.5, 0.75, 3.0)
-    assert (plan.weighting, plan.norm_noise, plan.evaluate_every) == ("uniform", 0.1, 2)
+    assert (
+        plan.recipe.rounds,
+        plan.recipe.mode,
+        plan.recipe.norm_limit,
+        plan.recipe.max_samples,
+        plan.recipe.weight_cap,
+    ) == (9, "rotation", 5.0, 11, 2.0)
+    assert plan.recipe.robust == "rfa"
+    assert (plan.recipe.precision_up, plan.recipe.precision_down) == ("int8", "float16")
+    assert (plan.recipe.min_contributors, plan.recipe.quorum, plan.recipe.participation, plan.recipe.deadline_s) == (
+        1,
+        0.5,
+        0.75,
+        3.0,
+    )
+    assert (plan.recipe.weighting, plan.recipe.norm_noise, plan.recipe.evaluate_every) == ("uniform", 0.1, 2)
     assert plan.seed == 5
     assert (plan.local.lr, plan.local.epochs) == (0.25, 1)
     assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from shoal.errors import BrokerUnreachableError, ShoalError
 from shoal.owner.cli.main import app
 from shoal.owner.keys.run_files import run_file
+from shoal.version import WIRE
 from tests.helpers.fleets import make_exact_fleet
 
 pytestmark = pytest.mark.slow
@@ -112,7 +113,7 @@ def test_start_sends_a_run_that_is_signed(fleet, call):
 def test_start_names_the_devices_that_can_not_follow_the_run(fleet, call, monkeypatch):
     monkeypatch.setattr("aggregator.run_control.RunControl._left_out", lambda *_: ("dev-9 (shoal 9.0.0, wire 3)",))
     told = call("start", "--run", 1)
-    assert "warning: run 1 is in wire version 2, which dev-9 (shoal 9.0.0, wire 3) can't follow\n" in told.err
+    assert f"warning: run 1 is in wire version {WIRE}, which dev-9 (shoal 9.0.0, wire 3) can't follow\n" in told.err
     assert "install the same version of Shoal there as here" in told.err
     assert data(call("start", "--run", 1, "--json"))["left_out"] == ["dev-9 (shoal 9.0.0, wire 3)"]
 
@@ -140,7 +141,7 @@ def test_a_run_that_can_not_be_sent_is_stored(call, monkeypatch):
         (("--run", "1", "--algorithm", "cfl"), 2, "--run sends a run that is signed already"),
         ((), 2, "--task is missing"),
         (("--run", "7"), 2, "there is no signed run 7"),
-        (("--run", "1", "--weight-cap", "0.5"), 2, "--weight-cap 0.5 is neither"),
+        (("--run", "1", "--weight-cap", "0.5"), 2, "weight_cap is a number of at least 1, or 0"),
     ],
 )
 def test_options_of_start_that_do_not_fit(call, arguments, status, words):

@@ -19,8 +19,9 @@ from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
 from shoal.owner.keys.run_files import RUNS
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
-from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant
+from shoal.protocol.recipe import Recipe
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
 from tests.helpers.fleets import FULL_BATCH
@@ -60,7 +61,7 @@ def cut(*_):
     raise PowerCutError
 
 
-OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
+OPTIONS = Recipe("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
 
 
 def sign(fleet, options=OPTIONS):

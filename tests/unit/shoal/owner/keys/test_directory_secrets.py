@@ -12,13 +12,14 @@ from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE, Change
 from shoal.owner.runs.masks import round_mask
-from shoal.owner.runs.plan import RunOptions, make_plan
+from shoal.owner.runs.plan import make_plan
 from shoal.protocol.codec import encode
+from shoal.protocol.recipe import Recipe
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
-OPTIONS = RunOptions("fedavg", mode="permutation", local=FULL_BATCH, min_contributors=1)
+OPTIONS = Recipe("fedavg", mode="permutation", local=FULL_BATCH, min_contributors=1)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from shoal.owner.keys.run_files import run_file
 from shoal.owner.keys.run_list import signed_plans, summary
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
+from shoal.protocol.recipe import Recipe, knobs
 from shoal.util.files import write_private
 from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
@@ -58,19 +59,7 @@ def test_a_file_that_is_no_run_of_the_fleet_is_reported_and_skipped(fleet):
     assert "signature" in complaints[0]
 
 
-def test_a_summary_has_the_values_that_protect_devices():
+def test_summary():
     plan = run_plan(run=5, rounds=7, min_contributors=3, weighting="uniform", norm_noise=0.1, mode="rotation")
-    assert summary(plan) == {
-        "run": 5,
-        "algorithm": "fedavg",
-        "mode": "rotation",
-        "rounds": 7,
-        "min_contributors": 3,
-        "weighting": "uniform",
-        "norm_noise": 0.1,
-        "max_samples": plan.max_samples,
-        "weight_cap": plan.weight_cap,
-        "robust": plan.robust,
-        "precision_up": "float32",
-        "precision_down": "float32",
-    }
+    chosen = {name: getattr(plan.recipe, name) for name in knobs(Recipe)}
+    assert summary(plan) == {"run": 5, "algorithm": "fedavg", **chosen}

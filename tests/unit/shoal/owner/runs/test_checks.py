@@ -2,6 +2,7 @@
 
 import pytest
 
+from aggregator.strategies.registry import plan_settings
 from shoal.errors import ConfigError
 from shoal.owner.runs.checks import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
 from shoal.protocol.documents import Capabilities, Roster
@@ -14,8 +15,9 @@ def roster(count):
 
 def told(algorithm, count, settings=None, **changes):
     plan = run_plan(algorithm, settings, **{"min_contributors": 3, **changes})
-    check_devices(plan, roster(count))
-    return list(doubts(plan, roster(count)))
+    parsed = plan_settings(plan)
+    check_devices(plan, roster(count), parsed)
+    return list(doubts(plan, roster(count), parsed))
 
 
 @pytest.mark.parametrize(
@@ -33,23 +35,22 @@ def test_as_many_as_clusters_need(algorithm, count, settings):
     """With one fewer the owner gets a warning; a single model with fewer devices never changes and is refused."""
     assert told(algorithm, count, settings) == []
     if algorithm == "fedavg":
-        with pytest.raises(ConfigError, match=r"--min-contributors 3 wants 3 devices .* the roster has 2"):
+        with pytest.raises(ConfigError, match=r"min_contributors 3 wants 3 devices .* there are 2"):
             told(algorithm, 2)
         return
     (doubt,) = told(algorithm, count - 1, settings)
-    assert "a cluster of fewer devices than --min-contributors keeps its starting model" in doubt
-    assert "--min-contributors N lowers it, at the price that devices can read means of so few" in doubt
+    assert "a cluster of fewer devices than min_contributors keeps its starting model" in doubt
 
 
 def test_what_cfl_can_not_split_is_told():
-    assert "CFL can't split 5 devices: each side needs --min-contributors, 3 of them" in told("cfl", 5)[0]
+    assert "CFL can't split 5 devices: each side needs min_contributors, 3 of them" in told("cfl", 5)[0]
 
 
 def test_inter_group_leaves_means_plain():
     """Inter group aggregation leaves means plain."""
     scaled = {"capabilities": Capabilities(pretrain=True, scale=True)}
     (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa", **scaled)
-    assert "--robust rfa has no effect" in doubt
+    assert "robust rfa has no effect" in doubt
     assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off", **scaled) == []
 
 
@@ -79,9 +80,9 @@ def test_unknown_number_raises_no_doubt(algorithm):
 def test_too_many_clusters_are_refused(algorithm, setting):
     """More clusters than devices are refused."""
     assert told(algorithm, 4, {setting: 4}, min_contributors=1) == []
-    with pytest.raises(ConfigError, match=f"{setting}=5 wants 5 clusters, and the roster has 4 devices") as caught:
+    with pytest.raises(ConfigError, match=f"{setting} is 5, and there are 4 devices") as caught:
         told(algorithm, 4, {setting: 5}, min_contributors=1)
-    assert f"--set {setting}=N" in caught.value.hint
+    assert f"lower {setting}" in caught.value.hint
 
 
 def test_ending_roster_is_told():

@@ -4,7 +4,8 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.owner.runs.masks import round_mask, run_chain
-from shoal.owner.runs.plan import RunOptions, make_plan
+from shoal.owner.runs.plan import make_plan
+from shoal.protocol.recipe import Recipe
 from tests.helpers.fleets import make_fleet
 from tests.helpers.tasks import logistic_bundle
 
@@ -23,7 +24,7 @@ def test_the_owner_derives_the_masks_of_the_uploads(tmp_path):
 def test_a_plan_of_an_earlier_key_version_has_no_masks_here(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         owner = fleet.stage.fleet
-        plan = make_plan(owner, logistic_bundle(), RunOptions("fedavg", min_contributors=1))
+        plan = make_plan(owner, logistic_bundle(), Recipe("fedavg", min_contributors=1))
         owner.rotate()
         with pytest.raises(ConfigError, match=f"for key version {plan.key_version}, and the fleet's is"):
             run_chain(owner, plan)

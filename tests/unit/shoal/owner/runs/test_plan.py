@@ -18,28 +18,21 @@ from shoal.errors import ConfigError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
-from shoal.owner.runs.plan import (
-    RANGES_HINT,
-    RunOptions,
-    chosen_origins,
-    draft_plan,
-    make_plan,
-    origins_needed,
-    write_run,
-)
+from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, origins_needed, write_run
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.recipe import LocalTraining, as_settings
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.plans import a_recipe
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
 LARGER = logistic_bundle(12)
 """With coordinates for two workers."""
-OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
+OPTIONS = a_recipe("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
 ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
 
 
@@ -55,7 +48,7 @@ def test_neither_a_draft_nor_an_unknown_setting_allocates_anything(fleet):
     before = FleetDirectory(fleet.path).secrets
     assert draft_plan(fleet, BUNDLE, OPTIONS).origins == 1
     with pytest.raises(ConfigError):
-        make_plan(fleet, BUNDLE, RunOptions("fedavg", settings={"nonsense": "1"}))
+        make_plan(fleet, BUNDLE, a_recipe("fedavg", settings={"nonsense": "1"}))
     assert FleetDirectory(fleet.path).secrets == before
 
 
@@ -65,61 +58,32 @@ def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkey
         draft_plan(fleet, BUNDLE, OPTIONS)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"weight_cap": 0.5},
-        {"weight_cap": -3.0},
-        {"robust": "median"},
-        {"max_samples": 0},
-        {"max_samples": 2**32},
-        {"seed": 2**64},
-        {"quorum": 0.0},
-        {"participation": 1.5},
-        {"weighting": "median"},
-    ],
-)
-def test_limits_out_of_range_are_refused_before_anything_is_allocated(fleet, changes):
-    before = FleetDirectory(fleet.path).secrets
-    (name,) = changes
-    with pytest.raises(ConfigError, match=name) as caught:
-        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
-    assert caught.value.hint == RANGES_HINT
-    assert FleetDirectory(fleet.path).secrets == before
-
-
-def test_the_plan_has_the_limits_of_the_options(fleet):
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
-    assert (plan.max_samples, plan.weight_cap, plan.robust) == (100_000, 3.0, "filter")
-    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0, robust="off"))
-    assert (plan.max_samples, plan.weight_cap, plan.robust) == (7, 0.0, "off")
+def test_the_plan_has_the_recipe(fleet):
+    chosen = dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0, robust="off", mode="permutation", seed=3)
+    assert make_plan(fleet, BUNDLE, chosen).recipe == chosen
 
 
 def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
     settings = {"restarts": "2", "k": "3", "restart_rounds": "1"}
-    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, algorithm="ifca", settings=settings))
+    chosen = dataclasses.replace(OPTIONS, algorithm="ifca", settings=as_settings(settings))
+    plan = make_plan(fleet, BUNDLE, chosen)
     assert (plan.fleet, plan.run, plan.roster_sequence) == ("reef", 1, fleet.roster.sequence)
     assert plan.task_digest == BUNDLE.digest
-    assert [(s.name, s.value) for s in plan.settings] == [("k", "3"), ("restart_rounds", "1"), ("restarts", "2")]
-    assert plan.origins == origins_needed(dataclasses.replace(OPTIONS, algorithm="ifca", settings=settings)) == 6
+    assert [(s.name, s.value) for s in plan.recipe.settings] == [("k", "3"), ("restart_rounds", "1"), ("restarts", "2")]
+    assert plan.origins == origins_needed(chosen) == 6
     assert plan.max_models >= plan.origins
     assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
 
 
-def test_runs_are_under_a_rotation_unless_asked_otherwise(fleet):
-    assert make_plan(fleet, BUNDLE, RunOptions("fedavg")).mode == "rotation"
-    assert make_plan(fleet, BUNDLE, RunOptions("fedavg", mode="permutation")).mode == "permutation"
-
-
 def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
     own = LocalTraining(epochs=3, lr=0.5)
-    of_task = BUNDLE.manifest.hyper.settings()
+    of_task = BUNDLE.manifest.hyper
     plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None))
     assert (plan.local, plan.pretrain) == (of_task, of_task)
     plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=own))
-    assert (plan.local, plan.pretrain) == (own.settings(), own.settings())
+    assert (plan.local, plan.pretrain) == (own, own)
     plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None, pretrain=own))
-    assert (plan.local, plan.pretrain) == (of_task, own.settings())
+    assert (plan.local, plan.pretrain) == (of_task, own)
 
 
 def test_a_seed_is_used_as_it_is_and_drawn_if_there_is_none(fleet):
@@ -153,12 +117,12 @@ def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
     ("changes", "message", "hint"),
     [
         (
-            {"algorithm": "fedgroup", "settings": {"groups": "1", "eta_g": "0.5"}, "norm_noise": 0.1},
+            {"algorithm": "fedgroup", "settings": as_settings({"groups": 1, "eta_g": 0.5}), "norm_noise": 0.1},
             "norm_noise hides nothing",
             "leave out norm_noise, or eta_g",
         ),
         (
-            {"algorithm": "ifca", "settings": {"k": "2", "normalise": "samples"}, "weighting": "uniform"},
+            {"algorithm": "ifca", "settings": as_settings({"k": 2, "normalise": "samples"}), "weighting": "uniform"},
             "report no sample counts under weighting uniform",
             "choose weighting samples, or another normalise",
         ),
@@ -172,7 +136,7 @@ def test_a_setting_that_reveals_a_hidden_value_is_refused(fleet, changes, messag
 
 def test_the_number_of_origins_is_refused_for_an_unknown_algorithm():
     with pytest.raises(ConfigError, match="no algorithm 'fedsum'"):
-        origins_needed(RunOptions("fedsum"))
+        origins_needed(a_recipe("fedsum"))
 
 
 def open_sealed(fleet, key, sealed):
@@ -239,21 +203,21 @@ def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fle
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     plain = logistic_bundle()
     bundle = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=data))
-    plan = make_plan(fleet, bundle, RunOptions("fedavg", min_contributors=1))
+    plan = make_plan(fleet, bundle, a_recipe("fedavg", min_contributors=1))
     assert (plan.statistics, plan.origins, plan.max_models) == (True, 2, 2)
     assert plan.without_statistics.origins == 1
     path = write_run(fleet, plan, bundle, np.ones((1, plan.length), np.float32))
     _, sealed = open_sealed(fleet, round_0(fleet, plan), decode(path.read_bytes(), RunPackage).origins)
     assert np.frombuffer(sealed, "<f4").tolist() == [1.0] * plan.length + [0.0] * plan.length
     with pytest.raises(ConfigError, match="has no setting 'statistics'"):
-        make_plan(fleet, plain, RunOptions("fedavg", {"statistics": "on"}))
+        make_plan(fleet, plain, a_recipe("fedavg", {"statistics": "on"}))
 
 
 def test_federated_figures_of_more_features_than_a_device_hides_are_refused(fleet, monkeypatch):
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     monkeypatch.setattr("shoal.limits.MAX_STATISTICS", 8)
     with pytest.raises(ConfigError, match="of 4 features are more than a device can hide") as caught:
-        make_plan(fleet, logistic_bundle(data=data), RunOptions("fedavg", min_contributors=1))
+        make_plan(fleet, logistic_bundle(data=data), a_recipe("fedavg", min_contributors=1))
     assert "--standardise local" in caught.value.hint
 
 
@@ -262,7 +226,7 @@ def test_federated_figures_are_not_rounded(fleet, ways):
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     bundle = logistic_bundle(data=data)
     with pytest.raises(ConfigError, match="needs float32 both ways") as caught:
-        make_plan(fleet, bundle, RunOptions("fedavg", **ways))
+        make_plan(fleet, bundle, a_recipe("fedavg", **ways))
     assert "--standardise local" in caught.value.hint
 
 
@@ -300,4 +264,4 @@ def test_a_run_whose_workers_would_compare_too_many_updates_is_refused(fleet, tm
         make_plan(fleet, LARGER, options)
     assert "fedavg" in caught.value.hint
     assert fleet.secrets == before
-    assert draft_plan(fleet, LARGER, OPTIONS).algorithm == "fedavg"
+    assert draft_plan(fleet, LARGER, OPTIONS).recipe.algorithm == "fedavg"

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.owner.runs.training import local_training
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 
 
 def test_values_take_the_place_of_defaults():
@@ -18,8 +18,8 @@ def test_values_take_the_place_of_defaults():
     ("pairs", "text"),
     [
         ({"rate": "1"}, "local training has no 'rate'"),
-        ({"epochs": "1.5"}, "epochs is a whole number, not '1.5'"),
-        ({"momentum": "1"}, "momentum < 1"),
+        ({"epochs": "1.5"}, "epochs is a whole number from 0 to 2147483648, not '1.5'"),
+        ({"momentum": "1"}, "momentum is a number of at least 0 and below 1, not"),
         ({"batch_size": "0"}, "batch_size=0 and steps=0 trains nothing"),
         ({"epochs": "0"}, "epochs=0 and steps=0 trains nothing"),
     ],

@@ -8,7 +8,7 @@ import torch
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import build, cross_entropy, load_user, sizes_of
 from shoal.owner.task_compiler.features import declare
-from shoal.task.manifest import LocalTraining
+from shoal.protocol.recipe import LocalTraining
 from shoal.util.extensions import TASKS_GROUP
 from tests.helpers.extensions import install
 

@@ -20,9 +20,9 @@ from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_erro
 from shoal.owner.task_compiler.compile import compile_task, layout
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.selfcheck import lite_words
+from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
-from shoal.task.manifest import LocalTraining
 from tests.helpers.cases import with_long
 
 pytestmark = pytest.mark.torch

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from shoal.errors import IntegrityError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import checkpoint
-from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Softmax
-from shoal.task.manifest import LocalTraining
 
 RECIPE = LocalTraining(epochs=2, batch_size=5, lr=0.3)
 CASES = {
@@ -38,7 +39,7 @@ def population(seed=3):
 
 
 def run(algorithm, rounds, path=None, seen=None, mask="permutation"):
-    options = SimOptions(rounds, RECIPE, seed=5, mask=mask, participation=0.8, checkpoint=path, deferred=False)
+    options = sim_options(rounds, RECIPE, seed=5, mode=mask, participation=0.8, checkpoint=path, deferred=False)
     return simulate(algorithm, CASES[algorithm], population(), Softmax(4, 2), options, watch=seen)
 
 
@@ -82,7 +83,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
 def test_a_checkpoint_is_not_taken_up_with_other_data(tmp_path, monkeypatch):
     """The same plan and names: only the samples tell the two apart."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    options = SimOptions(3, RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
+    options = sim_options(3, RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
     simulate("fedavg", {}, population(), Softmax(4, 2), options)
     with pytest.raises(IntegrityError, match="another run"):
         simulate("fedavg", {}, population(seed=4), Softmax(4, 2), options)

@@ -10,7 +10,8 @@ from aggregator.strategies.base import ClusterModel, RoundPlan, final_assignment
 from shoal.protocol.messages import Share
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.evaluation import evaluate
-from shoal.simulation.engine.simulate import SimOptions, sim_plan
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Softmax
 from tests.helpers.simulations import FULL
@@ -42,7 +43,7 @@ def final_round(*candidates, names=("dev-0000", "dev-0001", "dev-0002")):
 
 def evaluated(protocol, final=None, **shares):
     population = Population(**{"train": TRAIN, "test": TEST, **shares})
-    run = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL))
+    run = sim_plan("ifca", {"k": "2"}, NETWORK, sim_options(rounds=3, local=FULL))
     return evaluate(Workforce(population, NETWORK, run, ORIGINS), final or final_round(), protocol)
 
 

@@ -52,8 +52,8 @@ def test_a_mean_is_what_every_device_decodes():
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_a_run_in_another_precision_ends_near_that_of_float32(precision):
-    exact = run("ifca", {"k": "2"}, mask="rotation")
-    rounded = run("ifca", {"k": "2"}, mask="rotation", precision_up=precision, precision_down=precision)
+    exact = run("ifca", {"k": "2"}, mode="rotation")
+    rounded = run("ifca", {"k": "2"}, mode="rotation", precision_up=precision, precision_down=precision)
     assert rounded.clusters == exact.clusters
     assert abs(figures(rounded)[-1].accuracy - figures(exact)[-1].accuracy) < 5
     up, down = rounded.workforce.models.links.up, rounded.workforce.models.links.down

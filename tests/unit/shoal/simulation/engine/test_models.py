@@ -32,7 +32,7 @@ CASES = {
 def test_masks_change_nothing(case, mask):
     algorithm, settings, options = CASES[case]
     clear, masked = (
-        run(algorithm, settings, **{"local": MINI, **options}, rounds=6, mask=mode) for mode in ("none", mask)
+        run(algorithm, settings, **{"local": MINI, **options}, rounds=6, mode=mode) for mode in ("none", mask)
     )
     assert masked.clusters == clear.clusters
     assert [(r, e.kind) for r, e in masked.events] == [(r, e.kind) for r, e in clear.events]
@@ -43,19 +43,19 @@ def test_masks_change_nothing(case, mask):
 
 def test_no_two_rounds_have_one_mask():
     seen = []
-    run("fedavg", mask="rotation", watch=lambda o: seen.append({c.key_id for c in o.contributions}))
+    run("fedavg", mode="rotation", watch=lambda o: seen.append({c.key_id for c in o.contributions}))
     assert all(len(ids) == 1 for ids in seen)
     assert len(set().union(*seen)) == len(seen) == 4
 
 
 def test_deferred_means_are_masked_under_the_rounds_key():
     """Sums that are masked once give the same models as single updates."""
-    one, other = (run("ifca", mask="rotation", deferred=deferred, robust="off") for deferred in (False, True))
+    one, other = (run("ifca", mode="rotation", deferred=deferred, robust="off") for deferred in (False, True))
     assert_same_models(one, other, 2e-5)
 
 
 def test_devices_hold_only_states_that_the_strategy_names():
-    result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, mask="permutation")
+    result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, mode="permutation")
     held = result.workforce.models.held
     assert len(held.vectors) == 2
     assert {round_ for _, round_ in held.names.values()} == {result.all_rounds}
@@ -85,7 +85,7 @@ def test_devices_measure_the_distances_of_fesem(deferred):
     """They move between centres, and the aggregator needs no more than means."""
     options = {"local": FAR, "rounds": 8, "participation": 0.7, "seed": 5, "robust": "off"}
     clear = run("fesem", {"k": "2"}, **options)
-    masked = run("fesem", {"k": "2"}, mask="rotation", deferred=deferred, **options)
+    masked = run("fesem", {"k": "2"}, mode="rotation", deferred=deferred, **options)
     assert any(e.kind == "reassigned" for _, e in clear.events)
     assert masked.events == clear.events
     assert masked.clusters == clear.clusters
@@ -98,7 +98,7 @@ def test_newcomers_of_fedgroup_are_placed_by_direction_under_every_mask(mask, st
     data = population()
     late = data.names[3]
     settings = {"groups": "2", "alpha": "5", "start": start}
-    result = run("fedgroup", settings, data, rounds=6, arrivals={late: 4}, mask=mask)
+    result = run("fedgroup", settings, data, rounds=6, arrivals={late: 4}, mode=mask)
     groups = dict(zip(data.names, data.groups, strict=True))
     (group,) = {result.clusters[d] for d in data.names if groups[d] == groups[late] and d != late}
     (detail,) = [e.detail for _, e in result.events if e.kind == "newcomers"]
@@ -113,7 +113,7 @@ def test_seeds_change_the_masks():
             "fedavg",
             rounds=1,
             seed=seed,
-            mask="permutation",
+            mode="permutation",
             watch=lambda o: ids.append(o.contributions[0].key_id),
         )
     assert len(set(ids)) == 2

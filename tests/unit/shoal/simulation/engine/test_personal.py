@@ -11,12 +11,13 @@ from edge_client.learning.data import Dataset, DataSplits
 from edge_client.learning.finish import Ended, finish
 from edge_client.learning.model import OrtModel
 from shoal.owner.task_compiler.builtin import build
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import personal
-from shoal.simulation.engine.simulate import SimOptions, sim_plan
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import origins
-from shoal.task.manifest import LocalTraining
 from tests.helpers.simulations import NETWORK, population
 
 pytestmark = pytest.mark.torch
@@ -24,7 +25,7 @@ MINI = LocalTraining(epochs=2, batch_size=5, lr=0.3)
 
 
 def workforce(data=None, local=MINI):
-    run = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=4, local=local))
+    run = sim_plan("fedavg", {}, NETWORK, sim_options(rounds=4, local=local))
     return Workforce(data or population().of(range(4)), NETWORK, run, origins(NETWORK, 1, 0))
 
 

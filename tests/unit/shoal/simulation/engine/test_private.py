@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.errors import ConfigError, DataError
 from shoal.simulation.data import Population
+from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.private import PrivateParts, PrivateStart
-from shoal.simulation.engine.simulate import SimOptions, sim_plan, simulate
+from shoal.simulation.engine.simulate import sim_plan, simulate
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import origins
 from tests.helpers.simulations import FULL, NETWORK, population
@@ -44,7 +45,7 @@ def test_each_device_keeps_its_own_values():
 
 
 def test_a_plan_and_its_vectors_have_the_federated_coordinates_alone():
-    plan = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=1, local=FULL, mask="rotation"), private=LAST)
+    plan = sim_plan("fedavg", {}, NETWORK, sim_options(rounds=1, local=FULL, mode="rotation"), private=LAST)
     assert plan.length == NETWORK.length - OUT
     start = origins(NETWORK, 1, 0)
     with pytest.raises(DataError, match="origins of shape"):
@@ -54,7 +55,7 @@ def test_a_plan_and_its_vectors_have_the_federated_coordinates_alone():
     def watch(seen):
         lengths.extend(len(c.vector) for c in seen.contributions)
 
-    options = SimOptions(rounds=2, local=FULL, mask="rotation", robust="off")
+    options = sim_options(rounds=2, local=FULL, mode="rotation", robust="off")
     done = simulate("fedavg", {}, population(), NETWORK, options, watch=watch, private=LAST)
     assert set(lengths) == {plan.length}
     assert done.thetas[0].shape == (plan.length,)
@@ -63,9 +64,9 @@ def test_a_plan_and_its_vectors_have_the_federated_coordinates_alone():
 
 
 def test_probes_and_checkpoints_are_refused(tmp_path):
-    data, options = population(), SimOptions(rounds=1, local=FULL, checkpoint=tmp_path / "run")
+    data, options = population(), sim_options(rounds=1, local=FULL, checkpoint=tmp_path / "run")
     with pytest.raises(ConfigError, match="belong to devices"):
         simulate("fedavg", {}, data, NETWORK, options, private=LAST)
     probed = Population(data.train, data.validation, data.test, probes=data.train[:1])
     with pytest.raises(ConfigError, match="belong to devices"):
-        simulate("fedavg", {}, probed, NETWORK, SimOptions(rounds=1, local=FULL), private=LAST)
+        simulate("fedavg", {}, probed, NETWORK, sim_options(rounds=1, local=FULL), private=LAST)

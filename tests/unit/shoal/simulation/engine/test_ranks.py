@@ -9,8 +9,9 @@ import torch
 from aggregator.numerics.backend import NumpyBackend
 from shoal.errors import ConfigError, IntegrityError
 from shoal.simulation.engine import ranks
+from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.ranks import ALONE, ByCoordinates, Ranks, as_one, current_ranks, torchrun_ranks
-from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.engine.simulate import simulate
 from tests.helpers.simulations import FULL, NETWORK, population
 
 pytestmark = pytest.mark.torch
@@ -138,6 +139,6 @@ def test_rounded_updates_need_a_single_process():
     token = ranks._RANKS.set(Ranks(0, 2))
     try:
         with pytest.raises(ConfigError, match="several ranks share no private values and no residuals"):
-            simulate("fedavg", {}, population(), NETWORK, SimOptions(rounds=1, local=FULL, precision_up="int8"))
+            simulate("fedavg", {}, population(), NETWORK, sim_options(rounds=1, local=FULL, precision_up="int8"))
     finally:
         ranks._RANKS.reset(token)

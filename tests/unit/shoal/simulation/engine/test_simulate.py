@@ -12,13 +12,14 @@ from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import make_strategy
 from edge_client.learning.data import split
 from shoal.errors import ConfigError
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.evaluation import evaluate
-from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.trainers.networks import Softmax, origins, unflatten
-from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
 from tests.helpers.simulations import FULL, NETWORK, population
 
@@ -29,7 +30,7 @@ MINI = LocalTraining(epochs=2, steps=0, batch_size=8, lr=0.2, momentum=0.5, prox
 def run(algorithm="ifca", settings=None, data=None, watch=None, **options):
     settings = {"k": "2"} if settings is None and algorithm == "ifca" else settings or {}
     fields = {"rounds": 4, "local": FULL, "seed": 3, **options}
-    return simulate(algorithm, settings, data or population(), NETWORK, SimOptions(**fields), watch=watch)
+    return simulate(algorithm, settings, data or population(), NETWORK, sim_options(**fields), watch=watch)
 
 
 def figures(result):
@@ -56,7 +57,7 @@ def test_a_mask_changes_nothing(algorithm, settings, deferred):
     """The same clusters, histories and, bit for bit, the same models under a permutation as in the clear."""
     robust = "off" if deferred else "filter"
     clear = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust)
-    masked = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust, mask="permutation")
+    masked = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust, mode="permutation")
     assert masked.workforce.models.key_id != clear.workforce.models.key_id
     assert masked.clusters == clear.clusters
     for a, b in zip(figures(clear), figures(masked), strict=True):
@@ -96,7 +97,7 @@ def test_partial_participation_orders_the_drawn_devices_only():
         {},
         population(),
         NETWORK,
-        SimOptions(rounds=4, local=FULL, participation=0.5),
+        sim_options(rounds=4, local=FULL, participation=0.5),
         watch=lambda o: seen.append(tuple(c.device for c in o.contributions)),
     )
     assert [len(s) for s in seen] == [5] * 4
@@ -108,7 +109,8 @@ def test_devices_that_arrive_later_are_unknown_before(algorithm):
     """Two of ten arrive in round 3: they have no orders, clusters or tests before, and take part from then on."""
     late, seen = {"dev-0008": 3, "dev-0009": 3}, []
     settings = {"fedgroup": {"groups": "2", "alpha": "4"}, "cfl": {"warm_up": "9"}}.get(algorithm, {})
-    options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
+    common = {"local": FULL, "count": "all", "evaluate_every": 1}
+    options = sim_options(rounds=5, arrivals=late, **common)
     result = simulate(algorithm, settings, population(), NETWORK, options, watch=seen.append)
     for observed in seen:
         ordered, clusters = set(observed.plan.assignments), observed.outcome.clusters
@@ -116,7 +118,7 @@ def test_devices_that_arrive_later_are_unknown_before(algorithm):
     assert len(result.final.names) == 10
     data = population()
     alone = Population(data.train[:8], data.validation[:8], data.test[:8], data.groups[:8])
-    before = simulate(algorithm, settings, alone, NETWORK, dataclasses.replace(options, rounds=2, arrivals={}))
+    before = simulate(algorithm, settings, alone, NETWORK, sim_options(rounds=2, **common))
     assert figures(before) == figures(result)[:2]
 
 
@@ -136,7 +138,7 @@ def test_rounds_of_other_starts_are_reported_apart():
     kept = result.history[2].plan_round // 3 - 1
     assert [r.plan_round for r in result.history] == [3 * kept + 1, 3 * kept + 2, 3 * kept + 3, 10, 11, 12]
     first = origins(NETWORK, 6, 3)[2 * kept : 2 * kept + 2]
-    options = SimOptions(rounds=3, local=FULL, seed=3)
+    options = sim_options(rounds=3, local=FULL, seed=3)
     alone = simulate("ifca", {"k": "2"}, population(), NETWORK, options, start=first)
     for a, b in zip(result.history, alone.history, strict=False):
         assert (a.loss, a.accuracy, a.purity, a.sizes) == (b.loss, b.accuracy, b.purity, b.sizes)
@@ -207,7 +209,9 @@ def test_updates_beyond_the_norm_limit_are_left_out():
     others = [c for c in seen[0].contributions if c.norm < longest]
     assert len(others) == 9
     moved = limited.thetas[0] - origins(NETWORK, 1, limited.run.seed)[0]
-    np.testing.assert_allclose(moved, mean_update(others, limited.run.weighting, limited.run.weight_cap), atol=1e-6)
+    np.testing.assert_allclose(
+        moved, mean_update(others, limited.run.recipe.weighting, limited.run.recipe.weight_cap), atol=1e-6
+    )
 
 
 def test_deferred_sums_are_refused_where_single_updates_are_read():
@@ -223,10 +227,10 @@ def test_an_attack_changes_uploads_before_they_are_screened_and_attackers_are_na
 
     data = population(groups=1)
     for mask in ("none", "rotation"):
-        options = SimOptions(rounds=4, local=FULL, seed=3, mask=mask)
+        options = sim_options(rounds=4, local=FULL, seed=3, mode=mask)
         found = simulate("fedavg", {}, data, NETWORK, options, tamper=reversed_by_one)
         assert [(n, e.detail["device"]) for n, e in found.events] == [(3, data.names[0])]
-    options = SimOptions(rounds=1, local=FULL, seed=3)
+    options = sim_options(rounds=1, local=FULL, seed=3)
     giant = simulate(
         "fedavg",
         {},
@@ -304,7 +308,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
     force = Workforce(Population(*parts, names=tuple(data)), Softmax(INPUTS, CLASSES), plan, fleet_origins)
     strategy = make_strategy(plan, None, force.average)
     state = strategy.init(tuple(data))
-    for round_ in range(1, plan.rounds + 1):
+    for round_ in range(1, plan.recipe.rounds + 1):
         state, round_plan = strategy.plan(state, round_, tuple(data))
         state, outcome = strategy.close(state, round_plan, force.carry_out(round_plan))
         state = force.relay(strategy, state, round_)
@@ -317,7 +321,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
     events = [e for r in records for e in r["events"]]
     assert expected <= {e["kind"] for e in events}
     assert {"direction"} == {e["by"] for e in events if e["kind"] == "newcomers"} or algorithm != "fedgroup"
-    final = strategy.final(state, plan.rounds + 1, tuple(data))
+    final = strategy.final(state, plan.recipe.rounds + 1, tuple(data))
     assert records[-1]["clusters"].keys() == data.keys()
     for name, model in records[-1]["clusters"].items():
         ours = force.theta(final, model)

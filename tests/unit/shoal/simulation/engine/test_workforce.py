@@ -13,9 +13,11 @@ from shoal.errors import DataError, IntegrityError
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import workforce
-from shoal.simulation.engine.simulate import SimOptions, sim_plan
+from shoal.simulation.engine.fleet import sim_options
+from shoal.simulation.engine.simulate import sim_plan
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Softmax, origins
+from tests.helpers.plans import altered
 from tests.helpers.simulations import FULL, NETWORK, population
 
 pytestmark = pytest.mark.torch
@@ -23,10 +25,10 @@ pytestmark = pytest.mark.torch
 
 def test_strategies_see_masked_vectors_only():
     """The workforce returns the masked update, for single updates and for deferred means."""
-    run_ = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL, mask="permutation"))
+    run_ = sim_plan("ifca", {"k": "2"}, NETWORK, sim_options(rounds=3, local=FULL, mode="permutation"))
     start = origins(NETWORK, 2, 0)
     masked = Workforce(population(), NETWORK, run_, start, deferred=False)
-    clear = Workforce(population(), NETWORK, dataclasses.replace(run_, mode="none"), start, deferred=False)
+    clear = Workforce(population(), NETWORK, altered(run_, mode="none"), start, deferred=False)
     late = Workforce(population(), NETWORK, run_, start, deferred=True)
     strategy = make_strategy(run_)
     _, plan = strategy.plan(strategy.init(masked.population.names), 1, masked.population.names)
@@ -58,7 +60,7 @@ def test_strategies_see_masked_vectors_only():
 def test_a_share_that_is_missing_is_named():
     """Trials of cfl score on validation samples; a population without any can't be scored there."""
     data = Population(population().train)
-    run_ = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=1, local=FULL))
+    run_ = sim_plan("fedavg", {}, NETWORK, sim_options(rounds=1, local=FULL))
     devices = Workforce(data, NETWORK, run_, origins(NETWORK, 1, 0))
     with pytest.raises(DataError, match="validation"):
         devices.score(torch.zeros(1, NETWORK.length), 2, np.array([0]))
@@ -86,7 +88,7 @@ def force(
         algorithm,
         settings,
         ONE,
-        SimOptions(rounds=3, local=FULL, mask=mask, segments=segments, weight_cap=cap),
+        sim_options(rounds=3, local=FULL, mode=mask, segments=segments, weight_cap=cap),
     )
     return Workforce(population, ONE, run, origins[: run.origins], **options)
 
@@ -103,7 +105,7 @@ def plan_of(models=None, **orders):
 
 
 def test_origins_of_another_number_or_length_are_refused():
-    run = sim_plan("ifca", {"k": "2"}, ONE, SimOptions(rounds=3, local=FULL))
+    run = sim_plan("ifca", {"k": "2"}, ONE, sim_options(rounds=3, local=FULL))
     for shape in ((1, 4), (2, 5)):
         message = f"origins of shape ({shape[0]}, {shape[1]}) for 2 models of 4 coordinates"
         with pytest.raises(DataError, match=re.escape(message)):
@@ -263,7 +265,7 @@ def test_an_order_to_score_samples_that_are_missing_names_the_share():
 
 def test_data_may_change_between_rounds():
     """Devices train on the later data, and report its numbers of samples."""
-    run_ = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=3, local=FULL))
+    run_ = sim_plan("fedavg", {}, NETWORK, sim_options(rounds=3, local=FULL))
     strategy = make_strategy(run_)
     later = population(uneven=False, seed=1)
     names = later.names

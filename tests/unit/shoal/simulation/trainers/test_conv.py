@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.conv import BLOCK_DEVICES, Convolved
@@ -42,7 +42,7 @@ def trained(trainer: Any, network: Cnn, sizes: list[int], **recipe: Any) -> tupl
     start = np.arange(len(sizes)) % 2
     orders = [np.random.default_rng([7, i]) for i in range(len(sizes))]
     with torch.no_grad():
-        done = trainer(network).train(models, start, block, orders, LocalSettings(**(RECIPE | recipe)), 3)
+        done = trainer(network).train(models, start, block, orders, LocalTraining(**(RECIPE | recipe)), 3)
     return done.rows().numpy(), done.losses
 
 
@@ -110,7 +110,7 @@ def test_ties_between_pooled_pixels_go_to_the_first() -> None:
                 np.zeros(1, np.int64),
                 Shelf([shard]).block(np.arange(1)),
                 [np.random.default_rng(0)],
-                LocalSettings(**RECIPE),
+                LocalTraining(**RECIPE),
                 1,
             )
         updates.append(done.rows().numpy())
@@ -122,4 +122,4 @@ def test_a_cnn_gets_this_trainer_and_no_great_blocks() -> None:
     shelf = Shelf([Shard(np.zeros((2, 784), np.float32), np.zeros(2, np.int64))])
     trainer = make_trainer("auto", Cnn(), shelf)
     assert isinstance(trainer, Convolved)
-    assert trainer.limits(1, LocalSettings(**RECIPE)).devices == BLOCK_DEVICES
+    assert trainer.limits(1, LocalTraining(**RECIPE)).devices == BLOCK_DEVICES

@@ -8,12 +8,11 @@ import torch
 
 from edge_client.learning.data import Dataset
 from edge_client.learning.training import train
-from shoal.protocol.documents import LocalSettings
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import DivergedError, Shelf
 from shoal.simulation.trainers.loop import Loop, train_one
 from shoal.simulation.trainers.networks import Linear, origins, sample_losses, unflatten
-from shoal.task.manifest import LocalTraining
 from tests.helpers.trainers import CLIPPED, NETWORKS, PLAIN, RECIPES, SIZES, orders, shards, trained
 
 pytestmark = pytest.mark.torch
@@ -42,7 +41,7 @@ def test_the_loop_trains_as_a_real_device_does(local):
     shelf = Shelf(data)
     models = torch.from_numpy(origins(network, 1, 1))
     expected = trained(Loop(network), shelf, models, local, round_=3)
-    settings = LocalTraining(**{f.name: getattr(local, f.name) for f in dataclasses.fields(LocalSettings)})
+    settings = LocalTraining(**{f.name: getattr(local, f.name) for f in dataclasses.fields(LocalTraining)})
     for i, shard in enumerate(data):
         device = train(
             models[0].numpy(),
