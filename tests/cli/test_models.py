@@ -159,7 +159,6 @@ def test_a_table_is_evaluated_beside_the_most_common_label(call, named):
             "its columns are: a, b, c, animal",
         ),
         ("a;b;c;d;kind\n1;2;3;4;cat\n", "d.csv has no column 'animal'", "name the label column with --label"),
-        ("a;b;c;d;animal\n1;2;3,5;4;cat\n", "d.csv, line 2, column 3: '3,5' is not a number", "a decimal point"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named_with_its_place(call, named, text, error, hint):
