@@ -166,6 +166,9 @@ SESSION_EXPIRY_AGGREGATOR_S: Final = 3600
 SESSION_EXPIRY_DEVICE_S: Final = 600
 CONNECT_TIMEOUT_S: Final = 10.0
 
+MAX_SCALED: Final = 1024
+"""Models that may have statistics of their own: those of smaller ids."""
+
 MAX_STATISTICS: Final = 512
 """Most figures in a device's statistics of its features, two for each feature and a 1: rows of the matrix that hides them."""
 

@@ -32,7 +32,7 @@ from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import encode
-from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Assignment, DeclineReason, Sealed
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODELS, Assignment, DeclineReason, Sealed
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.seeds import mean_seed
@@ -345,7 +345,7 @@ def agree(
         has = {named.state: named.digest for named in statements[c.device].states}
         assignment = (assignments or {}).get(c.device)
         compared = () if assignment is None else assignment.compare
-        needed = [offers[model] for model in (c.model, *compared, *FOR_ALL) if model in offers]
+        needed = [offers[model] for model in {c.model, *compared, *(offers.keys() & FOR_ALL)} & offers.keys()]
         fits = all(state in has and has[state] == digests[state] for state in needed)
         if fits and (c.vector is None or c.key_id == key_id):
             accepted.append(c)
@@ -562,7 +562,7 @@ def _parted_means(
 
 def segment_name(model: int, *, sharing: bool) -> str:
     """Return the segment that the means of a model have, with or without weight sharing; empty if they are whole vectors."""
-    if model == STATISTICS_MODEL or not sharing:
+    if model in STATISTICS_MODELS or not sharing:
         return ""
     return "shared" if model == SHARED_MODEL else "cluster"
 

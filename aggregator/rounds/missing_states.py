@@ -61,13 +61,14 @@ def _needs(plan: RoundPlan, offers: Mapping[int, StateId]) -> Callable[[str], fr
     """
     placing = {m for o in plan.assignments.values() if o.phase is Phase.PLACE for m in o.models}
     others = {m for o in plan.assignments.values() if o.phase is not Phase.PLACE for m in o.models}
+    for_all = offers.keys() & FOR_ALL
     any_of_them = frozenset(state for model, state in offers.items() if model not in placing - others)
 
     def needed(device: str) -> frozenset[StateId]:
         assignment = plan.assignments.get(device)
         if assignment is None:
             return any_of_them
-        return frozenset(offers[model] for model in (*assignment.models, *FOR_ALL) if model in offers)
+        return frozenset(offers[model] for model in {*assignment.models, *for_all} & offers.keys())
 
     return needed
 
@@ -196,7 +197,7 @@ def handing_over(
     devices = sorted(available)
     reach = {d: held.in_reach(d, least) for d in devices}
     missed = _missed(plan, offers, reach)
-    shared = {offers[model] for model in FOR_ALL if model in offers}
+    shared = {offers[model] for model in offers.keys() & FOR_ALL}
     # Where models are added up, a device refuses to take part without all of them.
     needed = set(offers.values()) if run.capabilities.scale else shared
     candidates = {

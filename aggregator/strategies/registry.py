@@ -72,9 +72,9 @@ def build_strategy(
 
 
 def models_needed(run: RunPlan) -> int:
-    """Return how many model ids the run may name at most."""
+    """Return how many model ids the run may name at most: with statistics those of the fleet, and of each model."""
     models = int(find_strategy(run.recipe.algorithm).models(run.without_statistics))
-    return min(models + 1, limits.MAX_MODELS) if run.statistics else models
+    return min(2 * models + 1, limits.MAX_MODELS) if run.statistics else models
 
 
 def check_compared(run: RunPlan, devices: int) -> None:

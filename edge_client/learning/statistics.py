@@ -31,10 +31,13 @@ from edge_client.learning.norm_noise import CLIP
 from edge_client.storage.scales import Scale
 from shoal import limits
 from shoal.errors import DataError, IntegrityError
+from shoal.protocol.messages import STATISTICS_MODEL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edge_client.models.states import ModelState
+    from shoal.protocol.documents import RunPlan
     from shoal.task.data_declaration import DataDeclaration
     from shoal.types import Float32Vector
 
@@ -82,9 +85,14 @@ def statistics_of(x: NDArray[Any], data: DataDeclaration, length: int) -> Float3
 
 
 def scale_from(
-    mean: Float32Vector, data: DataDeclaration, run_id: bytes, noise: float = limits.MAX_NORM_NOISE
+    mean: Float32Vector,
+    data: DataDeclaration,
+    run_id: bytes,
+    noise: float = limits.MAX_NORM_NOISE,
+    *,
+    of_cluster: bool = False,
 ) -> Scale:
-    """Return the scale that the fleet's mean of statistics gives, whatever a device has made of it.
+    """Return the scale that a mean of statistics of the fleet or of a cluster gives, whatever a device has made of it.
 
     A mean is limited to the declared bounds, a deviation to `LEAST_DEVIATION` and the largest one that values with that mean and
     those bounds can have. What was out of its limits is named in ``doubted``.
@@ -94,6 +102,7 @@ def scale_from(
         data: the declaration by which the statistics were made.
         run_id: the run.
         noise: relative standard deviation of the noise on the length of each vector.
+        of_cluster: whether it is a cluster's, whose features may well vary less than the fleet's: no doubt then.
 
     Raises:
         IntegrityError: a figure is not finite, which an aggregator refuses from a device; or all are zero, as the model of the
@@ -110,12 +119,19 @@ def scale_from(
     first = np.clip(values[:width] / count, -1.0, 1.0)
     variances = values[width : 2 * width] / count - first**2
     least, most = LEAST_DEVIATION**2, np.maximum(1 - first**2, LEAST_DEVIATION**2)
-    false = (np.abs(values[:width] / count) > 1 + TOLERANCE) | (variances < least) | (variances > most + TOLERANCE)
+    lowest = -TOLERANCE if of_cluster else least
+    false = (np.abs(values[:width] / count) > 1 + TOLERANCE) | (variances < lowest) | (variances > most + TOLERANCE)
     doubted = [f"feature {data.features[at]!r}" for at in np.flatnonzero(false)]
     if abs(values[2 * width] - count) > TOLERANCE:
         doubted.append(COUNT)
     deviations = half * np.sqrt(np.clip(variances, least, most))
     return Scale(run_id, tuple((centre + half * first).tolist()), tuple(deviations.tolist()), tuple(doubted))
+
+
+def scale_of_state(state: ModelState, data: DataDeclaration, plan: RunPlan) -> Scale:
+    """Return the scale that a run's statistics of the fleet or of a cluster give; raises as `scale_from`."""
+    of_cluster = state.id.model != STATISTICS_MODEL
+    return scale_from(state.theta, data, plan.run_id, plan.recipe.norm_noise, of_cluster=of_cluster)
 
 
 def scale_doubt(scale: Scale | None) -> str:

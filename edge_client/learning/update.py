@@ -52,6 +52,7 @@ class TrainingContext:
         round: the keys and statements of the assignment's round.
         private: the device's private coordinates as the round begins, (p,) float32; p is 0 for most tasks.
         residual: that of the device's last upload, if it may be added to this one.
+        shares: the device's samples; scaled: the same in the scales of those models of the round that have another.
     """
 
     run: Run
@@ -62,6 +63,11 @@ class TrainingContext:
     round: RoundContext
     private: Float32Vector = field(default_factory=lambda: np.empty(0, np.float32))
     residual: Residual | None = None
+    scaled: Mapping[int, DataSplits] = field(default_factory=dict)
+
+    def samples_for(self, model: int) -> DataSplits:
+        """Return the device's samples in the scale of a model."""
+        return self.scaled.get(model, self.shares)
 
     @property
     def plan(self) -> RunPlan:
@@ -117,22 +123,21 @@ def carry_out(
         Cancelled: the result is no longer needed.
         TaskError: the model or the data can't be used.
     """
-    share = share_of(shop.shares, assignment.share)
     federated = models
     models = {model: joined(theta, shop.private) for model, theta in federated.items()}
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
     offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
-        losses = scoring.score([models[c] for c in offered], share, shop.backend)
+        losses = _losses(shop, assignment, {c: models[c] for c in offered})
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
-            margins = reported_margins(losses, squared=is_real(share.y))
+            margins = reported_margins(losses, squared=is_real(shop.shares.train.y))
     theta = models[chosen]
     correct = tested = 0
     if assignment.evaluate:
-        test = shop.shares.test
+        test = shop.samples_for(chosen).test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body: bytes | memoryview = b""
@@ -140,16 +145,18 @@ def carry_out(
     private: Float32Vector | None = None
     left: Float32Vector | None = None
     if assignment.trains:
-        result = _train(shop, announcement.round, assignment.phase, theta, cancelled)
+        result = _train(shop, announcement.round, assignment.phase, theta, chosen, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
         if assignment.phase == Phase.ADAPT:
-            others = [models[c] for c in assignment.candidates[1:]]
-            deltas = [_train(shop, announcement.round, assignment.phase, o, cancelled).delta for o in others]
-            trained = [theta + delta, *(o + d for o, d in zip(others, deltas, strict=True))]
-            before = [scoring.sample_losses(model, share, shop.backend, cancelled) for model in (theta, *others)]
-            margins = trial_margins(before, scoring.score(trained, share, shop.backend), share.y)
+            trained = {chosen: theta + delta}
+            for c in assignment.candidates[1:]:
+                other = _train(shop, announcement.round, assignment.phase, models[c], c, cancelled)
+                trained[c] = models[c] + other.delta
+            shares = {c: share_of(shop.samples_for(c), assignment.share) for c in trained}
+            before = [scoring.sample_losses(models[c], share, shop.backend, cancelled) for c, share in shares.items()]
+            margins = trial_margins(before, _losses(shop, assignment, trained), shares[chosen].y)
         if assignment.train:
             private = shop.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
@@ -183,6 +190,12 @@ def carry_out(
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
+def _losses(shop: TrainingContext, assignment: Assignment, models: Mapping[int, Float32Vector]) -> NDArray[np.float64]:
+    """Return the mean losses of models (d + p,) on the order's share, each in its scale: (k,), float64."""
+    shares = {c: share_of(shop.samples_for(c), assignment.share) for c in models}
+    return np.concatenate([scoring.score([theta], shares[c], shop.backend) for c, theta in models.items()])
+
+
 def report_statistics(
     shop: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
 ) -> Finished:
@@ -195,12 +208,17 @@ def report_statistics(
 
 
 def _train(
-    shop: TrainingContext, round_: int, phase: Phase, theta: Float32Vector, cancelled: Callable[[], bool]
+    shop: TrainingContext,
+    round_: int,
+    phase: Phase,
+    theta: Float32Vector,
+    model: int,
+    cancelled: Callable[[], bool],
 ) -> training.TrainResult:
-    """Train a model (d + p,) of the round on the device's data: every model of the round sees the same batches."""
+    """Train theta (d + p,), a ``model`` of the round, on the device's data: every model of the round sees the same batches."""
     order = BatchOrder(shop.plan, shop.identity.name, round_)
     recipe = local_training(shop.plan, phase)
-    return training.train(theta, shop.shares.train, recipe, shop.backend, order, round_ - 1, cancelled)
+    return training.train(theta, shop.samples_for(model).train, recipe, shop.backend, order, round_ - 1, cancelled)
 
 
 def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:

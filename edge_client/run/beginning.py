@@ -32,7 +32,7 @@ from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireE
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import STATISTICS_MODEL
+from shoal.protocol.messages import STATISTICS_MODELS
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
@@ -188,7 +188,7 @@ class LateStart:
         held = announcement.held
         found = [ref for ref in held.checkpoints if ref.key_version == held.key_version]
         # The statistics say nothing of how the models began: only if nothing else can be opened.
-        found.sort(key=lambda ref: ref.state.model == STATISTICS_MODEL)
+        found.sort(key=lambda ref: ref.state.model in STATISTICS_MODELS)
         self._announcement, self._ref = announcement, found[0] if found else None
         return {ref.label: ref.transfer for ref in found[:1]}
 
@@ -213,7 +213,7 @@ class LateStart:
         with opened(ref, sealed, claims, keys, plan, announcement.held, roster, most_task_bytes) as (state, task):
             bundle = task_of(memoryview(task), plan)
         states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
-        whole = len(state.theta) == plan.length and ref.state.model != STATISTICS_MODEL
+        whole = len(state.theta) == plan.length and ref.state.model not in STATISTICS_MODELS
         run = Run(plan=plan, bundle=bundle, start=_figures(state.theta, bundle) if whole else None)
         return OpenedRun(run=run, version=version, chain=chain, states=states)
 

@@ -42,7 +42,15 @@ from shoal.membership.statements import (
     signers_needed,
 )
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment
+from shoal.protocol.messages import (
+    FOR_ALL,
+    SHARED_MODEL,
+    STATISTICS_MODEL,
+    STATISTICS_MODELS,
+    Announcement,
+    Assignment,
+    statistics_model,
+)
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of
@@ -470,10 +478,13 @@ class HeldModels:
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
         return {model: self._theta(held, model) for model in assignment.models}
 
-    def statistics(self, announcement: Announcement) -> Float32Vector | None:
-        """Return the fleet's mean of statistics, (d,) float32; None if the round does not offer it. Call it after `thetas`."""
-        offered = announcement.held.state_of(STATISTICS_MODEL) is not None
-        return self._theta(announcement.held, STATISTICS_MODEL) if offered else None
+    def statistics(self, announcement: Announcement, model: int) -> ModelState | None:
+        """Return the mean of statistics by which samples are standardised for a model; call it after `thetas`.
+
+        It is that of the model's own devices if the round offers one, or else the fleet's; None if it offers neither.
+        """
+        at = statistics_of(announcement.held, model)
+        return None if at is None else self._states.held[at]
 
     def store(self, announcement: Announcement) -> None:
         """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
@@ -550,7 +561,7 @@ class HeldModels:
     def _mask_of(self, keys: RoundKeys, model: int, segment: str = "") -> MaskKey:
         """Return the mask of a model's vectors in a round; that of the statistics has a dense matrix before it."""
         key, run = self._mask(keys)[segment], self._run
-        if model != STATISTICS_MODEL or not run.plan.statistics:
+        if model not in STATISTICS_MODELS or not run.plan.statistics:
             return key
         return behind_matrix(key, keys.mask, run.bundle.manifest.statistics_size)
 
@@ -560,6 +571,12 @@ class HeldModels:
         if found is None:
             found = self._masks[at] = segment_keys(derive(keys.mask, keys.context_of(self._run.plan)))
         return found
+
+
+def statistics_of(held: RoundModels, model: int) -> StateId | None:
+    """Return the state of the statistics that an offered model's devices standardise by: their own or the fleet's, if any."""
+    own = held.state_of(statistics_model(model))
+    return held.state_of(STATISTICS_MODEL) if own is None else own
 
 
 def segment_of(held: RoundModels, model: int) -> str:
@@ -661,8 +678,8 @@ def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> f
     under another number are for newcomers, which compare with them.
     """
     summed = {offer.at for offer in held.offers if offer.at.model == offer.model and plan.capabilities.scale}
-    named = (held.state_of(model) for model in (*assignment.models, *FOR_ALL))
-    return frozenset(summed.union(at for at in named if at is not None))
+    asked = FOR_ALL.union(assignment.models)
+    return frozenset(summed.union(offer.at for offer in held.offers if offer.model in asked))
 
 
 class CertifiedStates(Mapping[StateId, bytes]):

@@ -14,7 +14,7 @@ from edge_client.learning.evaluation import majority_share
 from edge_client.learning.model import device_model
 from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
-from edge_client.learning.statistics import scale_doubt, scale_from, statistics_of
+from edge_client.learning.statistics import scale_doubt, scale_of_state, statistics_of
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModel, FinishedModels, Validation, measured
@@ -69,7 +69,7 @@ class JobFactory:
         self._watch = watch
         self._split = split if watch is None else split_growing
         self._seen: FilesSeen | None = None
-        self._read_again: tuple[Run, DataSplits | None, FilesSeen, LeftOut] | None = None
+        self._read_again: tuple[Run, DataSplits | None, DataSplits | None, FilesSeen, LeftOut] | None = None
         self._make_backend = backend
         self._membership = membership
         self._load_data = load_data
@@ -79,8 +79,11 @@ class JobFactory:
         self.doubts: tuple[str, ...] = ()
         self.left_out = NONE_LEFT_OUT
         self._scale: Scale | None = None
+        self._raw: DataSplits | None = None
         self._run: Run | None = None
         self._scales = Scales(membership.directory)
+        self._others: Mapping[int, Scale] = {}
+        self._took: tuple[Run, Scale] | None = None
         self._private: PrivateValues | None = None
 
     def follow(self, run: Run) -> int:
@@ -102,6 +105,7 @@ class JobFactory:
             self.doubts = doubts(found, run.bundle.manifest)
             self._scale = self._begin_scale(run, samples)
             self._doubt(self._scale)
+            self._raw = samples if run.bundle.manifest.data.standardise == "federated" else None
             self._shares = (digest, prepared(samples, self._scale))
         elif self._scale is not None and self._scale.run_id != run.plan.run_id:
             self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
@@ -154,13 +158,20 @@ class JobFactory:
         return own and not self._has_scale_of(run)
 
     def _adopt(self) -> None:
-        """Take the samples that a job has read again."""
+        """Take the samples that a job has read again, and the scale of the model that it has chosen in the end."""
+        self._adopt_samples()
+        took, self._took = self._took, None
+        if took is not None and took[0] is self._run:
+            self._use_scale(took[1])
+
+    def _adopt_samples(self) -> None:
         found, self._read_again = self._read_again, None
         if found is None or found[0] is not self._run or self._shares is None or self._workshop is None:
             return
-        _, splits, self._seen, left_out = found
+        _, splits, raw, self._seen, left_out = found
         if splits is not None:
             self.left_out = left_out
+            self._raw = None if self._raw is None else raw
             self._shares = (self._shares[0], splits)
             self._workshop = partial(self._workshop, shares=splits)
 
@@ -170,6 +181,8 @@ class JobFactory:
         Files that are being written, or have grown too large, leave the samples as they are.
         """
         splits: DataSplits | None = None
+        samples: DataSplits | None = None
+        scaled: dict[int, DataSplits] = {}
         left_out = NONE_LEFT_OUT
         try:
             seen.check_size()
@@ -177,14 +190,15 @@ class JobFactory:
             left_out = found.left_out
             samples = self._split(found, split_seed(self._membership))
             splits = prepared(samples, self._scale)
+            scaled = {m: prepared(samples, scale) for m, scale in self._others.items()}
         except DataError as error:
             facts = {"reason": error, "hint": error.hint}
             LOG.warning("the data have changed and can't be read: the samples before stay in use", extra={"kv": facts})
-        self._read_again = (run, splits, seen, left_out)
+        self._read_again = (run, splits, samples, seen, left_out)
         if splits is None:
             return shop
         LOG.info("data read again", extra={"kv": {"samples": len(splits.train)}})
-        return dataclasses.replace(shop, shares=splits)
+        return dataclasses.replace(shop, shares=splits, scaled=scaled)
 
     def _has_scale_of(self, run: Run) -> bool:
         return self._scale is not None and self._scale.run_id == run.plan.run_id
@@ -193,35 +207,46 @@ class JobFactory:
         """Whether the samples still are in their own units, though the task standardises by the fleet's figures."""
         return run.bundle.manifest.data.standardise == "federated" and not self._has_scale_of(run)
 
-    def _standardise(self, run: Run, mean: Float32Vector | None) -> None:
-        """Standardise the samples by the fleet's mean of statistics, (d,) float32, once it has arrived.
+    def _scales_of(
+        self, run: Run, announcement: Announcement, assignment: Assignment, models: HeldModels
+    ) -> list[Scale]:
+        """Return the scales of an order's models; none if the task has no such scales, or the round offers none anew.
 
         Raises:
-            IntegrityError: it has not, or it is not finite.
+            IntegrityError: they have not, or they are not finite.
         """
-        assert self._shares is not None
-        assert self._workshop is not None
-        if mean is None:
-            raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
-        scale = scale_from(mean, run.bundle.manifest.data, run.plan.run_id, run.plan.recipe.norm_noise)
-        self._doubt(scale)
+        data, found = run.bundle.manifest.data, []
+        if data.standardise != "federated":
+            return []
+        for model in assignment.models:
+            held = models.statistics(announcement, model)
+            if held is None and not self._lacks_scale(run):
+                return []
+            if held is None:
+                raise IntegrityError("the fleet's statistics, by which the task standardises, are not in this round")
+            found.append(scale_of_state(held, data, run.plan))
+        return found
+
+    def _use_scale(self, scale: Scale) -> None:
+        """Standardise the samples by the statistics of the fleet or of the device's cluster."""
+        if scale == self._scale or self._shares is None or self._raw is None:
+            return
+        if self._scale is None or scale.doubted != self._scale.doubted:
+            self._doubt(scale)
         self._keep_scale(scale)
-        digest, raw = self._shares
-        self._scale, self._shares = scale, (digest, prepared(raw, scale))
+        self._scale, self._shares = scale, (self._shares[0], prepared(self._raw, scale))
+        assert self._workshop is not None
         self._workshop = partial(self._workshop, shares=self._shares[1])
 
-    def _statistics(self, run: Run) -> Float32Vector:
-        """Return the device's statistics, (d,) float32.
+    def _statistics(self, run: Run, before: Float32Vector) -> Float32Vector:
+        """Return how the device's statistics differ from those ``before``, (d,) float32.
 
         Raises:
             DataError: a feature has no value.
         """
-        manifest, shares = run.bundle.manifest, self._shares
-        assert shares is not None
-        raw = shares[1].train
-        if not self._lacks_scale(run):  # the round is repeated, since its model was lost
-            raw = self._split(self._load_data(manifest), split_seed(self._membership)).train
-        return statistics_of(raw.x, manifest.data, manifest.federated_length)
+        manifest = run.bundle.manifest
+        assert self._raw is not None
+        return statistics_of(self._raw.train.x, manifest.data, manifest.federated_length) - before
 
     def _keep_scale(self, scale: Scale) -> None:
         """Store a run's scale, and remove those that no finished model needs."""
@@ -234,6 +259,7 @@ class JobFactory:
 
     def shares_of(self, task_digest: bytes) -> DataSplits | None:
         """Return the samples that the current run's jobs have; None if the run has another task, or no scale yet."""
+        self._adopt()
         if self._run is not None and self._lacks_scale(self._run):
             return None
         return None if self._shares is None or self._shares[0] != task_digest else self._shares[1]
@@ -260,10 +286,15 @@ class JobFactory:
             if manifest.data.standardise != "federated":
                 raise UntrustedError("an order for statistics, which the task does not need")
             shop = self._workshop(round=models.context(announcement, assignment), private=private)
-            return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run))
-        if self._lacks_scale(run):
-            self._standardise(run, models.statistics(announcement))
+            before = thetas[assignment.candidates[0]]
+            return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run, before))
+        scales = self._scales_of(run, announcement, assignment, models)
+        for scale in scales[:1]:
+            self._use_scale(scale)
+        self._others = {m: s for m, s in zip(assignment.models, scales, strict=False) if s != self._scale}
         shop = self._workshop(round=models.context(announcement, assignment), private=private, residual=residual)
+        if self._raw is not None:
+            shop = dataclasses.replace(shop, scaled={m: prepared(self._raw, s) for m, s in self._others.items()})
         carry = self._finish if announcement.finished else carry_out
         seen = self._changed()
         if seen is None:
@@ -319,7 +350,10 @@ class JobFactory:
         """
         done = carry_out(shop, announcement, assignment, thetas, cancelled)
         theta = joined(thetas[done.model], shop.private)
-        found = {announcement.run_id: _validation(shop, theta, shop.shares.validation)}
+        if done.model in self._others:
+            self._took = shop.run, self._others[done.model]
+            self._keep_scale(self._others[done.model])
+        found = {announcement.run_id: _validation(shop, theta, shop.samples_for(done.model).validation)}
         store = FinishedModels(self._membership.directory)
         try:
             earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]

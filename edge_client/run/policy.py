@@ -9,7 +9,15 @@ from typing import Final
 
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import SHARED_MODEL, STATISTICS_MODEL, Announcement, Assignment, Phase
+from shoal.protocol.messages import (
+    SHARED_MODEL,
+    STATISTICS_MODEL,
+    STATISTICS_MODELS,
+    Announcement,
+    Assignment,
+    Phase,
+    statistics_model,
+)
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.states import MeanHeader, RoundModels, StateRecipe
 
@@ -178,10 +186,12 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
 
 def _check_statistics(assignment: Assignment, plan: RunPlan) -> None:
     """Check that statistics are asked for where the plan has them, and that no model is trained from them."""
-    if (assignment.phase == Phase.STATISTICS) != (plan.statistics and STATISTICS_MODEL in assignment.models):
+    named = [model for model in assignment.models if model in STATISTICS_MODELS]
+    if (assignment.phase == Phase.STATISTICS) != (plan.statistics and bool(named)):
         raise UntrustedError("an order to mix statistics and models")
     if assignment.phase == Phase.STATISTICS:
-        only = assignment.models == (STATISTICS_MODEL,) and assignment.train
+        last = assignment.candidates[-1]
+        only = assignment.models in ((STATISTICS_MODEL,), (statistics_model(last), last)) and assignment.train
         if not only or assignment.evaluate or assignment.margins or assignment.norm:
             raise UntrustedError("an order for statistics that asks for more")
 

@@ -33,8 +33,15 @@ SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
 STATISTICS_MODEL: Final = limits.MAX_MODELS - 1
 """Id of the model that is the fleet's mean of statistics (`edge_client.learning.statistics`)."""
-FOR_ALL: Final = frozenset({SHARED_MODEL, STATISTICS_MODEL})
+STATISTICS_MODELS: Final = range(STATISTICS_MODEL, limits.MAX_MODELS + limits.MAX_SCALED)
+"""Ids of the models that are means of statistics: the fleet's, then those of clusters (`statistics_model`)."""
+FOR_ALL: Final = frozenset({SHARED_MODEL, *STATISTICS_MODELS})
 """Models that every device needs in each round that offers them."""
+
+
+def statistics_model(model: int) -> int:
+    """Return the id of the model that is the mean of statistics of the devices of ``model``, below `limits.MAX_SCALED`."""
+    return limits.MAX_MODELS + model
 
 
 class Phase(IntEnum):
@@ -44,7 +51,8 @@ class Phase(IntEnum):
     uploads the first one's update, and reports margins of the models before and after. PRETRAIN trains by the plan's ``pretrain``
     recipe; KEEP reports on the first candidate and stores all of them. PLACE trains
     the only candidate by the ``pretrain`` recipe, uploads no update, and reports which of the models to compare with lies most
-    nearly in the direction of the update. STATISTICS uploads the device's statistics of its features in place of an update.
+    nearly in the direction of the update. STATISTICS uploads how the device's statistics of its features differ from those that
+    the first candidate is, in place of an update, and holds the others.
     """
 
     TRAIN = 1
@@ -55,6 +63,10 @@ class Phase(IntEnum):
     PLACE = 8
     ADAPT = 9
     STATISTICS = 10
+
+
+_FIRST_ALONE: Final = (Phase.KEEP, Phase.TRIAL, Phase.ADAPT, Phase.STATISTICS)
+"""Phases in which a device holds the other candidates without a choice among them."""
 
 
 class Share(IntEnum):
@@ -127,7 +139,7 @@ class Assignment:
     @property
     def scored(self) -> tuple[int, ...]:
         """The candidates among which the device chooses: all of them, but the first alone where the others serve another end."""
-        return self.candidates[:1] if self.phase in (Phase.KEEP, Phase.TRIAL, Phase.ADAPT) else self.candidates
+        return self.candidates[:1] if self.phase in _FIRST_ALONE else self.candidates
 
     @property
     def models(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from shoal.protocol.states import checkpoint_number
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
 
-_PART_LABELS: Final = checkpoint_number(limits.MAX_MODELS) + 1
+_PART_LABELS: Final = checkpoint_number(limits.MAX_MODELS + limits.MAX_SCALED) + 1
 """Number of the first topic label of a part of a mean, after those of whole means and of checkpoints."""
 
 

@@ -36,8 +36,8 @@ MAX_OPEN_STATES: Final = 2 * limits.MAX_MODELS
 """Most states that a step leaves open, or that a device holds: two of each model."""
 SPARE_CHECKPOINTS: Final = 2
 """Most further checkpoints of each model in the final round, by other devices: the owner tries them all."""
-_SHARED_PLACE: Final = limits.MAX_MODELS
-"""Place of the segment that all models share, after those of the models."""
+_SHARED_PLACE: Final = limits.MAX_MODELS + limits.MAX_SCALED
+"""Place of the segment that all models share, after those of the models and of their statistics."""
 
 
 @message(40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -9,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client.learning.standardisation import standardised
+from edge_client.storage.scales import Scale
 from shoal.errors import DataError
 
 
@@ -30,6 +33,12 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def scaled(self, scale: Scale | None) -> Shard:
+        """Return the samples in the units of a scale; the shard itself without one, or if it is empty."""
+        if scale is None or not len(self):
+            return self
+        return Shard(standardised(np.asarray(self.x, np.float32), scale), self.y)
 
     @classmethod
     def none(cls) -> Self:
@@ -93,6 +102,14 @@ class Population:
             None if self.groups is None else some(self.groups),
             names=some(self.names),
         )
+
+    def scaled(self, scales: Sequence[Scale | None]) -> Population:
+        """Return the population with each device's shares in the units of its scale; probes as they are."""
+        train, validation, test = (
+            tuple(shard.scaled(scale) for shard, scale in zip(shards, scales, strict=True))
+            for shards in (self.train, self.validation, self.test)
+        )
+        return dataclasses.replace(self, train=train, validation=validation, test=test)
 
     @property
     def samples(self) -> NDArray[np.int64]:

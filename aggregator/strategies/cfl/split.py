@@ -15,7 +15,7 @@ from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipa
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import ClientUpdate
-from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.cfl.state import CflSettings, Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,6 @@ class Norms:
 
     mean: float
     largest: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A candidate split.
-
-    Attributes:
-        sides: the updates of either half, in order of device id.
-        figures: its measures for the events, see `describe`.
-    """
-
-    sides: tuple[tuple[ClientUpdate, ...], tuple[ClientUpdate, ...]]
-    figures: Mapping[str, Any]
 
 
 def settled(settings: CflSettings, norms: Norms, early_norm: float) -> bool:
@@ -83,13 +70,48 @@ def find_cuts(
             found[cut.right] = cut
     lengths = np.array([c.norm for c in rows])
     return tuple(
-        Cut(
-            (tuple(rows[i] for i in cut.left), tuple(rows[i] for i in cut.right)),
-            describe(similarity, lengths, (cut.left, cut.right), cut.cross_max, norms),
-        )
+        _cut(rows, similarity, lengths, cut, norms)
         for cut in found.values()
         if is_safe_split(cut.cross_max, settings.gamma_max)
     )
+
+
+def statistics_cut(rows: Sequence[ClientUpdate], least_side: int, backend: Backend | None) -> Cut | None:
+    """Return the split that statistics of features show; None unless one side is a group of its own.
+
+    That is, each cosine within it is above each across, of the differences from the mean of all. Of three groups the other two
+    are one side, so no more is asked of that.
+
+    Args:
+        rows: statistics of a cluster's devices, masked, each with a vector (d,).
+        least_side: fewest devices of a side.
+        backend: computes the products.
+    """
+    if len(rows) < 2 * least_side:
+        return None
+    lengths = np.array([c.norm for c in rows])
+    products = cosine_matrix([c.row for c in rows], backend=backend) * np.outer(lengths, lengths)
+    centred = products - products.mean(0) - products.mean(0)[:, None] + products.mean()
+    lengths = np.sqrt(np.maximum(np.diagonal(centred), np.finfo(np.float32).tiny))
+    similarity = centred / np.outer(lengths, lengths)
+    for linkage in LINKAGES:
+        found = balanced_bipartition(similarity, linkage, least_side)
+        if found is not None:
+            cut = _cut(rows, similarity, lengths, found, Norms(0.0, float(lengths.max())))
+            if any(least is not None and least > found.cross_max for least in cut.figures["intra_min"]):
+                return cut
+    return None
+
+
+def _cut(
+    rows: Sequence[ClientUpdate],
+    similarity: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+    found: Bipartition,
+    norms: Norms,
+) -> Cut:
+    left, right = (tuple(rows[i].device for i in side) for side in (found.left, found.right))
+    return Cut((left, right), describe(similarity, lengths, (found.left, found.right), found.cross_max, norms))
 
 
 def describe(

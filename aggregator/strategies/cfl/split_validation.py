@@ -29,6 +29,8 @@ from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel,
 from shoal.protocol.messages import Assignment, Phase, Share
 
 WEAK_P_VALUE: Final = 0.1
+SCALED_TIMES: Final = 3
+"""How much longer halves train on trial that have statistics of their own: their models learn another scale first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Trial:
         waited: rounds in which a half could not be averaged, or not enough devices scored.
         firsts: the halves' models after the first trial round.
         extended: how often it was extended, since the evidence was near.
+        scaled: whether the halves have statistics of their own. The control trains by itself then, before the halves.
     """
 
     cluster: int
@@ -63,6 +66,11 @@ class Trial:
     waited: int = 0
     firsts: tuple[ClusterModel, ...] = ()
     extended: int = 0
+    scaled: bool = False
+
+    def length(self, trial_rounds: int) -> int:
+        """Return the rounds that the halves train before devices compare: `CflSettings.trial_rounds`, or more in a new scale."""
+        return trial_rounds * (SCALED_TIMES if self.scaled else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +91,10 @@ class Verdict:
 def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
     """Return the next assignment of a half's devices: train its model for ``trial_rounds``, then compare it with the control.
 
-    A prolonged trial begins with the control's own training.
+    A prolonged trial, and one with statistics of the halves, begin with the control's own training.
     """
     candidates = (half.model, trial.cluster) if trial.trained >= 0 else (trial.cluster, half.model)
-    if trial.trained < trial_rounds:
+    if trial.trained < trial.length(trial_rounds):
         return train_assignment(candidates, evaluate=False, phase=Phase.TRIAL)
     return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 

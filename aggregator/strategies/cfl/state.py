@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, require
@@ -172,6 +172,19 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A candidate split.
+
+    Attributes:
+        sides: the devices of either half, in order.
+        figures: its measures for the events, see `split.describe`.
+    """
+
+    sides: tuple[tuple[str, ...], tuple[str, ...]]
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class CflState:
     """All clusters, the trials under way, and the tree.
 
@@ -181,6 +194,8 @@ class CflState:
         asked: cluster -> the last round in which it had its turn to train.
         early_norm: largest update norm of the first rounds.
         next_id: the next model id.
+        cuts: cluster or half -> a candidate split that statistics show, until it is tried.
+        kept: clusters whose devices lost by statistics of their own: they keep those of the cluster above.
     """
 
     clusters: Mapping[int, Cluster]
@@ -191,6 +206,8 @@ class CflState:
     asked: Mapping[int, int] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
+    cuts: Mapping[int, Cut] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
 
 
 Step = tuple[CflState, tuple[Event, ...]]

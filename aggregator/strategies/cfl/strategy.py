@@ -39,8 +39,9 @@ from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.split import Cut, Norms, find_cuts, has_gap, settled
+from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, settled, statistics_cut
 from aggregator.strategies.cfl.split_validation import (
+    SCALED_TIMES,
     Half,
     Trial,
     combined_p_value,
@@ -50,11 +51,11 @@ from aggregator.strategies.cfl.split_validation import (
     refusal,
     trial_assignment,
 )
-from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
+from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Cut, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.protocol.messages import STATISTICS_MODEL, Assignment, Phase, Share
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
@@ -62,6 +63,8 @@ NEAR: Final = 10
 """A refused candidate whose combined p-value is below so many times the limit is tried again after half of the cool-down."""
 MAX_EXTENSIONS: Final = 6
 """How often the trial of a cut with a separation gap goes on: the control trains as many rounds as the halves, then these do."""
+MOST_LOST: Final = 0.1
+"""Devices lose by statistics of their own if it is more than this share of the other side's gain by theirs."""
 ABSENT: Final = (
     f"in more than {MAX_WAITS} rounds too few of one half's devices answered: it is tried again when they do"
 )
@@ -180,7 +183,7 @@ class Cfl:
             return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
         # After the last round of a trial all of its devices score, and some may not have trained.
-        last = [t for t in state.trials.values() if t.trained + 1 >= self.settings.trial_rounds]
+        last = [t for t in state.trials.values() if t.trained + 1 >= t.length(self.settings.trial_rounds)]
         nodes |= {model for t in last for model in (t.left.model, t.right.model, t.cluster)}
         others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
         return frozenset(nodes | state.clusters.keys() if others else nodes)
@@ -242,6 +245,15 @@ class Cfl:
             trace = (Event(round_, "norms", figures),)
         if self._is_quiet(cluster, round_) or round_ + self._trial_length > self.run.recipe.rounds:
             return state, trace
+        shown = state.cuts.get(cluster.id)
+        if shown is not None:
+            state = dataclasses.replace(state, cuts={k: cut for k, cut in state.cuts.items() if k != cluster.id})
+            left, right = (tuple(d for d in side if d in cluster.members) for side in shown.sides)
+            needed = 2 * SCALED_TIMES * self.settings.trial_rounds + 2
+            if min(len(left), len(right)) >= self.least_side and round_ + needed <= self.run.recipe.rounds:
+                cut = dataclasses.replace(shown, sides=(left, right))
+                state, events = self._open_trial(state, cluster, cut, round_, scaled=True)
+                return state, (*trace, *events)
         cuts: tuple[Cut, ...] = ()
         if settled(self.settings, norms, state.early_norm):
             cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
@@ -252,31 +264,36 @@ class Cfl:
                 state = dataclasses.replace(state, clusters={**state.clusters, moved.id: moved})
             return state, trace
         cut = cuts[cluster.refused % len(cuts)]
-        step = self._open_trial if self.settings.validate else self._split_at_once
-        state, events = step(state, cluster, cut, round_)
+        if self.settings.validate:
+            state, events = self._open_trial(state, cluster, cut, round_)
+        else:
+            state, events = self._split_at_once(state, cluster, cut, given, round_)
         return state, (*trace, *events)
 
-    def _split_at_once(self, state: CflState, before: Cluster, cut: Cut, round_: int) -> Step:
+    def _split_at_once(
+        self, state: CflState, before: Cluster, cut: Cut, given: list[ClientUpdate], round_: int
+    ) -> Step:
         """Alg. 5 alone: both children start at the parent's old model plus their own side's mean."""
         parent = state.clusters[before.id]
         halves = []
         for i, side in enumerate(cut.sides):
             slot = parent.slot
             if len(side) >= self.run.recipe.min_contributors:
-                mean = self.average(list(side), self.run.recipe.weighting, self.run.recipe.weight_cap)
+                mine = [c for c in given if c.device in side]
+                mean = self.average(mine, self.run.recipe.weighting, self.run.recipe.weight_cap)
                 slot = before.slot.moved(mean, len(side), round_)
-            halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
+            halves.append(Half(state.next_id + i, side, slot))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
         moved = all(half.slot is not parent.slot for half in halves)
         edges = (before.slot, *(half.slot for half in halves)) if moved else ()
         return self._split(state, parent, (halves[0], halves[1]), edges, cut.figures, round_)
 
-    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, round_: int) -> Step:
+    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, round_: int, *, scaled: bool = False) -> Step:
         parent = state.clusters[before.id]
-        left, right = (
-            Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
-        )
-        trial = Trial(parent.id, left, right, parent.slot, cut.figures)
+        left, right = (Half(state.next_id + i, side, parent.slot) for i, side in enumerate(cut.sides))
+        trial = Trial(parent.id, left, right, parent.slot, cut.figures, scaled=scaled)
+        if scaled:
+            trial = dataclasses.replace(trial, trained=-trial.length(self.settings.trial_rounds))
         detail = {"cluster": parent.id, "sizes": [len(left.members), len(right.members)], **cut.figures}
         state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
         return state, (Event(round_, "trial-opened", detail),)
@@ -290,7 +307,7 @@ class Cfl:
                 return self._end_trial(state, trial, {"reason": ABSENT}, round_)
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         state, trial = self._moved_on(state, trial, mine, round_)
-        if trial.trained <= self.settings.trial_rounds:
+        if trial.trained <= trial.length(self.settings.trial_rounds):
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         untrained, verdicts = (judge_both([[c.margins[i] for c in m] for m in mine]) for i in (0, 1))
         # Only margins with labels in balance prove a group of few devices that happen to agree: label skew is no group.
@@ -306,19 +323,42 @@ class Cfl:
             "untrained_p": [v.p_value for v in untrained],
         }
         tried = state.clusters[trial.cluster].refused + trial.extended
-        if not (self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)):
+        convinced = self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)
+        single = [[v] for v in verdicts] if trial.scaled else []
+        gap = has_gap(trial.figures)
+        # The statistics have shown two groups, without a look at any loss: it is enough that neither loses.
+        convinced |= trial.scaled and gap and all(v.margin > 0 for v in verdicts)
+        if not (convinced or any(self.settings.convinces(one, tried) for one in single)):
             has_time = trial.extended < MAX_EXTENSIONS or round_ == self.run.recipe.rounds
-            if has_gap(trial.figures) and goes_on(verdicts) and has_time:
-                trial = dataclasses.replace(trial, trained=-1 - self.settings.trial_rounds, extended=trial.extended + 1)
+            weak = any(map(goes_on, single)) or (gap and goes_on(verdicts))
+            if weak and has_time:
+                again = -1 - trial.length(self.settings.trial_rounds)
+                trial = dataclasses.replace(trial, trained=again, extended=trial.extended + 1)
                 return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), apart
             why = refusal(verdicts, alone, self.settings.prefer, self.settings.margin)
             state, ended = self._end_trial(state, trial, {**detail, "reason": why}, round_)
             return state, (*apart, *ended)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
-        parent = dataclasses.replace(state.clusters[trial.cluster], slot=trial.before)
+        control = state.clusters[trial.cluster]
+        parent = dataclasses.replace(control, slot=trial.before)
+        left, right = trial.left, trial.right
+        if trial.scaled:
+            # Devices that lose by their statistics, of which one may be false, go on as before.
+            bound = -MOST_LOST * max(v.margin for v in verdicts)
+            renamed = {h.model: state.next_id + i for i, h in enumerate((left, right)) if verdicts[i].margin < bound}
+            left, right = (
+                dataclasses.replace(h, model=renamed[h.model], slot=control.slot) if h.model in renamed else h
+                for h in (left, right)
+            )
+            state = dataclasses.replace(
+                state,
+                cuts={renamed.get(model, model): cut for model, cut in state.cuts.items()},
+                kept=state.kept.union(renamed.values()),
+                next_id=state.next_id + 2,
+            )
         state = dataclasses.replace(state, trials=trials)
-        edges = (trial.before, *trial.firsts)
-        state, ended = self._split(state, parent, (trial.left, trial.right), edges, detail, round_)
+        edges = (trial.before, *trial.firsts) if trial.firsts else ()
+        state, ended = self._split(state, parent, (left, right), edges, detail, round_)
         return state, (*apart, *ended)
 
     def _moved_on(
@@ -326,14 +366,15 @@ class Cfl:
     ) -> tuple[CflState, Trial]:
         """Move each half by the mean of its own updates, and the control by the mean of all.
 
-        A prolonged trial moves them in turn, since updates that halves have long gone their own way with would spoil the control.
+        A prolonged or scaled trial moves them in turn: updates that halves have long gone their own way with, or that were made
+        in another scale, would spoil the control.
         """
 
         def moved(slot: ClusterModel, given: list[ClientUpdate]) -> ClusterModel:
             mean = self.average(given, self.run.recipe.weighting, self.run.recipe.weight_cap)
             return slot.moved(mean, len(given), round_)
 
-        if not trial.extended or trial.trained < 0:
+        if trial.trained < 0 or not (trial.extended or trial.scaled):
             parent = state.clusters[trial.cluster]
             control = dataclasses.replace(parent, slot=moved(parent.slot, in_order(c for side in mine for c in side)))
             state = dataclasses.replace(state, clusters={**state.clusters, parent.id: control})
@@ -342,8 +383,33 @@ class Cfl:
                 dataclasses.replace(half, slot=moved(half.slot, given))
                 for half, given in zip((trial.left, trial.right), mine, strict=True)
             )
-            trial = dataclasses.replace(trial, left=left, right=right, firsts=trial.firsts or (left.slot, right.slot))
+            # Directions in different scales can't be compared.
+            firsts = () if trial.scaled else trial.firsts or (left.slot, right.slot)
+            trial = dataclasses.replace(trial, left=left, right=right, firsts=firsts)
         return state, dataclasses.replace(trial, trained=trial.trained + 1)
+
+    def scaling(self, state: CflState) -> dict[int, tuple[int, tuple[str, ...]]]:
+        """Return clusters and halves on trial, each in the scale of the cluster above until it has statistics of its own.
+
+        With ``path`` devices keep models of several clusters for the same samples, so all stay in the fleet's scale.
+        """
+        if self.settings.path:
+            return {}
+        above = cfl_tree.parents(state.tree)
+        halves = ((t, h) for t in state.trials.values() for h in (t.left, t.right))
+        found = {h.model: (t.cluster, h.members if t.scaled else ()) for t, h in halves}
+        for c in state.clusters.values():
+            if c.id in above:
+                found[c.id] = (above[c.id], () if c.id in state.kept else c.members)
+        return found
+
+    def rescaled(self, state: CflState, given: Mapping[int, list[ClientUpdate]]) -> CflState:
+        """Return the state with the splits that the statistics of a cluster, a half or the fleet show."""
+        cuts = dict(state.cuts)
+        for model, rows in given.items() if self.settings.validate else ():
+            cut = statistics_cut(rows, self.least_side, self.backend)
+            cuts |= {} if cut is None else {ROOT if model == STATISTICS_MODEL else model: cut}
+        return dataclasses.replace(state, cuts=cuts)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
         """Go on with the control, which has trained as the parent would have, and begin its cool-down."""

@@ -310,6 +310,16 @@ class FedGroup:
             return {}
         return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **self._directions(state)}
 
+    def scaling(self, state: FedGroupState) -> dict[int, tuple[int, tuple[str, ...]]]:
+        """Return the groups and their devices; none if models are added up, which would be in unlike scales. See `Scaling`."""
+        if self._adds:
+            return {}
+        return {j: (j, tuple(d for d, at in state.clusters.items() if at == j)) for j in range(len(state.slots))}
+
+    def rescaled(self, state: FedGroupState, _given: Mapping[int, list[ClientUpdate]]) -> FedGroupState:
+        """Groups stay as they are."""
+        return state
+
     def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
         """Return the state without devices that are not ``active``."""
         return dataclasses.replace(

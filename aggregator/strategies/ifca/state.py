@@ -81,6 +81,7 @@ class IfcaState:
         retired: places of models that devices are not offered any more.
         asked: place of a model -> the last round in which its devices had their turn (`drawing.drawn_in_turn`).
         search: the search for groups while ``k`` is ``auto`` and none are found.
+        kept_until: the last round in which devices keep their models, since these learn the scale of statistics of their own.
     """
 
     devices: tuple[str, ...]
@@ -101,6 +102,7 @@ class IfcaState:
     retired: frozenset[int] = frozenset()
     asked: Mapping[int, int] = field(default_factory=dict)
     search: SearchState | None = None
+    kept_until: int = 0
 
     def settle(self) -> IfcaState:
         """Return the state in which the run continues with the best finished start."""

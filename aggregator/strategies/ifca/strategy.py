@@ -17,6 +17,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,9 @@ from aggregator.strategies.settings import AUTO
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.types import Float32Vector
+
+STEADY_ROUNDS: Final = 3
+"""Rounds in a row in which no device has chosen another model, after which clusters get statistics of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +116,16 @@ class Ifca:
         chosen, asked = drawn_in_turn(self.run, round_, available, state.choice, state.asked)
         state = dataclasses.replace(state, asked=asked)
         assignments = dict.fromkeys(chosen, train_assignment(tuple(models), evaluate=evaluate))
+        known: frozenset[str] = frozenset()
         if state.settled and state.broadcast.narrow(s.stable_rounds, s.probe_every):
-            for device in assignments.keys() & state.broadcast.confirmed:
-                assignments[device] = train_assignment((state.first + state.choice[device],), evaluate=evaluate)
+            known = state.broadcast.confirmed
+        if round_ <= state.kept_until:
+            known = frozenset(state.choice)
+        for device in assignments.keys() & known:
+            assignments[device] = train_assignment((state.first + state.choice[device],), evaluate=evaluate)
         # Devices that follow their own model alone need the others for the next full broadcast.
         probes = state.settled and state.broadcast.probes_next(s.stable_rounds, s.probe_every)
-        seal = frozenset(models) if probes else frozenset[int]()
+        seal = frozenset(models) if probes or round_ == state.kept_until else frozenset[int]()
         return self._with(state, available), RoundPlan(round_, models, assignments, shared=state.shared, seal=seal)
 
     def _with(self, state: IfcaState, available: tuple[str, ...]) -> IfcaState:
@@ -163,6 +171,7 @@ class Ifca:
             state = dataclasses.replace(state, search=after)
             return state, Outcome(dict.fromkeys(state.devices, 0), events, capped)
         state = dataclasses.replace(state, slots=found.groups, choice=found.clusters, search=None)
+        state = dataclasses.replace(state, broadcast=Broadcast(stable=STEADY_ROUNDS))
         return state, Outcome({d: state.choice.get(d, 0) for d in state.devices}, events, capped)
 
     def _without_idle(
@@ -226,7 +235,7 @@ class Ifca:
     ) -> tuple[Broadcast, tuple[Event, ...]]:
         """Return the broadcast's state after the round's choices, and an event if it is narrowed or widened."""
         s, before = self.settings, state.broadcast
-        if not (state.settled and s.stable_rounds):
+        if not state.settled:
             return before, ()
         asked = {d for d, a in plan.assignments.items() if len(a.candidates) == len(state.offered)}
         chosen = {d: j for d, j in choice.items() if d in asked}
@@ -283,6 +292,17 @@ class Ifca:
         ended = state.best_shared
         shared = ended if ended is not None and ended.offset is not None else state.shared
         return models if shared is None else {**models, SHARED_MODEL: shared}
+
+    def scaling(self, state: IfcaState) -> dict[int, tuple[int, tuple[str, ...]]]:
+        """Return the models and the devices that chose them, once choices are steady; see `Scaling`."""
+        if state.search is not None or self.sharing or state.broadcast.stable < STEADY_ROUNDS:
+            return {}
+        return {m: (m, tuple(d for d, j in state.choice.items() if m == state.first + j)) for m in state.offered}
+
+    def rescaled(self, state: IfcaState, given: Mapping[int, list[ClientUpdate]]) -> IfcaState:
+        """Return the state in which devices keep their models as long again as these have trained in the scale before."""
+        rounds = [c.round for m, rows in given.items() if m in state.offered for c in rows[:1]]
+        return dataclasses.replace(state, kept_until=max([state.kept_until, *(2 * round_ for round_ in rounds)]))
 
     def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
         """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""

@@ -123,7 +123,7 @@ def get(
     """
     from edge_client.learning.statistics import scale_doubt
     from shoal.owner.models.connection import read_models
-    from shoal.owner.models.files import LIST_FILE, check_folder, fleet_scale, write_models
+    from shoal.owner.models.files import LIST_FILE, check_folder, scale_of, write_models
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
@@ -137,7 +137,7 @@ def get(
         note(f"warning: {doubt}")
     for model, reason in sorted(found.missing.items()):
         note(f"warning: model {model} is missing: {reason}")
-    if doubt := scale_doubt(fleet_scale(found)):
+    for doubt in sorted({scale_doubt(scale_of(found, model.model)) for model in found.models} - {""}):
         note(f"warning: {doubt}")
     if private := written["private_coordinates"]:
         names = ", ".join(p["name"] for p in written["parameters"] if p["segment"] == "private")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from edge_client.export import export
-from edge_client.learning.statistics import scale_from
+from edge_client.learning.statistics import scale_of_state
 from edge_client.models.states import ModelState
 from edge_client.models.store import CERTIFICATE_LENGTH_BYTES, StateFile
 from edge_client.run.held_models import assembled
@@ -118,9 +118,8 @@ def write_models(run: FinishedRun, owner: Path, folder: Path, *, force: bool = F
         (folder / LIST_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise write_failed(folder / LIST_FILE, error) from error
-    scale = fleet_scale(run)
-    models = [_write(run, model, folder, scale) for model in run.models]
-    document = _document(run, models, scale)
+    models = [_write(run, model, folder) for model in run.models]
+    document = _document(run, models)
     named = {model[kind]["file"] for model in models for kind in ("onnx", "state")}
     for name in {name for name in before if not name.startswith(".")} - named - {LIST_FILE}:
         (folder / name).unlink(missing_ok=True)
@@ -251,20 +250,21 @@ def _ours(folder: Path) -> tuple[str, ...]:
         return ()  # `check_output` reports all but a missing folder
 
 
-def fleet_scale(run: FinishedRun) -> Scale | None:
-    """Return the scale by which all devices of a run standardised their samples; None if they have none in common.
+def scale_of(run: FinishedRun, model: int) -> Scale | None:
+    """Return the scale by which a model's devices standardised their samples; None if they have none in common.
 
     Raises:
-        IntegrityError: the fleet's statistics are not finite.
+        IntegrityError: its statistics are not finite.
     """
     data = run.bundle.manifest.data
-    if data.standardise != "federated" or run.statistics is None:
+    if data.standardise != "federated" or model not in run.statistics:
         return None
-    return scale_from(run.statistics, data, run.plan.run_id, run.plan.recipe.norm_noise)
+    return scale_of_state(run.statistics[model], data, run.plan)
 
 
-def _write(run: FinishedRun, model: FinalModel, folder: Path, scale: Scale | None) -> dict[str, Any]:
+def _write(run: FinishedRun, model: FinalModel, folder: Path) -> dict[str, Any]:
     """Write the two files of a model, and return its entry in models.json."""
+    scale = scale_of(run, model.model)
     onnx, state = folder / f"model-{model.model}.onnx", folder / f"model-{model.model}.npz"
     export(run.bundle, model.theta, onnx, scale)
     write_atomic(state, npz_bytes(state_dict(run.bundle.manifest, model.theta)))
@@ -276,6 +276,8 @@ def _write(run: FinishedRun, model: FinalModel, folder: Path, scale: Scale | Non
         "parents": list(model.parents),
         "devices": None if model.devices is None else list(model.devices),
         "contributors": model.contributors,
+        "means": None if scale is None else list(scale.means),
+        "deviations": None if scale is None else list(scale.deviations),
     }
 
 
@@ -295,7 +297,7 @@ def _certified(state: OpenedState) -> dict[str, Any]:
     }
 
 
-def _document(run: FinishedRun, models: list[dict[str, Any]], scale: Scale | None) -> dict[str, Any]:
+def _document(run: FinishedRun, models: list[dict[str, Any]]) -> dict[str, Any]:
     plan, manifest = run.plan, run.bundle.manifest
     return {
         "format": FORMAT,
@@ -315,8 +317,6 @@ def _document(run: FinishedRun, models: list[dict[str, Any]], scale: Scale | Non
             "features": list(manifest.data.features),
             "labels": list(manifest.data.labels),
             "standardise": manifest.data.standardise,
-            "means": None if scale is None else list(scale.means),
-            "deviations": None if scale is None else list(scale.deviations),
         },
         "complete": not run.missing,
         "models": models,

@@ -17,7 +17,7 @@ from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, 
 from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.private_values import initial_values, joined
 from edge_client.models.store import Transcript
-from edge_client.run.held_models import assembled, check_segments, length_of
+from edge_client.run.held_models import assembled, check_segments, length_of, statistics_of
 from edge_client.run.history import certifying
 from edge_client.run.package import task_of
 from edge_client.run.policy import check_announcement
@@ -28,7 +28,7 @@ from shoal.membership.statements import check_certificate
 from shoal.protocol import channels
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import decode
-from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODEL, Announcement, Phase
+from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODELS, Announcement, Phase
 from shoal.protocol.states import SPARE_CHECKPOINTS, CheckpointRef, StateCertificate, spare_number
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class FinishedRun:
         models: ascending by id.
         shared: with weight sharing, the state of the segment that all models share.
         missing: model -> reason, for the offered models that can't be had.
-        statistics: (d,) float32, the fleet's mean of statistics, if the task standardises by it and it can be had; else None.
+        statistics: model -> the mean of statistics that its devices standardise by, if the task does so and it can be had.
     """
 
     plan: RunPlan
@@ -113,12 +113,7 @@ class FinishedRun:
     models: tuple[FinalModel, ...]
     shared: OpenedState | None
     missing: Mapping[int, str]
-    statistics: Float32Vector | None = field(default=None, repr=False)
-
-
-def _theta_of(at: StateId | None, opened: Mapping[StateId, OpenedState]) -> Float32Vector | None:
-    """Return the vector of a state; None if there is no such state among the opened ones."""
-    return None if at is None or at not in opened else opened[at].state.theta
+    statistics: Mapping[int, ModelState] = field(default_factory=dict, repr=False)
 
 
 def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster, version: VersionSecrets) -> memoryview:
@@ -323,7 +318,7 @@ class FinalRound:
         wanted, held = self.wanted(), self.held
         missing: dict[int, str] = {}
         for offer in held.offers:
-            if offer.at not in opened and offer.model != STATISTICS_MODEL:
+            if offer.at not in opened and offer.model not in STATISTICS_MODELS:
                 lacking = "no device has sealed it, or too few have certified it"
                 if offer.at in wanted:
                     lacking = reasons.get(offer.at, "its checkpoint has not arrived")
@@ -347,7 +342,11 @@ class FinalRound:
             models=tuple(self._model(model, opened, roster, initial_values(bundle)) for model in ids),
             shared=None if shared is None else opened[shared],
             missing=missing,
-            statistics=_theta_of(held.state_of(STATISTICS_MODEL), opened),
+            statistics={
+                model: opened[at].state
+                for model in ids
+                if (at := statistics_of(held, model)) is not None and at in opened
+            },
         )
 
     def _task(self, opened: Mapping[StateId, OpenedState]) -> TaskBundle:

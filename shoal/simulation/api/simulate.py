@@ -26,7 +26,13 @@ from shoal.protocol.recipe import DEFAULTS, Choices, Recipe, knobs
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
 from shoal.simulation.api.result import Result, Round
-from shoal.simulation.api.standardisation import scaled_targets, scales_of, standardised_population, target_scale
+from shoal.simulation.api.standardisation import (
+    declaration,
+    scaled_targets,
+    scales_of,
+    standardised_population,
+    target_scale,
+)
 from shoal.simulation.api.writers import HistoryWriter
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
@@ -118,19 +124,23 @@ def simulate(
         raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")
     own_part = source.private_start(private)
     options = fleet_options(fleet, local=local_training(source.local, _text(local or {}, "local")))
-    population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
-    scales = scales_of(population, standardise, fleet.weight_cap)
-    population = standardised_population(population, scales)
+    raw = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
     scale, square = (0.0, 1.0), 1.0
     if target is not None and source.kind != "regression":
         raise UsageError(f"a {source.kind} task has no range of targets", hint="leave target out")
     if target is not None or (source.kind == "regression" and source.loss is None):
-        scale = target_scale(population, target)
-        population, square = scaled_targets(population, scale), scale[1] ** 2 if source.loss is None else 1.0
+        scale = target_scale(raw, target)
+        raw, square = scaled_targets(raw, scale), scale[1] ** 2 if source.loss is None else 1.0
+    scales = scales_of(raw, standardise, fleet.weight_cap)
+    population = standardised_population(raw, scales)
     first = population.train[0]
     network = network_of(source, first.x[:SAMPLES_TRIED], first.y[:SAMPLES_TRIED])
     if source.kind != "regression":
         check_labels(population, classes_of(source, first.x[:1]))
+    exact = fleet.precision_up == fleet.precision_down == "float32"
+    length = network.length if own_part is None else len(own_part.federated(network.length))
+    declared = declaration(raw, standardise if exact else "off", length)
+    population = population if declared is None else raw
     if is_dense(network):
         population = _flattened(population)
     plan = engine.sim_plan(name, fleet.values, network, options, own, own_part)
@@ -155,7 +165,9 @@ def simulate(
         backend=NumpyBackend(),
         strategy=own,
         private=own_part,
+        declared=declared,
     )
+    scales = tuple(own or given for own, given in zip(result.scales, scales, strict=True)) if declared else scales
     accuracy, loss = _figures(result.final, population, source.kind, square)
     clusters = result.taken()
     return Result(

@@ -1,8 +1,8 @@
 """Standardisation of simulated devices' samples, by the functions that devices use.
 
-The statistics of ``federated`` are averaged here in the clear, before the run: there is no round of statistics, no mask and so
-no rounding by one, and no robust rule. The bounds, which a task declares, are the smallest and largest value of each
-feature on any device.
+With ``federated`` the run has rounds of statistics as a fleet's, of all devices and of clusters (`declaration`). Where no fleet
+could have them, the statistics of all are averaged here in the clear, before the run. The bounds, which a task declares, are the
+smallest and largest value of each feature on any device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aggregator.numerics.averaging import capped_weights, weighted_mean
 from edge_client.learning.standardisation import local_scale, scale_of, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scale
+from shoal import limits
 from shoal.errors import UsageError
 from shoal.simulation.data import Population, Shard
 from shoal.task.data_declaration import MAX_NAMES, STANDARDISE, DataDeclaration
@@ -55,6 +56,20 @@ def scales_of(population: Population, standardise: str, weight_cap: float) -> tu
     vectors = [statistics_of(shard.x, data, statistics_length(width)) for shard in population.train]
     weights = capped_weights(population.samples.astype(np.float64), weight_cap)
     return (scale_from(weighted_mean(vectors, weights), data, _NO_RUN),) * len(population)
+
+
+def declaration(population: Population, standardise: str, length: int) -> DataDeclaration | None:
+    """Return the bounds of the samples if devices can send statistics of them; None if ``standardise`` asks for none.
+
+    Args:
+        population: the devices' samples in their own units, float32.
+        standardise: as for `scales_of`.
+        length: coordinates of an update.
+    """
+    width = int(np.prod(population.train[0].x.shape[1:], dtype=np.int64))
+    if standardise != "federated" or statistics_length(width) > min(length, limits.MAX_STATISTICS):
+        return None
+    return _declared(population.train, width)
 
 
 def _declared(shards: Sequence[Shard], width: int) -> DataDeclaration:
@@ -108,17 +123,7 @@ def scaled_targets(population: Population, scale: tuple[float, float]) -> Popula
 
 def standardised_population(population: Population, scales: Sequence[Scale]) -> Population:
     """Return a population with each device's shares in the units of its scale; the population itself without scales."""
-    if not scales:
-        return population
-
-    def scaled(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-        return tuple(
-            Shard(in_scale(shard.x, scale), shard.y) if len(shard) else shard
-            for shard, scale in zip(shards, scales, strict=True)
-        )
-
-    train, validation, test = map(scaled, (population.train, population.validation, population.test))
-    return dataclasses.replace(population, train=train, validation=validation, test=test)
+    return population.scaled(scales) if scales else population
 
 
 def in_scale(x: NDArray[Any], scale: Scale) -> NDArray[np.float32]:

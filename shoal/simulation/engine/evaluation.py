@@ -78,6 +78,8 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     tested = np.empty(len(places), np.int64)
     for row in np.unique(chosen):
         mine = np.flatnonzero(chosen == row)
+        workforce.use_scale(final, ids[int(row)])
+        shelf = workforce.shelf(Share.TEST)
         found = workforce.score_together(models[int(row) : int(row) + 1], shelf, places[mine])
         losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
     names = tuple(population.names[int(p)] for p in places)
@@ -102,8 +104,8 @@ def assigned(
     # Devices with the same choice are scored together, by one matrix product.
     for (candidates, share), rows in undecided.items():
         options = np.array([row_of[c] for c in candidates])
-        mine, shelf = places[rows], workforce.samples_of(share, places[rows])
-        losses = workforce.score_together(models[torch.from_numpy(options).to(models.device)], shelf, mine).losses
+        rows_of = models[torch.from_numpy(options).to(models.device)]
+        losses = workforce.losses(final, candidates, rows_of, share, places[rows])
         chosen[rows] = options[scoring.choose(losses)]
     return chosen
 

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import torch
@@ -19,9 +19,12 @@ from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.robust import RobustMean
 from aggregator.strategies.settings import StrategySettings
+from aggregator.strategies.statistics import Standardised
+from edge_client.storage.scales import Scale
 from shoal import limits
 from shoal.errors import ConfigError
-from shoal.protocol.documents import RunPlan, SegmentSpec
+from shoal.protocol.documents import STATISTICS_SETTING, RunPlan, SegmentSpec
+from shoal.protocol.messages import Phase
 from shoal.protocol.precision.lengths import norm_room
 from shoal.protocol.recipe import as_settings
 from shoal.simulation.data import Population
@@ -34,6 +37,7 @@ from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
+from shoal.task.data_declaration import DataDeclaration
 from shoal.types import Float32Vector
 from shoal.version import WIRE
 
@@ -60,6 +64,7 @@ class SimResult:
         assignment: each device's cluster at the end.
         final: the last evaluation; None if there are no test samples.
         thetas: model id -> clear (d,), float32, of the models at the end of the run, without private coordinates.
+        scales: of a run with statistics, the scale of each device's model; None for a device whose fleet has none.
     """
 
     history: tuple[SimRound, ...]
@@ -73,6 +78,8 @@ class SimResult:
     strategy: Strategy = field(repr=False)
     state: Any = field(repr=False)
     workforce: Workforce = field(repr=False)
+    scales: tuple[Scale | None, ...] = ()
+    _taken: NDArray[np.int64] | None = field(default=None, repr=False)
 
     @property
     def cpu_seconds_per_round(self) -> float:
@@ -91,12 +98,22 @@ class SimResult:
 
     def taken(self) -> NDArray[np.int64]:
         """Return the id of the model that each device takes in the final round, shape (devices,)."""
+        if self._taken is not None:
+            return self._taken
         final = self.final_plan()
         ids = sorted(final.models)
         models = torch.from_numpy(np.stack([self.thetas[model] for model in ids]))
         places = np.arange(len(self.workforce.population))
         taken: NDArray[np.int64] = np.array(ids, np.int64)[assigned(self.workforce, final, models, ids, places)]
         return taken
+
+    def settled(self) -> Self:
+        """Return the result of a run with statistics, in which each device's samples are in the scale of the model it takes."""
+        taken, final, workforce = self.taken(), self.final_plan(), self.workforce
+        scales = tuple(workforce.scale_of(final, int(model)) for model in taken)
+        workforce.declared = None
+        workforce.use_data(workforce.population.scaled(scales))
+        return dataclasses.replace(self, scales=scales, _taken=taken)
 
 
 Progress = Callable[[SimRound], None]
@@ -112,6 +129,7 @@ def sim_plan(
     options: SimOptions,
     strategy: type[Strategy] | None = None,
     private: PrivateStart | None = None,
+    declared: DataDeclaration | None = None,
 ) -> RunPlan:
     """Return an unsigned run plan for the simulator.
 
@@ -122,6 +140,7 @@ def sim_plan(
         options: all other options.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`.
         private: the network's private coordinates, which the plan does not have.
+        declared: the data's bounds, if the run is to have rounds of statistics.
 
     Raises:
         ConfigError: the strategy refuses the settings.
@@ -132,6 +151,7 @@ def sim_plan(
     )
     federated = network.length - (0 if private is None else len(private.places))
     segments = options.segments or (("cluster", federated),)
+    statistics = {} if declared is None else {STATISTICS_SETTING: "on"}
     plan = RunPlan(
         wire=WIRE,
         fleet=FLEET,
@@ -142,11 +162,11 @@ def sim_plan(
         recipe=dataclasses.replace(
             options.recipe,
             algorithm=algorithm,
-            settings=as_settings(settings),
+            settings=as_settings({**settings, **statistics}),
             rounds=options.recipe.rounds + parsed.discarded_rounds,
             evaluate_every=0,
         ),
-        origins=parsed.origins,
+        origins=parsed.origins + len(statistics),
         max_models=limits.MAX_MODELS,
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
         capabilities=parsed.capabilities,
@@ -170,6 +190,7 @@ def simulate(
     backend: Backend | None = None,
     strategy: type[Strategy] | None = None,
     private: PrivateStart | None = None,
+    declared: DataDeclaration | None = None,
 ) -> SimResult:
     """Run ``algorithm`` on all devices of ``population``.
 
@@ -187,6 +208,8 @@ def simulate(
         backend: computes similarities; numpy if None.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
         private: the network's private coordinates; None if all are federated.
+        declared: the data's bounds, if devices standardise their samples by statistics, as real ones do in a task that says so:
+            the fleet's, in a round before all others, and those of clusters. None takes the samples as they are.
 
     Raises:
         ConfigError: the strategy refuses the settings, a round has too few devices for a mean, too few rounds count (see
@@ -203,11 +226,12 @@ def simulate(
     if private is not None and (population.probes or options.checkpoint is not None):
         raise ConfigError("private values belong to devices: they are not tested on probes, nor stored in a checkpoint")
     ranks = current_ranks()
-    if ranks.world > 1 and (private is not None or rounded):
+    if ranks.world > 1 and (private is not None or rounded or declared is not None):
         raise ConfigError(
-            "several ranks share no private values and no residuals of rounded updates", hint="take one process"
+            "several ranks share no private values, no residuals of rounded updates and no statistics",
+            hint="take one process",
         )
-    run = sim_plan(algorithm, settings, network, options, strategy, private)
+    run = sim_plan(algorithm, settings, network, options, strategy, private, declared)
     present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
     if 0 < present < run.recipe.min_contributors:
         raise ConfigError(
@@ -221,8 +245,10 @@ def simulate(
             hint="choose robust off and float32, or leave deferred at None",
         )
     if start is None:
-        start = origins(network, run.origins, run.seed)
+        start = origins(network, run.without_statistics.origins, run.seed)
         start = start if private is None else start[:, private.federated(network.length)]
+    if declared is not None:
+        start = np.concatenate((start, np.zeros_like(start[:1])))
     name = checkpoint.fingerprint(run, start, options.arrivals)
     workforce = Workforce(
         population,
@@ -237,12 +263,15 @@ def simulate(
         reads="updates" if single or strategy is not None else None,
         watched=watch is not None or current_watch() is not None,
         private=private,
+        declared=declared,
     )
     if ranks.world > 1:
         ranks.agree("options, origins or data", name.encode(), checkpoint.data_digest(population).encode())
         backend = ByCoordinates(backend or NumpyBackend(), ranks)
     average = RobustMean(run, backend, workforce.average)
-    made = build_strategy(strategy or find_strategy(algorithm), run, backend, average)
+    made = build_strategy(strategy or find_strategy(algorithm), run.without_statistics, backend, average)
+    if declared is not None:
+        made = cast(Strategy, Standardised(made, run, average))
     simulation = _Simulation(
         strategy=made,
         workforce=workforce,
@@ -254,7 +283,8 @@ def simulate(
         name=name,
     )
     with limited_threads(options.threads):
-        return simulation.run()
+        result = simulation.run()
+        return result if declared is None else result.settled()
 
 
 class _Simulation:
@@ -462,7 +492,7 @@ class _Simulation:
         seconds: float,
         refused: Mapping[str, float],
     ) -> None:
-        accepted = [c for c in given if c.device not in refused]
+        accepted = [c for c in given if c.device not in refused and c.phase is not Phase.STATISTICS]
         loss = mean_loss(accepted, self.workforce.run)
         norms = [c.norm for c in given if c.norm > 0]
         entry = SimRound(

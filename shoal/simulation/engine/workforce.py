@@ -22,12 +22,15 @@ from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
+from aggregator.strategies.statistics import STATISTICS_ASSIGNMENT
 from crypto.mask.masking import mask
 from edge_client.learning.nearest import nearest_direction
+from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins, trial_margins
+from edge_client.storage.scales import Scale
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.protocol.messages import FOR_ALL, STATISTICS_MODEL, Assignment, Phase, Share, statistics_model
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
 from shoal.simulation.engine.exchange import exchange
@@ -39,6 +42,7 @@ from shoal.simulation.trainers.blocks import Block, DivergedError, Shelf, Traine
 from shoal.simulation.trainers.dual import Dual, Scored
 from shoal.simulation.trainers.networks import Network
 from shoal.simulation.trainers.registry import make_trainer
+from shoal.task.data_declaration import DataDeclaration
 from shoal.types import Float32Vector
 
 ROWS_BYTES: Final = 64 << 20
@@ -83,6 +87,8 @@ class Workforce:
         reads: the parts of updates that the strategy reads; None asks its settings.
         watched: whether others look at the rounds, so that single updates should be stored if there is room for them.
         private: the network's private coordinates; None if all are federated. Each update is stored then.
+        declared: the data's bounds, if each model takes samples in the scale of its devices' statistics; None if all take them
+            as they are.
 
     Attributes:
         private: the devices' private values; None if all coordinates are federated.
@@ -104,6 +110,7 @@ class Workforce:
         reads: Reads | None = None,
         watched: bool = False,
         private: PrivateStart | None = None,
+        declared: DataDeclaration | None = None,
     ) -> None:
         federated = network.length - (0 if private is None else len(private.places))
         if origins.shape != (run.origins, federated) or run.length != federated:
@@ -123,29 +130,62 @@ class Workforce:
         self._round: _Round | None = None
         self.diverged: set[str] = set()
         self._sound: set[str] = set()
+        self.declared = declared
         self.use_data(population)
 
     def use_data(self, population: Population) -> None:
         """Train and test on ``population`` from now on: the same devices, whose data may have changed."""
         self.population = population
         self.place_of = {name: i for i, name in enumerate(population.names)}
-        self._shelves: dict[Share, Shelf] = {}
+        self._scale: Scale | None = None
+        self._shelves: dict[Scale | None, dict[Share, Shelf]] = {}
+        self._trainers: dict[Scale | None, Trainer] = {}
         self._probes: Shelf | None = None
-        self.trainer = self.trainer_on(self.shelf(Share.TRAIN))
         self.samples = np.minimum(population.samples, self.run.recipe.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
 
     def shelf(self, share: Share | int) -> Shelf:
-        """Return one share of all devices' data."""
-        share = Share(share)
-        if share not in self._shelves:
+        """Return one share of all devices' data, in the scale that is in use."""
+        share, shelves = Share(share), self._shelves.setdefault(self._scale, {})
+        if share not in shelves:
             shards = {
                 Share.TRAIN: self.population.train,
                 Share.VALIDATION: self.population.validation,
                 Share.TEST: self.population.test,
             }[share]
-            self._shelves[share] = Shelf(shards, self.device)
-        return self._shelves[share]
+            shelves[share] = Shelf([shard.scaled(self._scale) for shard in shards], self.device)
+        return shelves[share]
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer for the devices' training samples in the scale that is in use."""
+        if self._scale not in self._trainers:
+            self._trainers[self._scale] = self.trainer_on(self.shelf(Share.TRAIN))
+        return self._trainers[self._scale]
+
+    def scale_of(self, plan: RoundPlan, model: int) -> Scale | None:
+        """Return the scale in which a model of ``plan`` takes samples; None if it takes them as they are."""
+        if self.declared is None:
+            return None
+        own = statistics_model(model) in plan.models
+        mean = self.theta(plan, statistics_model(model) if own else STATISTICS_MODEL)
+        return scale_from(mean, self.declared, self.run.run_id, of_cluster=own) if mean.any() else None
+
+    def use_scale(self, plan: RoundPlan, model: int) -> None:
+        """Train and score in the scale of a model of ``plan`` from now on."""
+        self._scale = self.scale_of(plan, model)
+
+    def losses(
+        self, plan: RoundPlan, ids: Sequence[int], models: Tensor, share: Share | int, places: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the losses of models (k, d) of ``plan``, each in its scale, on a share of the devices at ``places``: (c, k)."""
+        if self.declared is None:
+            return self.score_together(models, self.samples_of(share, places), places).losses
+        found = []
+        for at, model in enumerate(ids):
+            self.use_scale(plan, model)
+            found.append(self.score(models[at : at + 1], share, places).losses)
+        return np.concatenate(found, axis=1)
 
     def trainer_on(self, shelf: Shelf) -> Trainer:
         """Return a trainer for the samples of ``shelf``. It keeps kernels of the shelf's devices, so each shelf needs its own."""
@@ -196,6 +236,10 @@ class Workforce:
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
+        if self.declared is not None:
+            used = {self.scale_of(plan, model) for model in ids if model not in FOR_ALL}
+            self._shelves = {scale: found for scale, found in self._shelves.items() if scale in used}
+            self._trainers = {scale: found for scale, found in self._trainers.items() if scale in used}
         self.diverged = set()
         given: list[ClientUpdate] = []
         summed: list[ClientUpdate] = []
@@ -273,16 +317,18 @@ class Workforce:
         """Group devices with equal orders; orders with a single candidate may differ in that candidate."""
         assert self._round is not None
         row_of = self._round.row_of
-        members: dict[Assignment, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        members: dict[tuple[Assignment, Scale | None], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        scales = {model: self.scale_of(self._round.plan, model) for model in row_of if model not in FOR_ALL}
         for name in sorted(plan.assignments):
             assignment = plan.assignments[name]
             alone = len(assignment.scored) == 1
             # Devices that train one model each can share a block even if their models differ.
             mixed = alone and assignment.phase is not Phase.ADAPT
             key = dataclasses.replace(assignment, candidates=(0,)) if mixed else assignment
-            members[key].append((self.place_of[name], assignment.scored))
+            scale = scales.get(assignment.scored[0]) if alone else None
+            members[key, scale].append((self.place_of[name], assignment.scored))
         groups: list[Group] = []
-        for assignment, work in members.items():
+        for (assignment, _), work in members.items():
             ids = np.array([place for place, _ in work], np.int64)
             alone = len(assignment.scored) == 1
             rows = [[row_of[c] for c in candidates] for _, candidates in (work if alone else work[:1])]
@@ -290,7 +336,13 @@ class Workforce:
         return groups
 
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
+        assert self._round is not None
         assignment, places, candidates = group
+        if assignment.phase is Phase.STATISTICS:
+            return self._statistics(places, [ids[row] for row in candidates[:, 0]])
+        if candidates.shape[1] > 1 and self.declared is not None:
+            return self._carry_out_best(group, ids, deferred)
+        self.use_scale(self._round.plan, ids[int(candidates[0, 0])])
         sizes = self.shelf(Share.TRAIN if assignment.trains else assignment.share).sizes[places]
         shares = self.ranks.parts(sizes)
         mine = places[shares[self.ranks.rank]]
@@ -310,6 +362,43 @@ class Workforce:
             raise DivergedError(np.array(lost))
         given = [update for updates in found for update in updates]
         return given if self.ranks.world == 1 else self._exchanged(group, shares, given, deferred)
+
+    def _statistics(self, places: NDArray[np.int64], models: Sequence[int]) -> list[ClientUpdate]:
+        """Return uploads of how the statistics of the devices at ``places`` (c,) differ from those of ``models``."""
+        assert self._round is not None
+        assert self.declared is not None
+        found = []
+        for place, model in zip(places.tolist(), models, strict=True):
+            own = statistics_of(self.population.train[place].x, self.declared, self.run.length)
+            row = self._sent(own - self.theta(self._round.plan, model), STATISTICS_ASSIGNMENT, place, model)
+            update = self._upload(STATISTICS_ASSIGNMENT, place, model)
+            found.append(dataclasses.replace(update, vector=row, norm=norm_of(row)))
+        return found
+
+    def _carry_out_best(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
+        """Carry out an order with candidates in scales of their own: first choose, then do the rest with the best one."""
+        assert self._round is not None
+        assignment, places, candidates = group
+        options = [ids[row] for row in candidates[0].tolist()]
+        rows = self._round.models[torch.from_numpy(candidates[0]).to(self.device)]
+        losses = self.losses(self._round.plan, options, rows, assignment.share, places)
+        best, given = scoring.choose(losses), []
+        for at in np.unique(best):
+            mine = np.flatnonzero(best == at)
+            order = dataclasses.replace(assignment, candidates=(options[at],), margins=False)
+            given += self._carry_out_group(
+                (order, places[mine], candidates[:1, at : at + 1].repeat(len(mine), 0)), ids, deferred
+            )
+        squared = self.network.kind == "regression"
+        lines = {self.population.names[place]: line for place, line in zip(places.tolist(), losses, strict=True)}
+        return [
+            dataclasses.replace(
+                update,
+                loss=round(float(lines[update.device].min()), LOSS_DECIMALS),
+                margins=reported_margins(lines[update.device], squared=squared) if assignment.margins else (),
+            )
+            for update in given
+        ]
 
     def _exchanged(
         self, group: Group, shares: Sequence[NDArray[np.int64]], given: Sequence[ClientUpdate], deferred: bool
@@ -416,15 +505,10 @@ class Workforce:
                 nearest = find(trained, start, assignment.compare, ids)
             self._keep_private(assignment, part, trained)
         return [
-            ClientUpdate(
-                round=self._round.plan.round,
-                phase=assignment.phase,
-                device=self.population.names[int(place)],
-                model=ids[int(start[i])],
-                samples=int(self.samples[place]),
+            dataclasses.replace(
+                self._upload(assignment, int(place), ids[int(start[i])]),
                 # Rounded as a device rounds it, or strategies would see finer figures here than in a fleet.
                 loss=round(float(reported[i]), LOSS_DECIMALS),
-                key_id=self.models.key_id,
                 margins=margins[i],
                 correct=int(correct[i]),
                 tested=int(tested[i]),
@@ -436,25 +520,41 @@ class Workforce:
             for i, place in enumerate(part)
         ]
 
+    def _upload(self, assignment: Assignment, place: int, model: int) -> ClientUpdate:
+        """Return the upload of the device at ``place`` without its figures and its update."""
+        assert self._round is not None
+        return ClientUpdate(
+            round=self._round.plan.round,
+            phase=assignment.phase,
+            device=self.population.names[place],
+            model=model,
+            samples=int(self.samples[place]),
+            loss=0.0,
+            key_id=self.models.key_id,
+        )
+
     def _adapted_margins(
         self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
     ) -> list[tuple[float, ...]]:
         """Return, for each device of a block, how much worse the other candidates are than the first: see `trial_margins`."""
         assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
-        thetas = [self._trained(models[torch.from_numpy(start).to(self.device)], trained)]
-        for other in assignment.candidates[1:]:
-            again = self._train(assignment, block, np.full(len(start), row_of[other], np.int64))
-            thetas.append(self._trained(models[row_of[other]].expand(len(start), -1), again))
-        shelf, found = self.shelf(assignment.share), []
-        for i, place in enumerate(block.ids):
-            one = np.array([place])
-            own = torch.stack([theta[i] for theta in thetas])
-            given = self._whole(models[[int(start[i]), *(row_of[c] for c in assignment.candidates[1:])]], one)
-            before = scoring.sample_losses(self.network, given, shelf, one)
-            after = scoring.score(self.network, own, shelf, one).losses[0]
-            found.append(trial_margins(list(before), after, shelf.joined(one)[1].cpu().numpy()))
-        return found
+        ids = [list(row_of)[int(start[0])], *assignment.candidates[1:]]
+        rows = [start, *(np.full(len(start), row_of[other], np.int64) for other in ids[1:])]
+        before: list[list[NDArray[np.float64]]] = [[] for _ in block.ids]
+        after: list[list[float]] = [[] for _ in block.ids]
+        for at, (model, row) in enumerate(zip(ids, rows, strict=True)):
+            self.use_scale(self._round.plan, model)
+            given = models[torch.from_numpy(row).to(self.device)]
+            again = trained if at == 0 else self._train(assignment, self.shelf(Share.TRAIN).block(block.ids), row)
+            thetas, shelf = self._trained(given, again), self.shelf(assignment.share)
+            for i, place in enumerate(block.ids):
+                one = np.array([place])
+                before[i] += list(scoring.sample_losses(self.network, self._whole(given[i : i + 1], one), shelf, one))
+                after[i].append(float(scoring.score(self.network, thetas[i : i + 1], shelf, one).losses[0, 0]))
+        self.use_scale(self._round.plan, ids[0])
+        labels = [self.shelf(assignment.share).joined(np.array([place]))[1].cpu().numpy() for place in block.ids]
+        return [trial_margins(*figures) for figures in zip(before, map(np.array, after), labels, strict=True)]
 
     def _whole(self, models: Tensor, place: NDArray[np.int64]) -> Tensor:
         """Return models (k, d) with the private values of the device at ``place`` (1,), which it has trained last."""
@@ -574,6 +674,7 @@ class Workforce:
     def _sum_again(self, current: _Round, key: tuple[int, int], chosen: Sequence[ClientUpdate]) -> _Sum:
         """Train some devices of this round once more, for a mean over other devices than those that were summed."""
         phase, model = key
+        self.use_scale(current.plan, model)
         places = np.array(sorted(self.place_of[c.device] for c in chosen), np.int64)
         assignment = next(o for o in current.plan.assignments.values() if o.phase == phase and o.train)
         kept = current.sums

@@ -69,8 +69,8 @@ def fleet_with(tmp_path, monkeypatch, devices, liar, lie, **changes):
     """A fleet of narrow features, a tenth of half their range, in which one device falsifies its vector before the mask."""
     honest = JobFactory._statistics
 
-    def false(factory, run):
-        vector = honest(factory, run)
+    def false(factory, *given):
+        vector = honest(factory, *given)
         if factory._membership.name == liar:
             lie(vector)
         return vector

@@ -193,7 +193,8 @@ def test_the_fleets_scale_is_in_the_files_and_its_statistics_are_no_model(tmp_pa
         scale = Scales(fleet.stage.device_dir(names(4)[0])).load(fleet.plan.run_id)
     assert (list(thetas), document["complete"], document["missing"]) == ([0], True, [])
     assert document["data"]["standardise"] == "federated"
-    assert (document["data"]["means"], document["data"]["deviations"]) == (list(scale.means), list(scale.deviations))
+    (model,) = document["models"]
+    assert (model["means"], model["deviations"]) == (list(scale.means), list(scale.deviations))
     session = import_onnxruntime().InferenceSession(
         tmp_path / "models" / "model-0.onnx", providers=["CPUExecutionProvider"]
     )

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import DataError
-from shoal.protocol.recipe import DEFAULTS, LocalTraining
-from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Linear, OneHidden
 from shoal_lab.experiments.data import datasets
-from shoal_lab.experiments.wild.fleets import Fleet
+from shoal_lab.experiments.wild.fleets import Fleet, in_units
 from shoal_lab.experiments.wild.scenarios import Scenario
 
 SAMPLES: Final = (180, 60, 200)
@@ -66,11 +65,8 @@ def deal(scenario: Scenario, *, seed: int, data_dir: Path | None) -> Fleet:
     train, validation, test = (tuple(shard(*shares[i]) for shares in rows) for i in range(len(SAMPLES)))
     population = Population(train, validation, test, tuple(group for group, _ in pools))
     inputs = train[0].x.shape[1]
-    return Fleet(
-        population=standardised_population(population, scales_of(population, "federated", DEFAULTS.weight_cap)),
-        network=Linear(inputs, bias=True) if scenario.regression else OneHidden(inputs, UNITS, CLASSES),
-        local=LocalTraining(lr=0.01 if scenario.regression else 0.1),
-    )
+    network = Linear(inputs, bias=True) if scenario.regression else OneHidden(inputs, UNITS, CLASSES)
+    return in_units(population, network, LocalTraining(lr=0.01 if scenario.regression else 0.1))
 
 
 def _engines(arrays: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> Pools:

@@ -159,6 +159,7 @@ def _train(fleet: Fleet, chosen: Recipe, participation: float, rounds: int, opti
         sim_options,
         told,
         watch=watch,
+        declared=fleet.declared,
     )
     taken, final = done.taken(), done.final_plan()
     still = sum(done.all_rounds - final.models[int(model)].version >= STILL_ROUNDS for model in taken)
@@ -181,7 +182,7 @@ def _true_groups(fleet: Fleet, chosen: Recipe, participation: float, rounds: int
     parts: list[_Part] = []
     for group in sorted(set(data.groups)):
         places = np.flatnonzero(groups == group)
-        part = Fleet(population=data.of(places), network=fleet.network, local=fleet.local)
+        part = dataclasses.replace(fleet, population=data.of(places), later=None)
         present = max(1, round(participation * len(places)))
         own = dataclasses.replace(chosen, min_contributors=min(chosen.min_contributors, present))
         length = rounds if fleet.later is None else max(1, rounds - rounds // 2)

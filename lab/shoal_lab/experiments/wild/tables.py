@@ -9,11 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.protocol.recipe import DEFAULTS, LocalTraining
-from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Linear, Network, Softmax
-from shoal_lab.experiments.wild.fleets import Fleet
+from shoal_lab.experiments.wild.fleets import Fleet, in_units
 from shoal_lab.experiments.wild.scenarios import Scenario
 
 DRAWN_ROWS: Final = 260
@@ -94,7 +93,7 @@ def deal(scenario: Scenario, *, seed: int) -> Fleet:
     train, validation, test = map(tuple, shares)
     population = Population(train, validation, test, tuple(groups.tolist()))
     if scenario.shift == "scaled":
-        population = standardised_population(population, scales_of(population, "federated", DEFAULTS.weight_cap))
+        return in_units(population, network, LocalTraining(lr=lr))
     return Fleet(population=population, network=network, local=LocalTraining(lr=lr))
 
 

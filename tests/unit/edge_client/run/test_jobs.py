@@ -15,6 +15,7 @@ from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
 from edge_client.learning.watching import watch_of
+from edge_client.models.states import ModelState
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
@@ -22,7 +23,8 @@ from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
 from shoal.errors import DataError, IntegrityError, UntrustedError
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import STATISTICS_MODEL, Phase
+from shoal.protocol.messages import STATISTICS_MODEL, Phase, statistics_model
+from shoal.protocol.states import StateId
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
 from shoal.util.files import private_directory
@@ -326,10 +328,18 @@ ASKED = dataclasses.replace(TRAINING, phase=Phase.STATISTICS, candidates=(STATIS
 
 
 class Offering(Models):
-    """Models of a round that offers the fleet's mean of statistics, or does not."""
+    """Models of a round that offers the fleet's mean of statistics, or does not, and perhaps those of single models."""
 
-    def __init__(self, mean=None):
-        self.statistics = lambda _announced: mean
+    def __init__(self, mean=None, own=None):
+        means = {STATISTICS_MODEL: mean} | {statistics_model(model): value for model, value in (own or {}).items()}
+
+        def statistics(_announced, model):
+            of = statistics_model(model) if statistics_model(model) in means else STATISTICS_MODEL
+            if means[of] is None:
+                return None
+            return ModelState.of(StateId(of, 1), means[of].copy(), run_id=FINAL_ID, digest_key=bytes(32))
+
+        self.statistics = statistics
 
 
 @pytest.fixture
@@ -348,8 +358,9 @@ def raw_share(place):
 def test_statistics_are_those_of_the_training_share(bounded, monkeypatch):
     monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
     bounded.factory.follow(bounded.run())
-    vector = bounded.factory.job(announcement(), ASKED, {}, Offering())(lambda: False)
-    np.testing.assert_array_equal(vector, statistics_of(raw_share(bounded), BOUNDS, 15))
+    before = {STATISTICS_MODEL: np.full(15, 0.25, np.float32)}
+    vector = bounded.factory.job(announcement(), ASKED, before, Offering())(lambda: False)
+    np.testing.assert_array_equal(vector, statistics_of(raw_share(bounded), BOUNDS, 15) - 0.25)
     assert bounded.factory.shares_of(bounded.bundle.digest) is None
 
 
@@ -368,7 +379,27 @@ def test_the_fleets_mean_becomes_the_scale_of_the_run(bounded, monkeypatch):
     np.testing.assert_array_equal(shares(again).train.x, shares(bounded).train.x)
     # The round is repeated if its model is lost: the samples in their own units are read again.
     monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
-    np.testing.assert_array_equal(again.factory.job(announcement(), ASKED, {}, Offering())(lambda: False), mean)
+    zero = {STATISTICS_MODEL: np.zeros(15, np.float32)}
+    np.testing.assert_array_equal(again.factory.job(announcement(), ASKED, zero, Offering())(lambda: False), mean)
+
+
+def test_each_model_has_its_own_scale(bounded, monkeypatch):
+    fleet = statistics_of(raw_share(bounded), BOUNDS, 15)
+    cluster = fleet.copy()
+    cluster[:4] -= np.float32(0.001)
+    offered = Offering(fleet, {5: cluster})
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop))
+    order = dataclasses.replace(TRAINING, candidates=(0, 5))
+    bounded.factory.follow(bounded.run())
+    bounded.factory.job(announcement(round=2), order, {}, offered)(lambda: False)
+    for model, mean in ((0, fleet), (5, cluster)):
+        scale = scale_from(mean, BOUNDS, FINAL_ID, of_cluster=model == 5)
+        np.testing.assert_array_equal(seen[0].samples_for(model).train.x, standardised(raw_share(bounded), scale))
+    # A device that moves to another cluster takes that one's scale.
+    bounded.factory.job(announcement(round=3), dataclasses.replace(order, candidates=(5,)), {}, offered)
+    assert Scales(bounded.member.directory).load(FINAL_ID) == scale
+    np.testing.assert_array_equal(shares(bounded).train.x, standardised(raw_share(bounded), scale))
 
 
 def test_nothing_is_trained_before_the_statistics_are_there(bounded):

@@ -143,7 +143,7 @@ def test_a_member_comes_back_as_one():
 def test_a_device_chooses_among_the_first_candidate_alone_where_the_others_serve_another_end():
     order = dataclasses.replace(ORDER, candidates=(2, 1))
     chosen = {phase: dataclasses.replace(order, phase=phase).scored for phase in Phase}
-    alone = {Phase.TRIAL, Phase.ADAPT, Phase.KEEP}
+    alone = {Phase.TRIAL, Phase.ADAPT, Phase.KEEP, Phase.STATISTICS}
     assert chosen == {phase: (2,) if phase in alone else (2, 1) for phase in Phase}
 
 

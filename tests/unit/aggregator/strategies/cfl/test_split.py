@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.numerics.gap import overlap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.cfl.split import Norms, describe, find_cuts, has_gap, noise, settled
+from aggregator.strategies.cfl.split import Norms, describe, find_cuts, has_gap, noise, settled, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
@@ -194,3 +194,29 @@ def test_a_permutation_of_the_coordinates_changes_no_split(settings):
 )
 def test_a_cut_has_a_gap_if_each_cosine_within_is_above_each_across(cross, within, gap):
     assert has_gap({"cross_max": cross, "intra_min": within}) is gap
+
+
+def statistics_of_groups(groups, each=4, spread=0.02, seed=0):
+    """Return vectors about the same long vector, in which each of so many groups has its own small difference."""
+    rng = np.random.default_rng(seed)
+    common, own = rng.uniform(-1, 1, 40), rng.standard_normal((groups, 40)) / 4
+    rows = [
+        (f"dev-{g}{i}", common + own[g] + spread * rng.standard_normal(40)) for g in range(groups) for i in range(each)
+    ]
+    return [contribution(name, values) for name, values in rows]
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_statistics_show_a_group(groups):
+    cut = statistics_cut(statistics_of_groups(groups, each=5), 3, None)
+    sides = [{device[4] for device in side} for side in cut.sides]
+    assert sorted(map(len, sides)) == sorted([1, groups - 1])
+    assert not sides[0] & sides[1]
+    assert set(cut.figures) == FIGURES
+
+
+def test_one_group_shows_no_cut():
+    assert statistics_cut(statistics_of_groups(1, each=12), 3, None) is None
+    assert statistics_cut(statistics_of_groups(2, each=4), 5, None) is None
+    equal = [contribution(f"dev-{i}", np.ones(9)) for i in range(6)]
+    assert statistics_cut(equal, 3, None) is None

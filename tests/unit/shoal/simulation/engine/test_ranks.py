@@ -138,7 +138,7 @@ def test_a_block_of_a_single_process_within_ranks(monkeypatch):
 def test_rounded_updates_need_a_single_process():
     token = ranks._RANKS.set(Ranks(0, 2))
     try:
-        with pytest.raises(ConfigError, match="several ranks share no private values and no residuals"):
+        with pytest.raises(ConfigError, match="several ranks share no private values, no residuals"):
             simulate("fedavg", {}, population(), NETWORK, sim_options(rounds=1, local=FULL, precision_up="int8"))
     finally:
         ranks._RANKS.reset(token)
