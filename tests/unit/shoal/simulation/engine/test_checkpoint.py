@@ -39,7 +39,9 @@ def population(seed=3):
 
 
 def run(algorithm, rounds, path=None, seen=None, mask="permutation"):
-    options = sim_options(rounds, RECIPE, seed=5, mode=mask, participation=0.8, checkpoint=path, deferred=False)
+    options = sim_options(
+        rounds=rounds, local=RECIPE, seed=5, mode=mask, participation=0.8, checkpoint=path, deferred=False
+    )
     return simulate(algorithm, CASES[algorithm], population(), Softmax(4, 2), options, watch=seen)
 
 
@@ -83,7 +85,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
 def test_a_checkpoint_is_not_taken_up_with_other_data(tmp_path, monkeypatch):
     """The same plan and names: only the samples tell the two apart."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    options = sim_options(3, RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
+    options = sim_options(rounds=3, local=RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
     simulate("fedavg", {}, population(), Softmax(4, 2), options)
     with pytest.raises(IntegrityError, match="another run"):
         simulate("fedavg", {}, population(seed=4), Softmax(4, 2), options)

@@ -78,8 +78,8 @@ def test_the_loss_is_the_mean_over_samples_and_not_over_batches():
 
 def test_an_update_that_overflows_is_refused_although_its_losses_are_finite():
     """The last step's result is in no loss."""
-    x, y = torch.tensor([[1e20]]), torch.tensor([1.0])
-    local = dataclasses.replace(PLAIN, steps=1, lr=1e30)
+    x, y = torch.tensor([[1e33]]), torch.tensor([1.0])
+    local = dataclasses.replace(PLAIN, steps=1, lr=1e6)
     with torch.enable_grad():
         assert np.isnan(train_one(Linear(1), torch.zeros(1), x, y, None, local, 1)[1])
     shelf = Shelf([Shard(x.numpy() * scale, y.numpy()) for scale in (0, 1, 0)])
