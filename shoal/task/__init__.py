@@ -11,7 +11,7 @@
 
 Example: the default recipe of local training, one epoch of mini-batches.
 
-    >>> from shoal.task.manifest import LocalTraining
+    >>> from shoal.protocol.recipe import LocalTraining
     >>> LocalTraining(lr=0.05).batch_size
     10
 """
