@@ -90,7 +90,7 @@ def test_workers_noise_and_uniform_weights_leave_the_fleet_one_scale(tmp_path, s
         fleet.run(LIMIT_S)
         (scale,) = set(scales(fleet).values())
         assert fleet.finished
-        assert (fleet.plan.wire, scale.doubted) == (2, ())
+        assert scale.doubted == ()
         np.testing.assert_allclose(scale.deviations, expected(fleet).deviations, rtol=0.05)
 
 
