@@ -99,29 +99,48 @@ def trial_assignment(trial: Trial, half: Half, trial_rounds: int) -> Assignment:
     return Assignment(Phase.ADAPT, candidates, Share.VALIDATION, train=True, evaluate=False, margins=True)
 
 
-def judge(margins: Sequence[float], across: Sequence[float] = ()) -> Verdict:
+def judge(
+    margins: Sequence[float],
+    across: Sequence[float] = (),
+    *,
+    says: Sequence[float] | None = None,
+    across_says: Sequence[float] | None = None,
+) -> Verdict:
     """Return the verdict of one side from its devices' margins (loss of the other model less that of their own).
 
-    Each device has one vote, whatever its number of samples. One of five or more decides nothing: the devices of the smallest
-    and the largest margin are left out.
+    One device of five or more decides nothing: those of the smallest and the largest margin are left out.
 
     Args:
         margins: of the side's devices.
         across: margins of the other side's devices, from which a side of fewer than five also learns how far margins spread.
+        says: of the side's devices, by which their margins count; one vote each if None.
+        across_says: of the other side's.
     """
     values, others = np.asarray(margins, np.float64), np.asarray(across, np.float64)
     if not len(values):
         return Verdict(0, 0.0, 0.0, 1.0)
-    kept, alone = values[inner(values)], paired_t_p_value(values)
+    side, alone = _Sample.trimmed(values, says), paired_t_p_value(values, says)
     shared = alone
     if 1 < len(values) < FEWEST_TRIMMED and len(others) > 1:
-        shared = min(alone, _Sample.trimmed(values).p_value(_Sample.trimmed(others)))
-    return Verdict(len(values), float((kept > 0).mean()), float(kept.mean()), alone, shared)
+        shared = min(alone, side.p_value(_Sample.trimmed(others, across_says)))
+    prefer = float(np.average(side.kept > 0, weights=side.kept_says))
+    return Verdict(len(values), prefer, side.mean, alone, shared)
 
 
-def judge_both(margins: Sequence[Sequence[float]]) -> list[Verdict]:
-    """Return the verdicts of the two sides of a cut from their devices' margins."""
-    return [judge(own, across) for own, across in zip(margins, margins[::-1], strict=True)]
+def judge_both(sides: Sequence[Sequence[ClientUpdate]], which: int) -> list[Verdict]:
+    """Return the verdicts of the two sides of a cut.
+
+    A device has one vote from the median number of samples of all of them on, and below it the share of the median that it has:
+    the margin of a device with few samples is mostly noise. A false number lowers a device's own say at most.
+
+    Args:
+        sides: the devices' uploads.
+        which: number of the margin among those of a device.
+    """
+    middle = float(np.median([c.samples for side in sides for c in side]))
+    says = [[min(1.0, c.samples / middle) for c in side] for side in sides]
+    margins = [[c.margins[which] for c in side] for side in sides]
+    return [judge(margins[i], margins[1 - i], says=says[i], across_says=says[1 - i]) for i in (0, 1)]
 
 
 def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:
@@ -149,7 +168,7 @@ def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, lar
     return (Event(round_, STANDS_APART, detail),)
 
 
-def paired_t_p_value(differences: NDArray[np.float64]) -> float:
+def paired_t_p_value(differences: NDArray[np.float64], says: Sequence[float] | None = None) -> float:
     """Return P(T >= t) under "mean difference <= 0", for Student's t or Yuen's, whichever is less; 1 for a single difference.
 
     One false difference far below the others hides their gain from Student's t, but not from Yuen's. None far above them makes a
@@ -158,38 +177,66 @@ def paired_t_p_value(differences: NDArray[np.float64]) -> float:
 
     Args:
         differences: shape (n,).
+        says: by which they count; equal if None.
     """
     if len(differences) < 2:
         return 1.0
-    return min(_Sample(differences, differences).p_value(), _Sample.trimmed(differences).p_value())
+    return min(_Sample.of(differences, says).p_value(), _Sample.trimmed(differences, says).p_value())
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The h inner differences of n, ``kept``, and all n winsorised ones, ``whole``: Yuen (1974), or Student if h = n."""
+    """The h inner differences of n, ``kept``, and all n winsorised ones, ``whole``: Yuen (1974), or Student if h = n.
+
+    Both have the says by which they count. With unequal says the variance of their mean is the jackknife's, by which one large
+    difference is no proof either, whatever its say.
+    """
 
     kept: NDArray[np.float64]
     whole: NDArray[np.float64]
+    kept_says: NDArray[np.float64]
+    says: NDArray[np.float64]
 
     @classmethod
-    def trimmed(cls, values: NDArray[np.float64]) -> _Sample:
-        return cls(values[inner(values)], winsorised(values))
+    def of(cls, values: NDArray[np.float64], says: Sequence[float] | None) -> _Sample:
+        counts = np.ones(len(values)) if says is None else np.asarray(says, np.float64)
+        return cls(values, values, counts, counts)
+
+    @classmethod
+    def trimmed(cls, values: NDArray[np.float64], says: Sequence[float] | None) -> _Sample:
+        counts, kept = cls.of(values, says).says, inner(values)
+        return cls(values[kept], winsorised(values), counts[kept], counts)
+
+    @property
+    def mean(self) -> float:
+        return float(np.average(self.kept, weights=self.kept_says))
 
     @property
     def squares(self) -> float:
-        """The sum of squares about the mean, of which h - 1 are free."""
-        return float(self.whole.var()) * len(self.whole)
+        """The sum of squares about the mean, of which h - 1 are free: of equal says by the mean's variance if they are not."""
+        shares, count = self.says / self.says.sum(), len(self.says)
+        # How far the mean moves without each of them.
+        shifts = shares * (self.whole - shares @ self.whole) / (1.0 - shares)
+        return float(shifts @ shifts) * _votes(self.says) * (count - 1) ** 2 / count
 
     def p_value(self, *others: _Sample) -> float:
-        """Return the p-value of t = m sqrt(h / s), with the mean m of the inner differences and the pooled variance s."""
-        mean, freedom = float(self.kept.mean()), sum(len(one.kept) - 1 for one in (self, *others))
+        """Return the p-value of t = m sqrt(h / s), with the mean m of the inner differences and the pooled variance s.
+
+        With unequal says h is their effective number.
+        """
+        freedom = sum(len(one.kept) - 1 for one in (self, *others))
         spread = math.sqrt(sum(one.squares for one in (self, *others)) / freedom)
         # Rounded differences are equal by chance more often than true ones.
         spread = max(spread, FIGURE_STEP)
         from scipy.special import stdtr  # only splits pay for loading scipy
 
         # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
-        return float(stdtr(freedom, -mean / (spread / math.sqrt(len(self.kept)))))
+        return float(stdtr(freedom, -self.mean / (spread / math.sqrt(_votes(self.kept_says)))))
+
+
+def _votes(says: NDArray[np.float64]) -> float:
+    """Return how many equal votes have the mean of these: n if they are equal (Kish, 1965)."""
+    return float(says.sum()) ** 2 / float(says @ says)
 
 
 def refusal(sides: Sequence[Verdict], apart: Sequence[Sequence[Event]], prefer: float, margin: float) -> str:
@@ -210,7 +257,8 @@ def refusal(sides: Sequence[Verdict], apart: Sequence[Sequence[Event]], prefer: 
                 return f"{contrary}: check its data, or let at least {FEWEST_TRIMMED} devices decide"
     worse = min(sides, key=lambda v: v.prefer)
     if worse.prefer <= prefer:
-        better = f"{worse.prefer:.0%} of one half's {worse.devices} devices do better with its model than with the common one"
+        share = f"{worse.prefer:.0%} of one half's {worse.devices} devices, by their say,"
+        better = f"{share} do better with its model than with the common one"
         return f"{better}, and more than {prefer:.0%} must: another cut would decide, or more training"
     gains = " and ".join(f"{v.margin:.3g}" for v in sides)
     few = [v.devices for v in sides if v.devices < FEWEST_TRIMMED]

@@ -309,7 +309,7 @@ class Cfl:
         state, trial = self._moved_on(state, trial, mine, round_)
         if trial.trained <= trial.length(self.settings.trial_rounds):
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        untrained, verdicts = (judge_both([[c.margins[i] for c in m] for m in mine]) for i in (0, 1))
+        untrained, verdicts = (judge_both(mine, which) for which in (0, 1))
         # Only margins with labels in balance prove a group of few devices that happen to agree: label skew is no group.
         untrained = [dataclasses.replace(v, p_value=v.shared) for v in untrained]
         alone = [contradictions(m, trial.cluster, round_, self.settings.margin) for m in mine]

@@ -264,7 +264,7 @@ def test_unlike_gains_use_both_spreads():
     """Alone they would need gains that are nearly equal, however large these are."""
     three, two = [0.38, 0.42, 0.43], [0.7, 1.16]
     assert judge(two).p_value > 0.07
-    assert [v.shared < 0.03 for v in judge_both([three, two])] == [True, True]
+    assert max(judge(three, two).shared, judge(two, three).shared) < 0.03
     assert judge([0.01, -0.02, 0.4], [0.5, 0.6]).shared > 0.1
     assert judge([-0.2, -0.3], [0.5, 0.6]).shared > 0.9
 
@@ -297,6 +297,49 @@ def test_lesser_p_value_counts_from_five(seed):
     assert paired_t_p_value(values) == pytest.approx(min(yuen, student), rel=1e-10)
 
 
+def side(margins, samples):
+    """Return the uploads of devices that report these margins."""
+    pairs = zip(margins, samples, strict=True)
+    return [contribution(f"dev-{i}", samples=count, margins=(0.0, m)) for i, (m, count) in enumerate(pairs)]
+
+
+def test_few_samples_have_less_say():
+    """The margins of a few samples are noise, in which the gain of the others would drown."""
+    margins, few, many = [0.3, -0.4, 0.05, 0.06, 0.04, 0.07, -0.3, 0.05], 4, 400
+    samples = [few, few, many, many, many, many, few, many]
+    verdict = judge_both([side(margins, samples)] * 2, 1)[0]
+    assert (verdict.p_value < 0.02, judge(margins).p_value > 0.4) == (True, True)
+    assert verdict.prefer > 0.98
+    assert verdict.margin == pytest.approx(0.054, abs=2e-3)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_equal_counts_have_a_vote_each(count):
+    margins = [[0.1, 0.2, 0.05], [0.3, -0.1, 0.2, 0.15, 0.1]]
+    equal = judge_both([side(m, [count] * len(m)) for m in margins], 1)
+    for found, expected in zip(equal, [judge(*margins), judge(*margins[::-1])], strict=True):
+        assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(expected), rel=1e-12)
+
+
+def test_more_samples_have_no_more_say():
+    honest, boasting = [20, 30, 40, 40, 40], [20, 30, 40, 40, 10**9]
+    margins = [0.1, 0.02, -0.2, 0.3, 0.05]
+    found = [judge_both([side(margins, samples)] * 2, 1) for samples in (honest, boasting)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("size", [4, 5, 12])
+def test_noise_gains_nothing_by_says(size):
+    rng = np.random.default_rng(size)
+    samples = np.geomspace(4, 400, size).round()
+    passed = [
+        [judge(m).p_value < 0.1, judge(m, says=np.minimum(1, samples / np.median(samples))).p_value < 0.1]
+        for m in rng.normal(size=(1000, size)) / np.sqrt(samples)
+    ]
+    equal, by_say = np.mean(passed, axis=0)
+    assert by_say < equal + 0.02 < 0.2
+
+
 def test_honest_unlike_gains_pass():
     """Two targets out of five are easy to predict: with both ends left out only one large gain of three would be left."""
     assert paired_t_p_value(np.array([0.09, 0.13, 0.13, 0.58, 0.84])) < 0.05
@@ -321,10 +364,12 @@ def lied(margins, place, lie):
 def test_one_false_margin_of_five(count):
     """Sides that gain by their half's model say so whoever lies, and those that lose by it never do."""
     for seed in range(20, 40):
-        margins = np.random.default_rng(seed).uniform(0.06, 0.12, count)
+        rng = np.random.default_rng(seed)
+        margins, says = rng.uniform(0.06, 0.12, count), rng.uniform(0.3, 1.0, count)
         for place in (0, count // 2, count - 1):
+            says[place] = 1.0
             for lie in LIES:
-                gain, loss = judge(lied(margins, place, lie)), judge(lied(-margins, place, lie))
+                gain, loss = (judge(lied(m, place, lie), says=says) for m in (margins, -margins))
                 assert gain.prefer > 0.75
                 assert gain.p_value < 0.05
                 assert margins.min() * 0.6 < gain.margin < margins.max()
@@ -421,7 +466,7 @@ CONTRARY = Event(4, "stands-apart", {"device": "dev-3", "margin": -5.0, "others"
         (
             (Verdict(9, 0.4, -0.01, 0.6), Verdict(5, 1.0, 0.1, 0.01)),
             ((CONTRARY,), ()),
-            "40% of one half's 9 devices do better",
+            "40% of one half's 9 devices, by their say, do better",
         ),
         (
             (Verdict(3, 1.0, 0.04, 0.2), Verdict(2, 1.0, 0.03, 0.2)),
