@@ -49,20 +49,6 @@ def test_round_without_answers():
     assert outcome.clusters == dict.fromkeys(DEVICES, 0)
 
 
-def test_dump_and_load_give_the_same_state():
-    rounds = Rounds(run_plan(), DEVICES)
-    for moved in (False, True):
-        if moved:
-            rounds.step(answer)
-        before = rounds.state
-        encoded = rounds.reload()
-        assert rounds.state.devices == before.devices
-        assert rounds.state.slot.version == before.slot.version
-        assert encoded.arrays == {}
-    rounds.step(answer)
-    assert rounds.state.slot.version == 2
-
-
 def test_another_mask_key_never_meets_sum():
     with pytest.raises(KeyMismatchError, match="dev-2"):
         of_one_round(

@@ -54,17 +54,6 @@ def test_only_drawn_models_are_named():
     assert len(plan.assignments) == len(plan.models) == 1
 
 
-def test_dump_and_load_give_the_same_state():
-    rounds = Rounds(run_plan("local"), DEVICES)
-    rounds.step(answer, present=("dev-a", "dev-b"))
-    before = rounds.state
-    rounds.reload()
-    assert rounds.state.devices == before.devices
-    assert [s.version for s in rounds.state.slots] == [1, 1, 0]
-    rounds.step(answer)
-    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
-
-
 def test_origin_stays_for_newcomers():
     """The origin stays in use for newcomers though every model has moved."""
     rounds = Rounds(run_plan("local"), DEVICES)

@@ -333,26 +333,6 @@ def test_leaves_that_do_well_stay_apart():
     assert partition(rounds) == TRUTH
 
 
-@pytest.mark.parametrize("after", [24, 25, 26, 45, 46, 47])
-def test_checks_survive_dump_and_load(after):
-    """Put away before, between and after two failed checks: the same merge, models and members."""
-    results = []
-    for reload in (False, True):
-        rounds = cfl(**CHECKED, patience=2)
-        answer = Regretful(rounds)
-        for i in range(60):
-            if reload and i == after:
-                rounds.reload()
-            rounds.step(answer)
-        clusters = {
-            c.id: (c.members, rounds.theta(c.slot).tobytes(), c.quiet_until) for c in rounds.state.clusters.values()
-        }
-        nodes = {n.id: (n.check_at, n.strikes) for n in rounds.state.tree.values()}
-        results.append((clusters, nodes, [(e.round, e.kind) for e in rounds.events]))
-    assert results[0] == results[1]
-    assert "merge" in {kind for _, kind in results[0][2]}
-
-
 @pytest.mark.parametrize(
     "settings", [{"merge_every": -2}, {"merge_every": 1}, {"patience": 0}, {"merge_p_value": 0}, {"max_age": 0}]
 )

@@ -167,20 +167,6 @@ def test_no_length_is_asked_for_without_it():
     assert (asked, silent) == ({True}, {False})
 
 
-def test_lengths_survive_dump_and_load():
-    """Dump and load keep models and lengths."""
-    plain, kept = World(), World()
-    for _ in range(4):
-        kept.rounds.reload()
-        plain.step()
-        kept.step()
-        kept.rounds.reload()
-        assert kept.rounds.state.lengths == plain.rounds.state.lengths
-        assert kept.rounds.state.slots == plain.rounds.state.slots
-        for j in range(2):
-            assert plain.theta(j).tobytes() == kept.theta(j).tobytes()
-
-
 def test_a_negative_rate_is_refused():
     with pytest.raises(ConfigError, match="eta_g"):
         Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)

@@ -383,18 +383,6 @@ def test_unstarted_run_ends_at_the_origin():
     assert plan.models[2] == ClusterModel()
 
 
-def test_dump_and_load_at_every_step():
-    """Dump and load give the same state at every step."""
-    plain, kept = fedgroup(participation=0.5), fedgroup(participation=0.5)
-    for _ in range(5):
-        kept.reload()
-        assert plain.step(placing(plain)) == kept.step(placing(kept))
-        assert kept.reload().arrays == {}
-        assert plain.state.slots == kept.state.slots
-        for a, b in zip(plain.state.slots, kept.state.slots, strict=True):
-            assert plain.theta(a).tobytes() == kept.theta(b).tobytes()
-
-
 def test_discrepancy_is_told_every_round():
     """The discrepancy is told in every round of training."""
     rounds = fedgroup(alpha=6)
