@@ -1,13 +1,19 @@
 """One lab for the whole folder: attacks run against the real masks on scikit-learn's digits, and each result is cached."""
 
+import numpy as np
 import pytest
 from shoal_lab.bench.attacks.lab import make_lab
 from shoal_lab.bench.attacks.registry import ATTACKS
 from shoal_lab.bench.privacy.benchmark import one_thread
 
+RANGES = {"dB": (0, 120), "cosine": (-1, 1), "ARI": (-1, 1), "masks": (0, 10)}
+
 
 class Range:
-    """Runs attacks, each once a mode in all processes of the session."""
+    """Runs attacks, each once a mode in all processes of the session, and checks every result.
+
+    Figures are finite; shares, accuracies and AUCs are in [0, 1], cosines in [-1, 1]; names don't repeat; the attacker is named.
+    """
 
     def __init__(self, lab, once):
         self.lab = lab
@@ -20,7 +26,15 @@ class Range:
         if (attack, mode) not in self._done:
             with one_thread():
                 run = lambda: self._attacks[attack].run(self.lab, mode)  # noqa: E731
-                self._done[attack, mode] = self._once(f"attack {attack} in mode {mode}", run)
+                found = self._done[attack, mode] = self._once(f"attack {attack} in mode {mode}", run)
+            assert len({result.row for result in found}) == len(found)
+            for result in found:
+                low, high = RANGES.get(result.unit, (0, 1))
+                assert np.isfinite([result.success, result.chance]).all(), result.name
+                assert low <= min(result.success, result.chance) <= max(result.success, result.chance) <= high, (
+                    result.name
+                )
+                assert len(result.attacker) > 20
         return self._done[attack, mode]
 
     def results(self, attack, mode):

@@ -69,7 +69,7 @@ class Crowd(FleetPlace):
             self.aggregator_dir,
             backend=select("cpu", work_flops=2.0 * devices**2 * self.plan.length),
         )
-        self.uploads = rehearse(self)
+        self.uploads = rehearse(self, groups=1)
         self._now_s = 0.0
         self._transport.start()
         self._service.start(0.0)

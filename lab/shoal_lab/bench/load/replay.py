@@ -136,8 +136,12 @@ def presences(fleet: FleetPlace) -> Iterator[Item]:
         yield Item(identity.name, bytes(16), seal_to_group(identity, group, head, plain))
 
 
-def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
+def rehearse(fleet: FleetPlace, groups: int = GROUPS) -> Iterator[tuple[int, list[Item]]]:
     """Yield each round's number and sealed uploads, in an order in which the aggregator will ask for them.
+
+    Args:
+        fleet: of the run.
+        groups: hidden groups of devices, each with a target and a choice among the candidates of its own.
 
     Raises:
         IntegrityError: the engine opens no next round though all uploads of a round are there.
@@ -166,7 +170,7 @@ def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
     recipient = aggregator_of(roster)
     cuts = borders(plan.length, len(plan.workers))
     state, actions = engine.begin(roster.active(), roster.keys_since, roster)
-    targets = [target_of(group, plan.length) for group in range(GROUPS)]
+    targets = [target_of(group, plan.length) for group in range(groups)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
     head = NO_TRANSCRIPT
@@ -182,12 +186,14 @@ def rehearse(fleet: FleetPlace) -> Iterator[tuple[int, list[Item]]]:
             assignment = opened.plan.assignments.get(identity.name)
             if assignment is None:
                 continue
-            update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
+            update: Float32Vector = targets[place % groups] * np.float32(STEP * scale_of(place))
             phase, precision = assignment.phase, plan.recipe.precision_up
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
             encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
             body = b"" if encoded is None else encoded.body
-            upload = _upload(fleet, opened, assignment, place, (key.key_id, head), plan.length if encoded else 0)
+            upload = _upload(
+                fleet, opened, assignment, (place, place % groups), (key.key_id, head), plan.length if encoded else 0
+            )
             header, *parts = seal_pieces(identity, plan, recipient, upload, body)
             items.append(Item(identity.name, header.transfer_id, header.payload))
             items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
@@ -218,12 +224,18 @@ def _in_parts(steps: tuple[KeptStep, ...], cuts: Sequence[tuple[int, int]]) -> t
 
 
 def _upload(
-    fleet: FleetPlace, opened: OpenRound, assignment: Assignment, place: int, ids: tuple[bytes, bytes], length: int
+    fleet: FleetPlace,
+    opened: OpenRound,
+    assignment: Assignment,
+    device: tuple[int, int],
+    ids: tuple[bytes, bytes],
+    length: int,
 ) -> Upload:
-    """Return the header of an upload of the device at ``place``; ``ids`` are the mask's and the transcript of the round."""
+    """Return the header of an upload of a ``device``, by place and group; ``ids`` are the mask's and the round's transcript."""
     plan, models, (key_id, head) = fleet.plan, opened.held, ids
     states = models.states.names.values()
-    choice = place % GROUPS % len(assignment.scored)
+    place, group = device
+    choice = group % len(assignment.scored)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
     return Upload(
         fleet=plan.fleet,
